@@ -3,21 +3,18 @@ loss at each.
 
     python benchmarks/direct.py [--sizes 5M 50M] [--steps 20] [--peers PYTHON]
 
-Prompts of 16 to 64 tokens, two responses each, of geometric lengths of mean 128 and at most 1,024 tokens;
-beta 0.1, one step of AdamW on each batch of new pairs, float32, two threads. TRL computes the reference's
-log-probabilities of all pairs beforehand (`precompute_ref_log_probs`); these seconds are reported, and are no
-part of its steps, while ours compute them in each. It has no attention without padding here: its trainer
-switches `padding_free` off. So its best micro-batch, in pairs, is found in one pass, on two first batches.
-Ours is a run of `oat train` with recorded responses: reading, rendering, ledger, reference and update are in
-its steps.
+Prompts have 16 to 64 tokens, and two responses each, of geometric lengths with mean 128 and at most 1,024
+tokens. Settings: beta 0.1, one step of AdamW on each batch of new pairs, float32, two threads. TRL computes
+the reference's log-probabilities of all pairs beforehand (`precompute_ref_log_probs`). These seconds are
+reported and are not part of its steps, while `oat` computes them in each step. TRL has no attention without
+padding here, because its trainer switches `padding_free` off. Its best micro-batch, in pairs, is therefore
+found in one pass, on two first batches. The side of `oat` is a run of `oat train` with recorded responses:
+its steps include reading, rendering, ledger, reference and update.
 
-Both take the same batches in the same order; `same_ids` says whether they were the same token by token, and
-`loss_gap` is the greatest difference between the losses of a step. Memory is the highest peak of a step
-beyond the level after imports, models included. TRL is measured in a process that tried nothing. Sides take
-turns, step by step; medians.
-
-TRL's steps are timed without the pass that computes the reference, so the ratio is the least that any reading
-gives. The losses of both are compared in the same run, so the work is shown to be the same.
+Both sides take the same batches in the same order. `same_ids` says whether they were the same token by token,
+and `loss_gap` is the greatest difference between the losses of a step. Memory is the highest peak of a step
+beyond the level after imports, models included. TRL is measured in a fresh process that tried no other
+settings. Sides take turns, step by step; figures are medians.
 """
 
 import argparse
@@ -34,17 +31,18 @@ sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
 MICRO = {"5M": (1, 2, 4), "50M": (1, 2, 4), "tiny": (1, 2)}
-"""Micro-batches, in pairs, of which TRL gets its best."""
+"""Micro-batches, in pairs, from which TRL's best is chosen."""
 PAIRS = {"5M": 16, "50M": 8, "tiny": 4}
-"""A step."""
+"""Pairs a step."""
 MICRO_TOKENS = {"5M": 1024, "50M": 512, "tiny": 1024}
 RATE = 1e-5
-"""High enough that the loss moves within 20 steps, and low enough that AdamW does not blow rounding up."""
+"""Learning rate: high enough that the loss moves within 20 steps, and low enough that AdamW does not
+amplify rounding."""
 LENGTHS = {"mean": 128, "cap": 1024}
 
 
 def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = LENGTHS) -> dict[str, Any]:
-    """One row of the table: samples, which are pairs, a second, padding, memory and losses by side, with
+    """Return one row of the table: samples (pairs) a second, padding, memory and losses by side, with
     settings and versions."""
     load = {"pair_count": PAIRS[size], "steps": steps, "rate": RATE, **lengths}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -53,7 +51,8 @@ def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = 
         versions: dict[str, Any] = {"oat": ours.ask("open", model=folder, threads=THREADS)}
         settings: dict[str, dict[str, Any]] = {"oat": {"micro_batch_tokens": MICRO_TOKENS[size]}}
         ours.ask("direct", micro_tokens=MICRO_TOKENS[size], **load)
-        sides, prepared = {"oat": (ours, {"verb": "step"})}, 0.0
+        sides = {"oat": (ours, {"verb": "step"})}
+        prepared = 0.0
         if peers is not None:
             micro, settings["trl"] = _tuned(peers, folder, size, load)
             theirs = stack.enter_context(Side(peers, "trl_direct_side.py"))
@@ -81,7 +80,7 @@ def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = 
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """TRL's fastest micro-batch, in pairs; and what was tried, in samples a second of a second step."""
+    """Return TRL's fastest micro-batch, in pairs; and all that were tried, with the rate of a second step."""
     with Side(peers, "trl_direct_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
 

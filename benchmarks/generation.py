@@ -2,13 +2,15 @@
 
     python benchmarks/generation.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON] [--vllm PYTHON]
 
-64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens; the end-of-text has probability 1 / 32
-at every step, so lengths are geometric with mean about 32. Temperature 1, log-probabilities of every token. A
-side is given all rows at once; transformers at its best batch size of 32, 64, 128, 256, found in one pass
-that ends where one is a fifth slower than the best before it; where 32 is the best, 16 and 8 are tried too.
-vLLM compiles the model, where there is a compiler. Sides take turns; medians of tokens a second. The share of
-the machine is the least time that `oat`'s passes could take on it (`oat.hardware.roofline`), a token, over
-the time that a side took.
+The load is 64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens. The end-of-text has
+probability 1 / 32 at every step, so lengths are geometric with mean about 32. Temperature 1,
+log-probabilities of every token.
+
+Each side gets all rows at once. The best batch size of transformers is found among 32, 64, 128, 256 in one
+pass, which ends at one that is a fifth slower than the best before it; if 32 is the best, 16 and 8 are tried
+too. vLLM compiles the model if there is a compiler. Sides take turns; figures are medians of tokens a second.
+The share of the machine is the least time a token that `oat`'s passes could take on it
+(`oat.hardware.roofline`), divided by the time a token that a side took.
 """
 
 import argparse
@@ -26,14 +28,15 @@ from peers import THREADS, Side, best_of, in_turns, rate, spread
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
-BATCHES, SMALLER = (32, 64, 128, 256), (16, 8)
+BATCHES = (32, 64, 128, 256)
+SMALLER = (16, 8)
 LOAD = {"prompt_count": 64, "samples": 4, "cap": 128}
 
 
 def compare(
     size: str, dtype: str, repetitions: int, peers: str | None, vllm: str | None, load: dict[str, int] = LOAD
 ) -> dict[str, Any]:
-    """One row of the table: rates by side, settings, versions."""
+    """Return one row of the table: rates by side, settings, versions."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         sides = {}
@@ -71,7 +74,7 @@ def compare(
 
 
 def _best_batch(rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]:
-    """The fastest number of rows in a batch, and all that were tried."""
+    """Return the fastest number of rows in a batch, and the rates of all that were tried."""
     best, tried = best_of(BATCHES, rate_of)
     if best == BATCHES[0]:
         tried |= best_of([best, *SMALLER], lambda rows: tried.get(rows) or rate_of(rows))[1]
@@ -81,7 +84,7 @@ def _best_batch(rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]
 def growth(
     size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128
 ) -> dict[str, Any]:
-    """How the engine's time grows from few requests to many, 4 to a prompt."""
+    """Measure how the engine's time grows from few requests to many, 4 a prompt."""
     with tempfile.TemporaryDirectory() as folder, Side(sys.executable, "oat_side.py") as side:
         make_model(size, Path(folder))
         versions = side.ask("open", model=folder, dtype="float32", threads=THREADS)

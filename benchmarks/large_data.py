@@ -1,15 +1,14 @@
-"""Seconds until the data of a run are ready: read, checked and rendered at first, and remembered afterwards;
-and the memory that it takes.
+"""The seconds until the data of a run are ready, first read, checked and rendered and then remembered; and
+the memory that this takes.
 
     python benchmarks/large_data.py [--prompts 1000000] [--pairs 100000] [--model DIR]
 
-prompts   JSON lines of about 75 bytes: nine words and a number, and an answer beside them.
-pairs     the preferences of RECORDS, over and over, each with a number after its prompt (--records FILE: JSON
-          lines with prompt, chosen, rejected); by default made-up text of about as many words (80, 250 and
-          250).
+prompts   JSON lines of about 75 bytes: nine words and a number, with an answer.
+pairs     the preferences of --records FILE (JSON lines with prompt, chosen, rejected), repeated, each with a
+          number after its prompt; by default random text of about as many words (80, 250 and 250).
 
-Each is opened twice, in processes started anew, with the tokenizer of DIR (by default a byte-level one made
-here), as a run opens it.
+Each is opened twice, in fresh processes, as a run opens it, with the tokenizer of DIR (by default a
+byte-level one made here).
 """
 
 import argparse
@@ -51,26 +50,16 @@ def main() -> None:
         for kind, count in (("prompts", given.prompts), ("pairs", given.pairs)):
             file = Path(folder) / f"{kind}.jsonl"
             with file.open("w", encoding="utf-8") as out:
-                for record in itertools.islice(made(kind, given.records), count):
+                for record in itertools.islice(make_records(kind, given.records), count):
                     out.write(json.dumps(record) + "\n")
             print(f"{count:,} {kind}, {file.stat().st_size / 1e6:,.0f} MB", flush=True)
+            command = [sys.executable, __file__, "--model", model, "--open", file, kind]
             for _ in range(2):
-                subprocess.run(
-                    [
-                        sys.executable,
-                        __file__,
-                        "--model",
-                        model,
-                        "--open",
-                        file,
-                        kind,
-                        Path(folder) / "cache",
-                    ],
-                    check=True,
-                )
+                subprocess.run([*command, Path(folder) / "cache"], check=True)
 
 
-def made(kind: str, records: Path | None) -> Iterator[dict[str, Any]]:
+def make_records(kind: str, records: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield records of a kind without end."""
     draw = random.Random(0)
     lines = (
         []
@@ -99,27 +88,25 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def open_(file: str, kind: str, cache: str, model: str) -> None:
+    """Open the data as a run does, and print the seconds and the memory."""
     from oat.data.prompts import Prompts
     from oat.models.loading import load_tokenizer
     from oat.seeds import Seeds
     from oat.text.renderer import Renderer
 
     renderer = Renderer(load_tokenizer(model), template=None)
-    before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
     prompts = Prompts(
         file, renderer, Seeds(0), responses=PAIR if kind == "pairs" else (), caches=[Path(cache)]
     )
-    seconds, grown = (
-        time.perf_counter() - begin,
-        (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
-    )
+    seconds = time.perf_counter() - begin
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     self, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     processor = sum(each.ru_utime + each.ru_stime for each in (self, children))
     print(
-        (
-            f"  {prompts.size:,} ready after {seconds:.1f} s ({processor:.0f} s of all processors), "
-            f"{grown:.0f} MB more"
-        ),
+        f"  {prompts.size:,} ready after {seconds:.1f} s ({processor:.0f} s of all processors), "
+        f"{grown:.0f} MB more",
         flush=True,
     )
 

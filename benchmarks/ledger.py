@@ -1,12 +1,12 @@
-"""What the ledger and the checkpoints cost: their share of a run, answers a second, and the time to open a
+"""The cost of the ledger and the checkpoints: their share of a run, answers a second, and the time to open a
 large ledger.
 
     python benchmarks/ledger.py [--rows 1000000]
 
 share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50
-          steps with a checkpoint every 10: what is spent in `Ledger.ask`, `take_feedback` and `drop`, in
-          `Checkpoints.save` and `wait`, and in bringing metrics to disk, without the oracle's time.
-          Everything is brought to disk as always.
+          steps with a checkpoint every 10: the time in `Ledger.ask`, `take` and `drop`, in
+          `Checkpoints.save` and `wait`, and in writing metrics to disk, without the oracle's time.
+          Everything is synced to disk as in any run.
 rate      questions asked, answered and taken a second, in rounds of 64, by an oracle that answers at once.
 opening   seconds until a ledger with so many answered and taken questions is ready to be asked.
 """
@@ -34,11 +34,12 @@ from oat.quickstart.task import build_model, build_task, build_tokenizer
 from oat.seeds import Seeds
 from oat.types import Group, Key, Message, Prompt, Question, Segment, Trajectory
 
-STEPS, ROUND = 50, 64
+STEPS = 50
+ROUND = 64
 
 
 class Watch:
-    """Seconds spent in methods, each without what it spends in others that are watched."""
+    """Measures the seconds spent in methods, each without the time spent in other watched methods."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -53,7 +54,8 @@ class Watch:
             try:
                 return original(*args, **kwargs)
             finally:
-                whole, inner = time.perf_counter() - began, self._inner.pop()
+                whole = time.perf_counter() - began
+                inner = self._inner.pop()
                 self.seconds[name] = self.seconds.get(name, 0.0) + whole - inner
                 self._inner[-1] += whole
 
@@ -61,10 +63,10 @@ class Watch:
 
 
 def share(folder: Path, steps: int = STEPS, held_out: int | None = None) -> dict[str, float]:
-    """Seconds of a run, of its ledger and checkpoints, and the share of the two in it.
+    """Return the seconds of a run, of its ledger and of its checkpoints, and the share of the latter two.
 
     Args:
-        held_out: prompts of an evaluation; None: all.
+        held_out: number of prompts of an evaluation; None: all.
     """
     tokenizer = build_tokenizer()
     build_task(0).write(folder)
@@ -73,7 +75,8 @@ def share(folder: Path, steps: int = STEPS, held_out: int | None = None) -> dict
     tree["engine"] |= {"threads": 1}
     tree["evaluation"] |= {"max_prompts": held_out}
     (folder / "grpo.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    run, watch = build(resolve(*load_config(folder / "grpo.yaml"))), Watch()
+    run = build(resolve(*load_config(folder / "grpo.yaml")))
+    watch = Watch()
     watch.watch(run.ledger, "ask", "ledger")
     watch.watch(run.ledger, "take_feedback", "ledger")
     watch.watch(run.ledger, "drop", "ledger")
@@ -92,11 +95,11 @@ def share(folder: Path, steps: int = STEPS, held_out: int | None = None) -> dict
 
 
 def rate(folder: Path, rounds: int = 100) -> float:
-    """Answers a second, asked, recorded and taken, in rounds of 64."""
+    """Return the answers a second that are asked, recorded and taken, in rounds of 64."""
     ledger = _ledger(folder / "rate.sqlite")
-    asked = [_round(step) for step in range(rounds)]
+    prepared = [_round(step) for step in range(rounds)]
     began = time.perf_counter()
-    for step, (groups, questions) in enumerate(asked):
+    for step, (groups, questions) in enumerate(prepared):
         ledger.ask(step, 0, groups, questions)
         assert len(ledger.take_feedback(step, ROUND).items) == ROUND
     seconds = time.perf_counter() - began
@@ -105,10 +108,11 @@ def rate(folder: Path, rounds: int = 100) -> float:
 
 
 def opening(folder: Path, rows: int) -> float:
-    """Seconds until a ledger with so many questions, all answered and taken, is open."""
-    path, size = folder / "large.sqlite", min(rows, 10_000)
+    """Return the seconds to open a ledger with so many questions, all answered and taken."""
+    path = folder / "large.sqlite"
+    size = min(rows, 10_000)
     ledger = _ledger(path)
-    ledger.store.db.execute("PRAGMA synchronous = OFF")  # nobody needs what is filled in here
+    ledger.store.db.execute("PRAGMA synchronous = OFF")  # these rows need not survive a crash
     for step in range(rows // size):
         ledger.ask(step, 0, *_round(step, size))
         ledger.take_feedback(step, size)
@@ -127,9 +131,10 @@ def _ledger(path: Path) -> Ledger:
 
 
 def _round(step: int, size: int = ROUND) -> tuple[list[Group], list[Question]]:
-    """Questions about one response each, of eight tokens and of a text of its own."""
+    """Return questions about one response each, with eight tokens and a text of its own."""
     groups, questions = [], []
-    ids, logps = np.arange(8, dtype=np.int32), np.full(8, -1.0, dtype=np.float32)
+    ids = np.arange(8, dtype=np.int32)
+    logps = np.full(8, -1.0, dtype=np.float32)
     response = Segment("model", ids, np.ones(8, dtype=bool), np.full(8, step, dtype=np.int32), logps, logps)
     for number in range(size):
         occurrence = step * size + number
@@ -146,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the ledger that is opened")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the ledger that is opened")
     rows = parser.parse_args().rows
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

@@ -3,8 +3,9 @@ of logits.
 
     python benchmarks/logps.py [--widths 256 1024] [--tokens 4096] [--repetitions 3]
 
-The two ways take turns in one process; medians of seconds, and of memory beyond inputs and gradients. Errors
-are norms of differences of gradients over the norms of those of the whole way, at 512 tokens.
+The two ways take turns in one process; figures are medians of seconds, and of memory beyond inputs and
+gradients. An error is the norm of the difference of the gradients over the norm of the gradients of the whole
+way, at 512 tokens.
 """
 
 import argparse
@@ -22,7 +23,7 @@ ERROR_TOKENS = 512
 def compare(
     width: int, tokens: int = 4096, repetitions: int = 3, vocabulary: int = VOCABULARY
 ) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     with Side(sys.executable, "logps_side.py") as side:
         shape = {"width": width, "vocabulary": vocabulary}
         errors = {

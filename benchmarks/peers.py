@@ -13,14 +13,14 @@ SIDES = Path(__file__).parent / "sides"
 
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
-"""Of every side."""
+"""Threads of every side."""
 
 
 class Side:
-    """One side: a process that answers a line with a line.
+    """One side: a process that answers each line with a line.
 
     Args:
-        python: interpreter of the environment it runs in.
+        python: interpreter of its environment.
         script: file in `sides/`.
     """
 
@@ -65,11 +65,11 @@ class Side:
 
 
 def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]:
-    """The value of the highest rate, and the rates of all that were tried: in order, until one is a fifth
-    slower than the best before it.
+    """Return the fastest value, and the rates of all that were tried: in order, until one is a fifth slower
+    than the best before it.
 
     Of rates within a twentieth of the highest the first wins, so that a batch is no larger, and takes no more
-    memory, than helps.
+    memory, than is useful.
     """
     rates: dict[int, float] = {}
     for value in values:
@@ -82,7 +82,7 @@ def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int
 def in_turns(
     sides: Mapping[str, tuple[Side, Mapping[str, Any]]], repetitions: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Ask every side once in each repetition, one after the other; their answers by name."""
+    """Ask every side once in each repetition, one after the other, and return their answers by name."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for repetition in range(repetitions):
         for name, (side, command) in sides.items():
@@ -91,14 +91,14 @@ def in_turns(
 
 
 def rate(answers: Sequence[Mapping[str, Any]], what: str = "tokens") -> float:
-    """Median tokens, or samples, a second."""
+    """Return the median of tokens, or samples, a second."""
     return median(answer[what] / answer["seconds"] for answer in answers)
 
 
 def spread(
     answers: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "tokens"
 ) -> dict[str, tuple[float, float]]:
-    """By side: the least and the greatest ratio, over the repetitions, of our rate to its."""
+    """Return by side the least and the greatest ratio, over the repetitions, of `oat`'s rate to its own."""
 
     def ratios(side: str) -> list[float]:
         pairs = zip(answers["oat"], answers[side], strict=True)
@@ -110,7 +110,7 @@ def spread(
 def medians(
     answers: Mapping[str, Sequence[Mapping[str, Any]]], counted: str, *others: str
 ) -> dict[str, dict[str, float]]:
-    """By side: what is counted, a second, and the medians of other values."""
+    """Return by side the median of `counted` a second, and the medians of other values."""
     values = {
         name: {side: median(answer[name] for answer in given) for side, given in answers.items()}
         for name in others

@@ -1,5 +1,5 @@
-"""Does every run of the quickstart gain, and every control stay, with other seeds and on machines that round
-otherwise?
+"""Checks that every run of the quickstart gains, and every control stays, with other seeds and on machines
+that round differently.
 
     python benchmarks/quickstart.py --out DIR
         measures the cells that DIR lacks, one after another, and writes the page's tables
@@ -9,10 +9,9 @@ otherwise?
         measures one cell
 
 A cell is the start, both runs and both controls of one seed in one environment, in a process of its own and
-on one thread of torch; it leaves DIR/SEED_NAME.json, and its runs beside it. An environment rounds otherwise
-than the machine does as it is: fewer vector instructions in torch's own kernels (`avx2`, `default`:
-ATEN_CPU_CAPABILITY), or none of oneDNN's kernels. Exit code 0: all cells that were asked for are within the
-bounds.
+on one thread of torch. It writes DIR/SEED_NAME.json, and keeps its runs beside it. An environment makes the
+machine round differently: fewer vector instructions in torch's own kernels (`avx2`, `default`:
+ATEN_CPU_CAPABILITY), or none of oneDNN's kernels. Exit code 0: all requested cells are within the bounds.
 """
 
 import argparse
@@ -45,12 +44,12 @@ LEAST_GREEDY = 0.5
 MOST_CONTROL = 0.05
 METRICS = ("eval/sampled", "eval/greedy")
 Cell = Mapping[str, Any]
-"""What a cell measured: its seed, its environment, torch's instructions, and of each run the digest and the
-first and last row of metrics."""
+"""The measurements of a cell: its seed, its environment, torch's instructions, and for each run the digest
+and the first and last row of metrics."""
 
 
 def measure(out: Path, seed: int, environment: str) -> Cell:
-    """Make the start and the runs of a seed in this process, which has the environment already."""
+    """Make the start and the runs of a seed in this process, which is in the environment already."""
     if environment == "oneDNN off":
         torch.backends.mkldnn.set_flags(False)
     began = time.monotonic()
@@ -75,7 +74,7 @@ def measure(out: Path, seed: int, environment: str) -> Cell:
 
 
 def ends(run_dir: Path) -> dict[str, dict[str, float]]:
-    """The first and the last row of a run's metrics: what was evaluated, and the queries."""
+    """Return the evaluation and the queries in the first and the last row of a run's metrics."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = ("oracle/queries", *(metric + suffix for metric in METRICS for suffix in ("", "_low", "_high")))
     return {
@@ -85,13 +84,13 @@ def ends(run_dir: Path) -> dict[str, dict[str, float]]:
 
 
 def gains(run: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
-    """What a run gained in samples, and greedily."""
+    """Return a run's gain in sampled and in greedy accuracy."""
     sampled, greedy = (run["end"][metric] - run["start"][metric] for metric in METRICS)
     return sampled, greedy
 
 
 def misses(cell: Cell) -> list[str]:
-    """What in a cell is out of bounds."""
+    """Return the runs of a cell that are out of bounds, a line each."""
     found = []
     for name, run in cell["runs"].items():
         sampled, greedy = gains(run)
@@ -110,14 +109,14 @@ def misses(cell: Cell) -> list[str]:
 
 
 def read_cells(out: Path) -> list[Cell]:
-    """The cells that are there, in the order of the list."""
+    """Read the cells that exist, in the order of the list."""
     files = (out / f"{_name(seed, environment)}.json" for environment in ENVIRONMENTS for seed in SEEDS)
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
 def tables(cells: Sequence[Cell]) -> str:
-    """Two tables: each run of each seed as the machine is, and what runs and controls gain in each
-    environment."""
+    """Return two tables: each run of each seed on the unchanged machine, and the gains of runs and controls
+    in each environment."""
     head = (
         "| run | seed | oracle queries | sampled, start | sampled, end | greedy, start | greedy, end |\n"
         + "| --- " * 7
@@ -133,23 +132,24 @@ def tables(cells: Sequence[Cell]) -> str:
         "| --- " * 7 + "|",
     ]
     for environment in ENVIRONMENTS:
-        there = [cell for cell in cells if cell["environment"] == environment]
-        for name in there[0]["runs"] if there else ():
-            runs = [cell["runs"][name] for cell in there]
+        own = [cell for cell in cells if cell["environment"] == environment]
+        for name in own[0]["runs"] if own else ():
+            runs = [cell["runs"][name] for cell in own]
             shown = []
             for index, metric in enumerate(METRICS):
                 shown += [
                     _span([run["start"][metric] for run in runs], ""),
                     _span([gains(run)[index] for run in runs], "+"),
                 ]
-            seeds = ", ".join(str(cell["seed"]) for cell in there)
+            seeds = ", ".join(str(cell["seed"]) for cell in own)
             lines.append(f"| {environment} | {name} | {seeds} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 
 
 def write_tables(cells: Sequence[Cell], page: Path) -> None:
     """Put the tables between the marks of the page."""
-    begin, end = "<!-- cells -->\n", "<!-- end of cells -->"
+    begin = "<!-- cells -->\n"
+    end = "<!-- end of cells -->"
     before, rest = page.read_text(encoding="utf-8").split(begin)
     page.write_text(before + begin + tables(cells) + end + rest.split(end)[1], encoding="utf-8")
 
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out",
         type=Path,
         required=True,
-        help="keep the cells and their runs here, and go on with those that are there",
+        help="keep the cells and their runs here, and continue those that exist",
     )
     parser.add_argument("--cell", type=int, metavar="SEED", help="this seed's cell only, in this process")
     parser.add_argument("--environment", choices=ENVIRONMENTS, default="as is")

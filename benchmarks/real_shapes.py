@@ -1,12 +1,12 @@
-"""One DPO and one GRPO step at the shapes of real models, and `oat check --memory` held against the measured
-peak.
+"""One DPO and one GRPO step at the shapes of real models, with the estimate of `oat check --memory` beside
+the measured peak.
 
     python benchmarks/real_shapes.py [--shapes qwen3-0.6b llama-3.2-1b] [--algorithms dpo grpo] [--threads 2]
 
-Weights are random, shapes and vocabularies are the real ones: Qwen3-0.6B learns in full, Llama-3.2-1B through
+Weights are random; shapes and vocabularies are the real ones. Qwen3-0.6B learns in full, Llama-3.2-1B through
 LoRA. Each run is `oat train` in a process of its own: 4 sequences of 256 tokens (a prompt of 64, a response
-of 192, which random weights do not end), one step, one checkpoint. Measured is the peak of the process's
-resident memory, less the level of a process that only imports the same. 10^9 bytes; seconds.
+of 192, which random weights do not end), one step, one checkpoint. The measured value is the peak of the
+process's resident memory, less the level of a process that only imports the same. Units: 10^9 bytes; seconds.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Shape:
 
     Attributes:
         tokens: ids that the tokenizer has; the model may have more rows.
-        lora: rank of the adapter; None: every weight is trained.
+        lora: rank of the adapter; None trains every weight.
         prompt, response: tokens.
     """
 
@@ -116,7 +116,7 @@ ALGORITHMS = {
 
 
 def write_model(shape: Shape, folder: Path) -> None:
-    """A random model of the shape, with a tokenizer of one id a word."""
+    """Write a random model of the shape, and a tokenizer with one id a word."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(shape.config)
     module.to_empty(device="cpu")
@@ -140,7 +140,7 @@ def write_model(shape: Shape, folder: Path) -> None:
 
 
 def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Path:
-    """The configuration of a run of one step, in a folder that holds `model`."""
+    """Write the configuration of a run of one step into a folder that holds `model`."""
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     prompts = [
         " ".join(f"w{1 + (place + number) % (shape.tokens - 1)}" for place in range(shape.prompt))
@@ -167,13 +167,14 @@ def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Pa
 
 
 def measure(command: Sequence[str]) -> int:
-    """The peak of the resident memory of a process of this Python, bytes, as the system last says it before
-    the process ends.
+    """Run a process of this Python, and return the peak of its resident memory, in bytes, as the system last
+    reports it before the process ends.
 
     Raises:
         RuntimeError: it did not end with 0.
     """
-    process, peak = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL), 0
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL)
+    peak = 0
     while process.poll() is None:
         with suppress(OSError, StopIteration):
             lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
@@ -185,8 +186,8 @@ def measure(command: Sequence[str]) -> int:
 
 
 def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: int) -> dict[str, Any]:
-    """One row: a run of one step, its estimate and measured peak beyond what imports take, GB, its parts in
-    seconds; `folder` holds `model`."""
+    """Return one row: a run of one step, with its estimated and measured peak beyond imports, in GB, and the
+    seconds of its parts. `folder` holds `model`."""
     file = write_config(shape, algorithm, folder, threads)
     estimated = estimate(resolve(*load_config(file)), Lengths(shape.prompt))
     peak = measure(["-m", "oat", "train", str(file)])
@@ -198,7 +199,7 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: i
 
 
 def rows(shapes: Sequence[str], algorithms: Sequence[str], threads: int) -> Iterator[dict[str, Any]]:
-    """A row for every shape and algorithm."""
+    """Yield a row for every shape and algorithm."""
     imports = measure(["-c", IMPORTS])
     versions = {
         "oat": {

@@ -1,21 +1,22 @@
-"""What batching brings a reward server: one process on the CPU with a tiny random model, asked by 64 clients
-together and by one.
+"""The gain of batching in a reward server: one process on the CPU with a tiny random model, asked by 64
+clients together and by one.
 
     python benchmarks/remote.py [--requests 4000] [--soak 100000]
 
-alone     requests a second of one client, which asks when it has its answer, of a server that gathers nothing
-          (--max-batch-size 1, --max-wait-ms 0).
-together  requests a second of 64 clients, of a server that gathers (--max-batch-size 32, --max-wait-ms 5:
-          half are on their way while half are scored); and of 64 clients of the other one.
-latency   seconds of a request of the 64: the median, and what 99 of 100 stay below.
+alone     requests a second of one client, which asks again when it has its answer, of a server without
+          batches (--max-batch-size 1, --max-wait-ms 0).
+together  requests a second of 64 clients, of a server with batches (--max-batch-size 32, --max-wait-ms 5:
+          half of the requests are on their way while the other half are scored); and of the server without.
+latency   seconds of a request of the 64 clients: the median, and the 99th percentile.
 memory    resident bytes of the server's processes after a tenth of the soak, and after all of it.
 
-A client is a connection that asks again as soon as it has its answer; all are on one event loop in this
-process, which takes a share of the machine, and so they are as light as can be.
+A client is a connection that asks again as soon as it has its answer. All clients run on one event loop in
+this process. It takes a share of the machine, so clients are kept as light as possible.
 """
 
 import argparse
 import asyncio
+import itertools
 import re
 import signal
 import statistics
@@ -38,16 +39,18 @@ from oat.types import Message
 
 CLIENTS = 64
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
-GATHERING, SINGLE = ("32", "5"), ("1", "0")
+BATCHED = ("32", "5")
 """Most requests that are scored together, and milliseconds that the first one waits."""
+SINGLE = ("1", "0")
 
 
 def save_model(folder: Path) -> None:
-    """A Llama of two layers with random weights, which reads 512 letters."""
+    """Save a Llama of two layers with random weights, which reads 512 letters."""
     tokenizer = Tokenizer(
         models.WordLevel({token: id for id, token in enumerate(["<eos>", *LETTERS])}, unk_token="?")
     )
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="?").save_pretrained(
         folder
     )
@@ -66,23 +69,18 @@ def save_model(folder: Path) -> None:
 
 @contextmanager
 def serving(model: Path, batch: tuple[str, str]) -> Iterator[tuple[str, subprocess.Popen]]:
-    """The URL of a server that is ready, and its process."""
-    words = [
-        *(
-            "--model",
-            str(model),
-            "--devices",
-            "cpu",
-            "--port",
-            "0",
-            "--max-batch-size",
-            batch[0],
-            "--max-wait-ms",
-            batch[1],
-        )
-    ]
+    """Start a server, and yield its URL and its process when it is ready."""
+    flags = {
+        "--model": str(model),
+        "--devices": "cpu",
+        "--port": "0",
+        "--max-batch-size": batch[0],
+        "--max-wait-ms": batch[1],
+    }
     process = subprocess.Popen(
-        [sys.executable, "-m", "oat", "serve", "reward", *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "oat", "serve", "reward", *itertools.chain(*flags.items())],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     try:
@@ -95,11 +93,12 @@ def serving(model: Path, batch: tuple[str, str]) -> Iterator[tuple[str, subproce
 
 
 async def ask(url: str, clients: int, requests: int) -> tuple[float, list[float]]:
-    """Requests a second, and the seconds of each."""
+    """Send requests, and return the requests a second, and the seconds of each."""
     bodies = [
         encode_request([((Message("user", LETTERS[: 5 + n]),), (LETTERS[n:],))], "score") for n in range(16)
     ]
-    left, taken = iter(range(requests)), []
+    left = iter(range(requests))
+    taken = []
 
     async def client() -> None:
         connection = Upstream(int(url.rpartition(":")[2]), 60.0)
@@ -117,7 +116,7 @@ async def ask(url: str, clients: int, requests: int) -> tuple[float, list[float]
 
 
 def resident(process: subprocess.Popen) -> int:
-    """Bytes of a process and of all that descend from it."""
+    """Return the bytes of a process and of all its descendants."""
     parents = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -131,13 +130,13 @@ def resident(process: subprocess.Popen) -> int:
 
 
 def measure(folder: Path, requests: int, soak: int) -> dict[str, Any]:
-    """The figures, by the names above."""
+    """Return the figures, by the names above."""
     save_model(folder)
     with serving(folder, SINGLE) as (url, _):
         asyncio.run(ask(url, 1, 50))
         alone, _ = asyncio.run(ask(url, 1, max(50, requests // 8)))
         single, _ = asyncio.run(ask(url, CLIENTS, max(50, requests // 4)))
-    with serving(folder, GATHERING) as (url, process):
+    with serving(folder, BATCHED) as (url, process):
         asyncio.run(ask(url, CLIENTS, 200))
         together, taken = asyncio.run(ask(url, CLIENTS, requests))
         found: dict[str, Any] = {

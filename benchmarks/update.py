@@ -2,17 +2,20 @@
 
     python benchmarks/update.py [--sizes 5M 50M 150k] [--repetitions 3] [--peers PYTHON]
 
-Prompts of 16 to 64 tokens, 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO update:
-forward, loss with the entropy that both report, backward, one step of AdamW; float32, two threads, no
-reference. TRL gets the responses by its `rollout_func`, and only what comes after is timed. It pads to one
-length what is generated together, whatever the micro-batch: by default all rows of a step. Here, where
-generation costs nothing, as few as a micro-batch or a group are kindest to it: so its best micro-batch is
-found, in one pass; then the default is tried with that.
+Prompts have 16 to 64 tokens, with 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO
+update is a forward pass, the loss with the entropy that both report, a backward pass, and one step of AdamW;
+float32, two threads, no reference.
 
-Tokens are those of prompts and responses, counted alike on both sides; padding is the share of positions that
-belong to none, of ours also in attention. Memory is the peak of an update beyond the level with the weights
-loaded: moments, gradients, activations, on both sides. Both gradient norms are printed, since they show that
-the work is the same. TRL is measured in a process that tried nothing. Sides take turns; medians.
+TRL gets the responses by its `rollout_func`, and only its work after that is timed. It pads rows that are
+generated together to one length, whatever the micro-batch: by default all rows of a step. Here generation
+costs nothing, so generating as few as a micro-batch or a group together favours it most. Its best micro-batch
+is found that way, in one pass; then the default is tried with that micro-batch.
+
+Tokens are those of prompts and responses, counted alike on both sides. Padding is the share of positions that
+belong to no token; for `oat` also in attention. Memory is the peak of an update beyond the level with the
+weights loaded: moments, gradients, activations, on both sides. Both gradient norms are printed, since they
+show that the work is the same. TRL is measured in a fresh process that tried no other settings. Sides take
+turns; figures are medians.
 """
 
 import argparse
@@ -31,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
 MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 2, 4), "150k": (1, 2, 4), "tiny": (2, 4)}
-"""Micro-batches, in rows, of which TRL gets its best."""
+"""Micro-batches, in rows, from which TRL's best is chosen."""
 PROMPTS = {"5M": 16, "50M": 8, "150k": 3, "tiny": 4}
 MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 4096, "tiny": 2048}
 LENGTHS = {"mean": 128, "cap": 1024}
@@ -40,7 +43,7 @@ LENGTHS = {"mean": 128, "cap": 1024}
 def compare(
     size: str, repetitions: int, peers: str | None, lengths: dict[str, int] = LENGTHS
 ) -> dict[str, Any]:
-    """One row of the table: tokens a second, memory and padding by side, with settings and versions."""
+    """Return one row of the table: tokens a second, memory, padding by side, with settings and versions."""
     load = {"prompt_count": PROMPTS[size], "samples": 4, **lengths}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
@@ -61,16 +64,13 @@ def compare(
     if "trl" in answers:
         answers["trl"] = [{**answer, "seconds": answer["update_seconds"]} for answer in answers["trl"]]
     measured = medians(answers, "tokens", "update_gb", "padding")
-    ratios, attention = (
-        spread(answers),
-        {"oat": median(answer["attention_padding"] for answer in answers["oat"])},
-    )
-    measured |= {"spread": ratios, "attention_padding": attention, "grad_norm": norms}
+    attention = {"oat": median(answer["attention_padding"] for answer in answers["oat"])}
+    measured |= {"spread": spread(answers), "attention_padding": attention, "grad_norm": norms}
     return {"size": size, **load, **measured, "settings": settings, "versions": versions}
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
-    """TRL's fastest micro-batch and rows that are padded together; and what was tried."""
+    """Return TRL's fastest micro-batch and number of rows padded together; and all that were tried."""
     rows = load["prompt_count"] * load["samples"]
     with Side(peers, "trl_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
@@ -97,8 +97,8 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
 
 
 def growth(size: str, repetitions: int, tokens: int = 8192, copies: Sequence[int] = (1, 8)) -> dict[str, Any]:
-    """How the time of an update grows with its batch: about so many tokens, and copies of them."""
-    seconds, found = {}, {}
+    """Measure how the time of an update grows with its batch: about `tokens` tokens, and copies of them."""
+    found = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         sides = {}

@@ -50,9 +50,9 @@ def rewards(prompts, completions, **columns):
 """
 
 
-class Learned:
-    """Counts, in passes with a gradient, the positions that matrices and attention compute with, and the
-    tokens among them; and notes what is learned from."""
+class LearnedCounter:
+    """Counts, in passes with a gradient, the positions that matrix products and attention compute, and the
+    tokens among them; and keeps the rows that are learned."""
 
     def __init__(self) -> None:
         self.clear()
@@ -79,21 +79,22 @@ class Learned:
         self.rows += [row.ids for row in batch.rows]
         return self.update(learner, objective, batch)
 
-    def _hidden(self, lm: CausalLM, input_ids: torch.Tensor, **asked: Any) -> torch.Tensor:
+    def _hidden(self, lm: CausalLM, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
-            tokens, config = sum(span.stop - span.start for span in asked["layout"].spans), lm.module.config
+            tokens = sum(span.stop - span.start for span in kwargs["layout"].spans)
+            config = lm.module.config
             self.positions += input_ids.numel()
             self.tokens += tokens
             self.attending += tokens * config.num_attention_heads * config.num_hidden_layers
-        return self.hidden(lm, input_ids, **asked)
+        return self.hidden(lm, input_ids, **kwargs)
 
-    def _attend(self, query: torch.Tensor, *args: Any, **asked: Any) -> torch.Tensor:
+    def _attend(self, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
             self.attended += query.shape[:-1].numel()
-        return self.attend(query, *args, **asked)
+        return self.attend(query, *args, **kwargs)
 
 
-learned = Learned()
+learned = LearnedCounter()
 
 
 def open_(model: str, threads: int, dtype: str = "float32") -> dict[str, Any]:
@@ -104,13 +105,14 @@ def open_(model: str, threads: int, dtype: str = "float32") -> dict[str, Any]:
 
 
 def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) -> dict[str, Any]:
-    """Tokens with their raw and sampled log-probabilities, through the engine as a run uses it."""
+    """Generate tokens with their raw and sampled log-probabilities, through the engine as a run uses it."""
     if held.get("rows") != rows:
         lm = load_lm(held["model"], dtype=held["dtype"])
         held["engine"] = TorchEngine(
             {"sampler": lm}, num_tokens=lm.vocab_rows, stop_ids=[END], decode=lambda ids: "", max_rows=rows
         )
-        held["rows"], held["vocabulary"] = rows, lm.vocab_rows
+        held["rows"] = rows
+        held["vocabulary"] = lm.vocab_rows
     keys = Seeds(seed)
     requests = [
         Request(ids.astype(np.int32), Sampling(cap), keys.key("bench", number, sample))
@@ -118,7 +120,8 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
         for sample in range(samples)
     ]
     engine = held["engine"]
-    before, begin = engine.work(), time.perf_counter()
+    before = engine.work()
+    begin = time.perf_counter()
     tokens = sum(len(completion.ids) for completion in engine.generate(requests, "sampler"))
     seconds = time.perf_counter() - begin
     work = engine.work().since(before)
@@ -133,8 +136,8 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
 def learn(
     prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, copies: int = 1
 ) -> dict[str, Any]:
-    """A learner, and a batch of responses that are given, of geometric lengths, as GRPO prepares it; copies
-    of it make a larger one."""
+    """Make a learner, and a batch of given responses of geometric lengths, as GRPO prepares it; `copies` of
+    it make a larger one."""
     lm = load_lm(held["model"])
     touch(lm.module)
     held["loaded"] = Memory()
@@ -145,7 +148,8 @@ def learn(
         micro_batch_tokens=micro_tokens,
         seeds=Seeds(0),
     )
-    responses, items = ragged(prompt_count * samples, lm.vocab_rows, mean=mean, cap=cap), []
+    responses = ragged(prompt_count * samples, lm.vocab_rows, mean=mean, cap=cap)
+    items = []
     for number, ids in enumerate(prompts(prompt_count, lm.vocab_rows) * copies):
         first = number % prompt_count * samples
         rows = tuple(_trajectory(ids, response) for response in responses[first : first + samples])
@@ -169,9 +173,10 @@ def learn(
 
 
 def update(seed: int = 0) -> dict[str, Any]:
-    """One update of the batch; its tokens, a common prompt counted with every row."""
+    """Make one update of the batch. A common prompt counts with every row in `tokens`."""
     learned.clear()
-    used, begin = Memory(), time.perf_counter()
+    used = Memory()
+    begin = time.perf_counter()
     metrics = held["learner"].update(held["objective"], held["batch"])
     return {
         "seconds": time.perf_counter() - begin,
@@ -184,7 +189,7 @@ def update(seed: int = 0) -> dict[str, Any]:
 
 
 def run(prompt_count: int, samples: int, cap: int, micro_tokens: int) -> dict[str, Any]:
-    """A run of `oat train`, which waits after row 0."""
+    """Start a run of `oat train`, which waits after row 0."""
     folder = Path(held["model"])
     vocabulary = load_lm(held["model"]).vocab_rows
     lines = [f'{{"prompt": "{text(ids)}"}}\n' for ids in prompts(prompt_count, vocabulary)]
@@ -206,7 +211,7 @@ stop: {{max_steps: 1000}}
 def direct(
     pair_count: int, steps: int, cap: int, mean: int, rate: float, micro_tokens: int
 ) -> dict[str, Any]:
-    """A run of DPO on recorded pairs, which waits after row 0."""
+    """Start a run of DPO on recorded pairs, which waits after row 0."""
     folder = Path(held["model"])
     records = pairs(pair_count * steps, load_lm(held["model"]).vocab_rows, mean=mean, cap=cap)
     (folder / "pairs.jsonl").write_text(
@@ -225,7 +230,7 @@ stop: {{max_steps: {steps}}}
 
 
 def _begin(config: str) -> None:
-    """A run in this process, which goes on by a step when it is asked to."""
+    """Start a run in this process, which makes one step each time it is asked."""
     file = Path(held["model"]) / "run.yaml"
     common = f"run_dir: {file.parent / 'run'}\nmodel: {{path: {file.parent}}}\ncheckpoint: {{every: 1000}}\n"
     file.write_text(f"{common}compute: {{threads: {torch.get_num_threads()}}}\n{config}", encoding="utf-8")
@@ -246,7 +251,7 @@ def _begin(config: str) -> None:
 
 
 def step(seed: int = 0) -> dict[str, Any]:
-    """One step of the run."""
+    """Make one step of the run."""
     learned.clear()
     used = Memory()
     seconds = held["paced"].step()

@@ -1,8 +1,8 @@
-"""What both sides of a benchmark work on: the model, the prompts, and the lines in which a side is asked and
-answers.
+"""The task that all sides of a benchmark share: the model, the prompts, and the lines in which a side is
+asked and answers.
 
-Imported by every side in its own environment, so it needs numpy and torch, and transformers only to make the
-model.
+Every side imports it in its own environment, so it needs only numpy and torch, and transformers to make
+the model.
 """
 
 import ctypes
@@ -23,14 +23,15 @@ import numpy as np
 END = 2
 """Id of the end-of-text."""
 RATE = 1e-7
-"""Learning rate at which the weights, and with them the lengths of responses, stay what they are."""
+"""Learning rate at which the weights, and with them the lengths of responses, do not change."""
 SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2), "150k": (151_936, 256, 4)}
-"""Vocabulary, width and layers. Phi's architecture: its head has a bias, and all sides have it."""
+"""Vocabulary, width and layers. Phi's architecture has a bias on its head, and all sides support it."""
 
 
 def make_model(size: str, directory: Path, vocabulary: int | None = None) -> None:
-    """Random weights, and an end-of-text whose probability is 1 / 32 at every step but for a few thousandths:
-    its row of the head is zero, its bias makes up for the mean logsumexp of the others."""
+    """Save a model with random weights, whose end-of-text has probability 1 / 32 at every step, to
+    within a few thousandths: its row of the head is zero, and its bias offsets the mean logsumexp of the
+    other tokens."""
     import torch
     from transformers import PhiConfig, PhiForCausalLM
 
@@ -63,7 +64,7 @@ def make_model(size: str, directory: Path, vocabulary: int | None = None) -> Non
 
 
 def prompts(count: int, vocabulary: int, seed: int = 0) -> list[np.ndarray]:
-    """Prompts of 16 to 64 random tokens."""
+    """Return prompts of 16 to 64 random tokens."""
     generator = np.random.default_rng(seed)
     return [generator.integers(3, vocabulary, generator.integers(16, 65)) for _ in range(count)]
 
@@ -71,7 +72,7 @@ def prompts(count: int, vocabulary: int, seed: int = 0) -> list[np.ndarray]:
 def ragged(
     rows: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0
 ) -> list[np.ndarray]:
-    """Responses of geometric lengths."""
+    """Return responses of geometric lengths."""
     generator = np.random.default_rng(seed)
     return [
         generator.integers(3, vocabulary, min(int(generator.geometric(1 / mean)), cap)) for _ in range(rows)
@@ -81,8 +82,8 @@ def ragged(
 def pairs(
     count: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0
 ) -> list[dict[str, str]]:
-    """Recorded preferences: prompts, and two responses of geometric lengths to each, as texts that go on from
-    their prompt."""
+    """Return recorded preferences: prompts, and two responses of geometric lengths to each, as texts that
+    continue their prompt."""
     responses = ragged(2 * count, vocabulary, mean=mean, cap=cap, seed=seed)
     return [
         {
@@ -95,13 +96,14 @@ def pairs(
 
 
 def digest(rows: Iterable[Sequence[int]]) -> str:
-    """Of token ids, in any order of the rows: both sides learn from the same tokens where these are equal."""
+    """Return a digest of token ids, in any order of the rows: equal digests mean that both sides learn from
+    the same tokens."""
     lines = sorted(" ".join(str(int(number)) for number in ids) for ids in rows)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def write_tokenizer(directory: Path, vocabulary: int) -> None:
-    """Token i from 3 on is the word `t` and i; nothing is added to a text."""
+    """Write a tokenizer whose token i, from 3 on, is the word `t` and i; it adds nothing to a text."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -121,13 +123,13 @@ def text(ids: np.ndarray) -> str:
 
 
 def reward(response: str) -> float:
-    """Of a response's text, for both sides."""
+    """Return the reward of a response's text, for all sides."""
     return len(response) % 7 / 7
 
 
 class Memory:
-    """The memory of this process when the object is made, and the most of it since the newest such object was
-    made; 10^9 bytes."""
+    """The memory of this process when the object is made; and its peak since the newest such object was made.
+    10^9 bytes."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -136,37 +138,38 @@ class Memory:
         self.before = memory("VmRSS") / 1e9
 
     def peak_above(self, level: "Memory | None" = None) -> float:
-        """Most memory since, beyond what was held at the level; None: at this one."""
+        """Return the peak of memory beyond what was held at `level`; None: at this object."""
         return memory("VmHWM") / 1e9 - (level or self).before
 
 
 def touch(module: Any) -> None:
-    """Read every weight, so that a file that is mapped is in memory and counts as loaded."""
+    """Read every weight, so that a memory-mapped file counts as loaded."""
     for parameter in module.parameters():
         parameter.detach().sum()
 
 
 def memory(name: str) -> int:
-    """A line of this process's memory status, bytes."""
+    """Return a field of this process's memory status, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 class Paced:
-    """Work in a thread of its own that waits at every turn until it is asked on.
+    """Work in a thread of its own that waits at every turn until it is asked to go on.
 
     Args:
-        work: is called with `turn`, which it calls before its first piece and after each.
+        work: called with `turn`, which it calls before its first piece and after each.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], object]):
-        self.go, self.done = Queue(), Queue()
+        self.go = Queue()
+        self.done = Queue()
         self.thread = Thread(target=self._run, args=(work,), daemon=True)
         self.thread.start()
         self._wait()
 
     def step(self) -> float:
-        """Seconds of one more piece."""
+        """Do one more piece, and return its seconds."""
         begin = time.perf_counter()
         self.go.put(True)
         self._wait()

@@ -1,5 +1,5 @@
-"""The side of `transformers.generate`: static batches, padded on the left, sorted by length;
-log-probabilities from the logits that it returns."""
+"""The side of `transformers.generate`: static batches, padded on the left, sorted by length.
+Log-probabilities are computed from the logits that it returns."""
 
 import time
 from importlib.metadata import version
@@ -24,16 +24,16 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
     every = sorted(
         (ids for ids in prompts(prompt_count, model.config.vocab_size) for _ in range(samples)), key=len
     )
-    tokens, begin = 0, time.perf_counter()
+    tokens = 0
+    begin = time.perf_counter()
     for start in range(0, len(every), rows):
         some = every[start : start + rows]
         width = max(map(len, some))
-        ids, mask = (
-            torch.zeros(len(some), width, dtype=torch.long),
-            torch.zeros(len(some), width, dtype=torch.long),
-        )
+        ids = torch.zeros(len(some), width, dtype=torch.long)
+        mask = torch.zeros(len(some), width, dtype=torch.long)
         for row, prompt in enumerate(some):
-            ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = torch.from_numpy(prompt), 1
+            ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
+            mask[row, width - len(prompt) :] = 1
         made = model.generate(
             input_ids=ids,
             attention_mask=mask,

@@ -16,7 +16,7 @@ held: dict[str, Any] = {}
 
 
 class Trainer(DPOTrainer):
-    """Takes the pairs as they stand, and notes the loss and the tokens of a step."""
+    """Takes the pairs in their order, and records the loss and the tokens of a step."""
 
     loss = 0.0
     positions = 0
@@ -56,7 +56,7 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 
 
 def train(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro: int) -> dict[str, Any]:
-    """Begin to train, in place of what was trained before; the seconds until all pairs are prepared, the
+    """Begin to train, in place of any earlier training. Return the seconds until all pairs are prepared, the
     reference's log-probabilities included.
 
     Args:

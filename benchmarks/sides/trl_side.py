@@ -1,11 +1,12 @@
-"""The side of TRL's GRPO trainer: whole steps with its own generation, or its update of responses that are
-given."""
+"""The side of TRL's GRPO trainer: whole steps with its own generation, or its update on given responses."""
 
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from task import RATE, Memory, Paced, prompts, ragged, reward, serve, text, touch
@@ -17,7 +18,7 @@ held: dict[str, Any] = {}
 
 class Trainer(GRPOTrainer):
     """Counts the positions of generation and of the update's forward passes, and the seconds until the
-    responses of a step are there."""
+    responses of a step are prepared."""
 
     positions = tokens = made_positions = made_tokens = 0
     preparing = grad_norm = 0.0
@@ -69,13 +70,14 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 def train(
     prompt_count: int, samples: int, cap: int, micro: int, made: int | None = None, mean: int | None = None
 ) -> dict[str, Any]:
-    """Begin to train, in place of what was trained before; with a mean length the responses are given,
-    geometric and at most `cap` tokens long.
+    """Begin to train, in place of any earlier training.
 
     Args:
         micro: rows of a forward pass.
         made: rows that are generated together and padded to one length; None: all of a step, which is the
-        trainer's default.
+            trainer's default.
+        mean: with it, responses are given instead of generated: of geometric lengths with this mean, at most
+            `cap` tokens.
     """
     if "paced" in held:
         held.pop("paced").close()
@@ -84,26 +86,50 @@ def train(
     tokenizer = AutoTokenizer.from_pretrained(held["model"])
     touch(lm)
     held["loaded"] = Memory()
-    vocabulary, rows = lm.config.vocab_size, prompt_count * samples
+    vocabulary = lm.config.vocab_size
     inputs = prompts(prompt_count, vocabulary)
-    given = {text(ids): [] for ids in inputs}
+    rollout = None
     if mean is not None:
-        responses = ragged(rows, vocabulary, mean=mean, cap=cap)
+        responses = ragged(prompt_count * samples, vocabulary, mean=mean, cap=cap)
         given = {
             text(ids): responses[number * samples : (number + 1) * samples]
             for number, ids in enumerate(inputs)
         }
+        rollout = rollout_of(given, tokenizer)
+    kinds: dict[str, Any] = {
+        "args": config_of(prompt_count * samples, samples, cap, micro, made),
+        "train_dataset": Dataset.from_dict({"prompt": list(dict.fromkeys(map(text, inputs)))}),
+        "processing_class": tokenizer,
+        "reward_funcs": rewards,
+    }
+    trainer = Trainer(lm, **kinds, rollout_func=rollout)
+    held["trainer"] = trainer
+
+    def work(turn: Any) -> None:
+        trainer.add_callback(Turns(turn))
+        trainer.train()
+
+    held["paced"] = Paced(work)
+    return {}
+
+
+def rollout_of(given: dict[str, list[np.ndarray]], tokenizer: Any) -> Callable[..., dict[str, Any]]:
+    """Return TRL's `rollout_func` that answers each prompt with the responses given to it, in turn."""
 
     def rollout(asked: list[str], trainer: Any) -> dict[str, Any]:
-        chosen = [given[prompt][place % samples].tolist() for place, prompt in enumerate(asked)]
-        ids = [tokenizer(prompt)["input_ids"] for prompt in asked]
+        chosen = [given[prompt][place % len(given[prompt])].tolist() for place, prompt in enumerate(asked)]
         return {
-            "prompt_ids": ids,
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in asked],
             "completion_ids": chosen,
             "logprobs": [[-8.0] * len(one) for one in chosen],
         }
 
-    config = GRPOConfig(
+    return rollout
+
+
+def config_of(rows: int, samples: int, cap: int, micro: int, made: int | None) -> GRPOConfig:
+    """Return the trainer's configuration for steps of `rows` rows."""
+    return GRPOConfig(
         output_dir=str(Path(held["model"]) / "trl"),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
@@ -129,22 +155,6 @@ def train(
         report_to=[],
         disable_tqdm=True,
     )
-    dataset = Dataset.from_dict({"prompt": list(given)})
-    kinds: dict[str, Any] = {
-        "args": config,
-        "train_dataset": dataset,
-        "processing_class": tokenizer,
-        "reward_funcs": rewards,
-    }
-    trainer = Trainer(lm, **kinds, rollout_func=rollout if mean is not None else None)
-    held["trainer"] = trainer
-
-    def work(turn: Any) -> None:
-        trainer.add_callback(Turns(turn))
-        trainer.train()
-
-    held["paced"] = Paced(work)
-    return {}
 
 
 def step(seed: int = 0) -> dict[str, Any]:
