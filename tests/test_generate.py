@@ -17,8 +17,8 @@ from test_progress import in_a_terminal
 from tiny_models import build_config, build_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from oat.build.speaker import Manner, load_speaker
 from oat.commands.chat import _certain
-from oat.commands.speaker import Manner, load_speaker
 from oat.engines.decoding import Decoding
 from oat.errors import ConfigError
 from oat.reports.terminal import numbers_table

@@ -20,9 +20,9 @@ from test_weights import turn_bit
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from oat.build.learned import policy_weights
 from oat.build.resolve import resolve
 from oat.build.run import build
-from oat.commands.export import policy_weights
 from oat.config.load import load_config
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError

@@ -25,14 +25,14 @@ MAY_IMPORT = {
         "explore files functional hardware learner ledger loop metrics models oracles plugins "
         "protocols rollout rundir runtime seeds text tracking types"
     ),
-    "cli": "build commands config control errors files loop plugins quickstart reports",
+    "cli": "build commands control errors files loop plugins quickstart reports",
     "collector": "explore protocols seeds types",
     "commands": (
-        "build config data engines errors evaluation files hardware learner ledger loop "
+        "build config data errors evaluation files hardware learner ledger loop "
         "metrics models oracles reports rollout rundir seeds text tracking types"
     ),
     "config": "errors files plugins",
-    "control": "config errors types",
+    "control": "config errors plugins types",
     "data": "errors files plugins seeds text types",
     "engines": "config errors functional hardware models seeds types",
     "environments": "errors plugins types",
@@ -50,9 +50,7 @@ MAY_IMPORT = {
     "plugins": "errors files",
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
-    "reports": (
-        "algorithms build config control errors files ledger loop metrics plugins rundir tracking types"
-    ),
+    "reports": "algorithms build config control errors files ledger loop metrics rundir tracking types",
     "rollout": "data engines environments errors models plugins seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "engines errors protocols types wire",

@@ -13,7 +13,7 @@ import torch
 from fixtures import World, make_model, oat, write_jsonl
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from oat.commands.export import policy_weights
+from oat.build.learned import policy_weights
 from oat.ledger.intents import Intent
 from oat.ledger.store import Store
 from oat.types import UNASKED, Answer

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +20,7 @@ from oat.plugins.loading import naming, place_of
 
 if TYPE_CHECKING:
     from oat.build.resolved import Resolved
-    from oat.commands.speaker import Manner
+    from oat.build.speaker import Manner
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -331,7 +330,7 @@ def _add_manner(command: argparse.ArgumentParser) -> None:
 
 
 def _manner(arguments: argparse.Namespace) -> "Manner":
-    from oat.commands.speaker import Manner
+    from oat.build.speaker import Manner
 
     names = ("template", "system", "temperature", "top_p", "max_new_tokens", "dtype", "seed")
     own = {name: getattr(arguments, name) for name in names}
@@ -351,23 +350,21 @@ def _heard() -> Iterator[Interruption]:
 def _train(arguments: argparse.Namespace, flags: list[str]) -> int:
     with _heard() as told:
         with told.at_once():  # a start is over soon, and leaves nothing
-            from oat.build.resolve import resolve
-            from oat.config.load import load_config, to_yaml
+            from oat.build.targets import resolve_file
 
             if arguments.profile is not None and arguments.profile < 1:
                 raise ConfigError(
                     f"--profile is {arguments.profile}; give the number of steps to trace, at least 1"
                 )
-            config, origins = load_config(arguments.target, flags)
-            resolved = resolve(config, origins)
+            resolved = resolve_file(arguments.target, flags)
             if arguments.print_config:
-                print(to_yaml(resolved.config), end="")
+                print(resolved.as_yaml(), end="")
                 return 0
         return _trained(arguments, resolved, told)
 
 
 def _trained(arguments: argparse.Namespace, resolved: "Resolved", told: Interruption) -> int:
-    config = resolved.config
+    about = resolved.about
     with told.at_once():
         from oat.build.open_run import open_run
         from oat.loop import train
@@ -376,9 +373,9 @@ def _trained(arguments: argparse.Namespace, resolved: "Resolved", told: Interrup
         from oat.reports.trace import train_traced
 
     with open_run(resolved, arguments.source, arguments.accept_changed, told) as run:
-        outcome = Outcome(run, config)
-        print(printable("\n".join(f"oat train: {line}" for line in opening(run, config))), flush=True)
-        with shown(run, config) as show:
+        outcome = Outcome(run, about)
+        print(printable("\n".join(f"oat train: {line}" for line in opening(run, about.run_dir))), flush=True)
+        with shown(run, about.run_dir) as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 show(step, metrics)
@@ -387,7 +384,7 @@ def _trained(arguments: argparse.Namespace, resolved: "Resolved", told: Interrup
             if arguments.profile is None:
                 reason, trace = train(run, report), None
             else:
-                reason, trace = train_traced(run, report, seen(config.run_dir) / "profile", arguments.profile)
+                reason, trace = train_traced(run, report, seen(about.run_dir) / "profile", arguments.profile)
         if arguments.profile is not None:
             where = (
                 f"the trace is {trace}; open it in Perfetto or chrome://tracing"
@@ -396,20 +393,18 @@ def _trained(arguments: argparse.Namespace, resolved: "Resolved", told: Interrup
             )
             print(f"oat train: {where}")
         closing = outcome.lines(
-            reason, outcome.nothing_learned(), f"; write its model with: oat export {config.run_dir} OUT"
+            reason, outcome.nothing_learned(), f"; write its model with: oat export {about.run_dir} OUT"
         )
     print(printable("\n".join(f"oat train: {line}" for line in closing)))
     return 0
 
 
 def _check(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.resolve import resolve
-    from oat.config.load import load_config, to_yaml
+    from oat.build.targets import resolve_file
 
-    config, origins = load_config(arguments.target, flags)
-    resolved = resolve(config, origins)
+    resolved = resolve_file(arguments.target, flags)
     if arguments.print_config:
-        print(to_yaml(resolved.config), end="")
+        print(resolved.as_yaml(), end="")
         return 0
     from oat.commands.check import outline
 
@@ -425,39 +420,19 @@ def _eval(arguments: argparse.Namespace, flags: list[str]) -> int:
 
 
 def _evaluated(arguments: argparse.Namespace, flags: list[str]) -> int:
-    from oat.build.open_run import known_by_file
-    from oat.build.resolve import resolve
+    from oat.build.targets import resolve_evaluated
     from oat.commands.eval import evaluate_once
-    from oat.config.load import load_config, stored_config
     from oat.reports.terminal import numbers_table
 
     if arguments.against is not None:
         return _compare(arguments, flags)
     target = Path(arguments.target)
-    is_run = target.is_dir()
-    config, origins = stored_config(target, flags) if is_run else load_config(target, flags)
-    if is_run:
-        config = known_by_file(config, target / "config.yaml")
-    flagged = {path: place for path, place in origins.items() if place.startswith("--")}
-    resolved = replace(resolve(config, flagged if is_run else origins), origins=origins)
-    config = resolved.config
-    if config.evaluation is None:
-        raise ConfigError(
-            f"{target}: has no section `evaluation`; add --evaluation.path PROMPTS.jsonl, or "
-            "--evaluation.pairs PAIRS.jsonl"
-        )
-    values = evaluate_once(resolved, target if is_run else None)
+    resolved = resolve_evaluated(target, flags)
+    values = evaluate_once(resolved, target if target.is_dir() else None)
     if sys.stdout.isatty():
         numbers = {name: value for name, value in values.items() if name != "step"}
-        print(
-            numbers_table(
-                (
-                    f"{target} after {values['step']} steps, asked about "
-                    f"{config.evaluation.path or config.evaluation.pairs}"
-                ),
-                numbers,
-            )
-        )
+        title = f"{target} after {values['step']} steps, asked about {resolved.about.evaluated}"
+        print(numbers_table(title, numbers))
     else:
         print(json.dumps(values))
     return 1 if "eval/failed" in values else 0
@@ -518,8 +493,8 @@ def _generate(arguments: argparse.Namespace, _: list[str]) -> int:
 
 
 def _generated(arguments: argparse.Namespace) -> int:
+    from oat.build.speaker import load_speaker
     from oat.commands.generate import generate, refuse_known, write_lines
-    from oat.commands.speaker import load_speaker
 
     if arguments.n < 1:
         raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
@@ -542,8 +517,8 @@ def _generated(arguments: argparse.Namespace) -> int:
 
 
 def _chat(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.build.speaker import NO_TEMPLATE, load_speaker
     from oat.commands.chat import chat
-    from oat.commands.speaker import NO_TEMPLATE, load_speaker
 
     chat(load_speaker(arguments.model, _manner(arguments)), continues=arguments.template == NO_TEMPLATE)
     return 0

@@ -9,6 +9,7 @@ import torch
 
 from oat.algorithms.base import Objective
 from oat.types import Batch, Feedback, Group, Plan, Price, Prompt, Question, Sampling, Spent, Trajectory, Work
+from oat.types.budget import Budget
 
 
 class Stateful(Protocol):
@@ -239,6 +240,8 @@ class Stop(Protocol):
     """
 
     last: int | None
+    budget: Budget
+    max_hours: float | None
 
     def reason(self, step: int, spent: Spent) -> str | None:
         """Why the run ends before this step, or None."""

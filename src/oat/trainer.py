@@ -6,20 +6,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oat.build.about import about
 from oat.build.fingerprints import GIVEN
 from oat.build.open_run import as_begun, open_run
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
+from oat.build.targets import evaluated_as, resolve_tree
 from oat.commands.eval import evaluate_once
 from oat.commands.export import export_run
-from oat.config.load import Origins, convert
-from oat.config.settings import Config
+from oat.config.load import Origins
+from oat.config.settings import DEFAULT_PARTS
 from oat.control.interruption import Interruption
 from oat.data.formats import checked
 from oat.data.sources import is_named, unboxed
@@ -124,7 +126,7 @@ class Trainer:
         for section in ("engine", "explorer"):
             if section in tree:
                 tree[section] = {
-                    "name": Config.__dataclass_fields__[section].default.name,
+                    "name": DEFAULT_PARTS[section],
                     **_section(tree[section], "name"),
                 }
         if not tree.setdefault("stop", {}):
@@ -161,7 +163,7 @@ class Trainer:
             **{place: f"oat.Trainer({place[0]}=...)" for place in _places(plain)},
         }
         with plugins.naming(self._given):
-            self.config: Config = resolve(convert(Config, plain, (), self._origins), self._origins).config
+            self.config = resolve_tree(plain, self._origins).config
 
     def train(self) -> Result:
         """Bring the run to its end, from its newest checkpoint.
@@ -179,8 +181,8 @@ class Trainer:
     def _trained(self, told: Interruption) -> Result:
         opened = open_run(self._resolved(), self._source, self.accept_changed, told)
         with opened as run, self._shown(run) as show:
-            is_asked, outcome = False, Outcome(run, self.config)
-            self._say(*opening(run, self.config))
+            is_asked, outcome = False, Outcome(run, about(self.config))
+            self._say(*opening(run, self.run_dir))
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 nonlocal is_asked
@@ -241,9 +243,9 @@ class Trainer:
         """
         with tempfile.TemporaryDirectory() as scratch, seen_from(self._start), plugins.naming(self._given):
             self._write_given()
-            config = as_begun(self._resolved()).config
+            begun = as_begun(self._resolved())
             here = self._changed(Path(scratch) / "run", {"evaluation": fields}) if fields else self
-            if here.config.evaluation is None:
+            if about(here.config).evaluated is None:
                 raise ConfigError(
                     "oat.Trainer.evaluate: nothing says which prompts; give evaluate(path=...), "
                     "pairs=..., or the section `evaluation`"
@@ -251,9 +253,9 @@ class Trainer:
             here._write_given()
             is_begun = (seen(self.run_dir) / "config.yaml").exists()
             with plugins.naming(here._given):
-                config = replace(config, evaluation=here.config.evaluation)
-                evaluated = replace(here._resolved(), config=config)
-                return evaluate_once(evaluated, self.run_dir if is_begun else None)
+                return evaluate_once(
+                    evaluated_as(begun, here._resolved()), self.run_dir if is_begun else None
+                )
 
     def _changed(
         self, run_dir: str | Path, changes: Mapping[str, Any], source: str | None = None
@@ -290,7 +292,7 @@ class Trainer:
             print(printable("\n".join(f"oat.Trainer: {line}" for line in lines)), flush=True)
 
     def _shown(self, run: Run) -> AbstractContextManager[Report]:
-        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.config)
+        return nullcontext(lambda step, metrics: None) if self.quiet else shown(run, self.run_dir)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -360,7 +362,7 @@ class Trainer:
                 given,
                 new,
                 f"oat.Trainer({Path(file).stem}=...)",
-                is_checked=self.config.prompts.on_bad_record == "stop",
+                is_checked=about(self.config).stops_at_bad_records,
             )
 
     def _write_given(self) -> None:

@@ -144,6 +144,11 @@ def load_models(
     return lms
 
 
+def load_policy(resolved: Resolved) -> CausalLM:
+    """The policy's start alone, on the CPU."""
+    return load_model(resolved.config.model)
+
+
 def load_slots(
     resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
+from oat.build.about import About, about
 from oat.build.parts import part_checks, settings_of
-from oat.config.load import Origins, blaming
+from oat.config.load import Origins, blaming, to_yaml
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
@@ -49,6 +50,14 @@ class Resolved:
     def blame(self, field: str) -> AbstractContextManager[None]:
         """Within it errors say where the field stands (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
+
+    @property
+    def about(self) -> About:
+        return about(self.config)
+
+    def as_yaml(self) -> str:
+        """Every setting as text, from which `load_config` reads an equal configuration."""
+        return to_yaml(self.config)
 
     @property
     def requires(self) -> Requires:

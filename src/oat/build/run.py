@@ -19,7 +19,7 @@ from oat.build.learner import EnsembleParts, make_ensemble, make_learner
 from oat.build.models import check_reference, device_notes, load_models, slot_dtypes
 from oat.build.resolve import make_objective
 from oat.build.resolved import Resolved
-from oat.build.run_inputs import RunInputs, gather_inputs
+from oat.build.run_inputs import RunInputs, gather_inputs, recorded_actor
 from oat.collector import Collector
 from oat.config.load import dump
 from oat.config.settings import Config
@@ -41,7 +41,6 @@ from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
-from oat.rollout.recorded import RecordedActor
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
@@ -306,10 +305,7 @@ def _actors(
         environment=run_inputs.environment,
         scorer=scorer,
     )
-    p = resolved.config.prompts
-    if not p.responses:
-        return actor, actor
-    return actor, RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key)
+    return actor, recorded_actor(resolved, run_inputs) or actor
 
 
 def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int | None:

@@ -39,6 +39,7 @@ from oat.oracles.builtin import BUILTIN, KnownOracle
 from oat.oracles.preferences import Preferences
 from oat.oracles.registry import build_oracle, name_source
 from oat.plugins.loading import load_symbol
+from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.text.question_forms import FORMS
 from oat.text.renderer import Renderer
@@ -183,10 +184,10 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
     refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, resolved.blame)
 
 
-def warn_of_changes(run_dir: Path, config: Config, run_inputs: RunInputs) -> None:
+def warn_of_changes(run_dir: Path, resolved: Resolved, run_inputs: RunInputs) -> None:
     """For an evaluation of a run by its own configuration: oracles or held-out prompts that are not those of
     the run, whose stored configuration is resolved for it."""
-    stored = resolve(stored_config(run_dir)[0], {}).config
+    config, stored = resolved.config, resolve(stored_config(run_dir)[0], {}).config
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
         warn_of_changed_oracles(run_inputs.known, run_inputs.roles, run_dir)
         warn_of_other_prompts(run_inputs.known, run_inputs.inputs)
@@ -400,6 +401,12 @@ def _held_out_pairs(
         "too_long": p.too_long,
     }
     return Prompts([Source(e.pairs, split=e.split)], renderer, seeds, **own)
+
+
+def recorded_actor(resolved: Resolved, run_inputs: RunInputs) -> RecordedActor | None:
+    """The actor of recorded responses; None where the policy answers."""
+    p = resolved.config.prompts
+    return RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key) if p.responses else None
 
 
 def pair_columns(config: Config) -> tuple[str, ...]:

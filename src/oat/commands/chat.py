@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from oat.commands.speaker import NO_TEMPLATE, Speaker
+from oat.build.speaker import NO_TEMPLATE, Speaker
 from oat.errors import ConfigError, DataError, OatError, printable
 from oat.types import Message
 

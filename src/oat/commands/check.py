@@ -99,7 +99,7 @@ def outline(
     table = [f"  {name:<13}{text}" for name, text in lines]
     return [
         *table,
-        *(token_lines(config, run_inputs) if with_tokens else []),
+        *(token_lines(resolved, run_inputs) if with_tokens else []),
         *(memory_lines(resolved, lengths) if with_memory else []),
     ]
 

@@ -8,44 +8,24 @@ half a win.
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from oat.build.contenders import Contender, contenders_of
 from oat.build.fingerprints import recorded
-from oat.build.resolve import resolve
-from oat.build.resolved import Resolved
+from oat.build.learned import take_up_policy
 from oat.build.run import build
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
-from oat.commands.export import take_up_policy
-from oat.config.load import load_config, stored_config
-from oat.config.settings import ModelConfig
-from oat.errors import ConfigError
 from oat.evaluation.evaluation import Evaluation, EvaluationOracle
 from oat.evaluation.statistics import average, bootstrap_interval, length_controlled_win_rate, wins
-from oat.files import seen
 from oat.loop import Run
 from oat.seeds import Seeds
 from oat.types import Feedback, Group, Key, Prompt, Question
 
 SLOT = "policy"
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A model that is compared.
-
-    Attributes:
-        name: as it was given.
-        resolved: the comparison's, with its own model and template.
-        run_dir: of the run whose newest checkpoint it is; None: the model as it lies there.
-    """
-
-    name: str
-    resolved: Resolved
-    run_dir: Path | None
 
 
 def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[str, Any]:
@@ -64,7 +44,7 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     Raises:
         OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
     """
-    contenders = _contenders(first, second, flags)
+    contenders = contenders_of(first, second, flags)
     inputs = [_inputs_of(contender) for contender in contenders]
     prompts = _common(inputs)
     other_step, others = _answers(contenders[1], inputs[1], prompts)
@@ -98,51 +78,6 @@ def _inputs_of(contender: Contender) -> RunInputs:
     if contender.run_dir is not None:
         refuse_weights(contender.resolved, run_inputs, is_begun=True)
     return run_inputs
-
-
-def _contenders(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
-    loaded = [_load(name, flags if place == 0 else ()) for place, name in enumerate((first, second))]
-    if loaded[0] is None and loaded[1] is not None:
-        loaded[1] = _load(second, flags)
-    base = loaded[0] or loaded[1]
-    if base is None:
-        raise ConfigError(
-            f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and "
-            "which oracle; give a configuration and the "
-            f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
-        )
-    evaluation = base.config.answering
-    if evaluation is None:
-        raise ConfigError(
-            f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl"
-        )
-
-    def contender(name: str, own: Resolved | None) -> Contender:
-        model, render = ModelConfig(name), base.config.render
-        if own is not None:
-            model = replace(own.config.model, reference=None, reference_update=None)
-            render = own.config.render
-        # the other order is to be asked, and not to be concluded from the first
-        oracle = replace(base.config.oracle, repeats=0)
-        config = replace(base.config, model=model, oracle=oracle, render=render)
-        # a comparison has no reference
-        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
-        # nobody learns, so both may have the same objective
-        resolved = replace(base, config=config, origins={(): name})
-        return Contender(name, resolved, seen(name) if _is_run(name) else None)
-
-    return contender(first, loaded[0]), contender(second, loaded[1])
-
-
-def _load(name: str, flags: Sequence[str]) -> Resolved | None:
-    """The configuration of a run, or in a file; None for a model."""
-    if _is_run(name):
-        return resolve(stored_config(seen(name), flags)[0], {})
-    return resolve(*load_config(name, flags)) if seen(name).is_file() else None
-
-
-def _is_run(name: str) -> bool:
-    return (seen(name) / "config.yaml").exists()
 
 
 def _common(inputs: Sequence[RunInputs]) -> list[Prompt]:

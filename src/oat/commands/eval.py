@@ -5,10 +5,10 @@ import tempfile
 from pathlib import Path
 
 from oat.build.fingerprints import recorded
+from oat.build.learned import take_up_policy
 from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import gather_inputs, refuse_weights, warn_of_changes
-from oat.commands.export import take_up_policy
 from oat.files import seen
 from oat.loop import evaluation_metrics
 
@@ -26,13 +26,12 @@ def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, 
         OatError: a part cannot be made as configured, the run has no checkpoint, or its model or text is not
         what it was.
     """
-    assert resolved.config.evaluation is not None, "who calls it says which prompts"
     with tempfile.TemporaryDirectory() as scratch:
         known = None if run_dir is None else recorded(seen(run_dir))
         run_inputs = gather_inputs(resolved, folder=Path(scratch), known=known)
         if run_dir is not None:
             refuse_weights(resolved, run_inputs, is_begun=True)
-            warn_of_changes(run_dir, resolved.config, run_inputs)
+            warn_of_changes(run_dir, resolved, run_inputs)
         run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)
         try:
             step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))

@@ -2,33 +2,27 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from oat.build.fingerprints import inputs_of_models, inputs_of_template, recorded, refuse_other_models
-from oat.build.run_inputs import make_renderer
+from oat.build.learned import about_run, learned_model, load_learned, policy_weights, weights_prefix
 from oat.commands.swap import swapped_in
-from oat.config.load import blaming, stored_config
-from oat.config.settings import Config
-from oat.errors import CheckpointError, ConfigError, DataError, ExportError
+from oat.errors import ConfigError, DataError, ExportError
 from oat.files import saying_what_is_free, seen
-from oat.learner.models import RewardModel, frozen_checksum
+from oat.learner.models import RewardModel
 from oat.ledger.reader import Reader
-from oat.loop import ROW, Run
+from oat.loop import ROW
 from oat.metrics import repeatable
 from oat.models.causal_lm import CausalLM
-from oat.models.loading import load_tokenizer, save_lm
-from oat.models.lora import load_model, merged, save_adapter
+from oat.models.loading import save_lm
+from oat.models.lora import merged, save_adapter
 from oat.models.sequence_classifier import save_classifier
 from oat.reports.model_card import model_card
-from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import HELD
 from oat.rundir.reading import sound_rows
 from oat.text.renderer import Renderer
@@ -56,156 +50,6 @@ _BESIDE = (
 of tokenizers and of generation."""
 
 
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """The model that a run is about, as a checkpoint has it.
-
-    Attributes:
-        name: "policy" or "reward".
-        step: of the checkpoint.
-        lm: with its adapter, if it has one, beside the other weights.
-        model: the same, or the reward model on it.
-    """
-
-    name: str
-    step: int
-    lm: CausalLM
-    model: CausalLM | RewardModel
-    tokenizer: Any
-    renderer: Renderer
-
-
-def run_config(run_dir: Path) -> Config:
-    """The resolved configuration of a run.
-
-    Raises:
-        ConfigError: the directory holds no run.
-    """
-    file = run_dir / "config.yaml"
-    if not file.exists():
-        raise ConfigError(
-            f"{run_dir}: holds no run (config.yaml is missing); give the directory that `oat train` named"
-        )
-    return stored_config(run_dir)[0]
-
-
-def policy_weights(
-    run_dir: Path, which: int | Literal["best"] | None = None
-) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """A checkpoint's step, the policy's weights by parameter name (or those of a reward model), all its
-    tensors, and its state.
-
-    Args:
-        which: of a step, or the one whose row had the highest `checkpoint.best_metric`; None: the newest.
-
-    Raises:
-        CheckpointError: the run has no usable checkpoint yet, or not this one.
-    """
-    checkpoints = Checkpoints(run_dir / "checkpoints", **asdict(run_config(run_dir).checkpoint))
-    if not checkpoints.steps:
-        raise CheckpointError(
-            f"{run_dir}: has no checkpoint yet; let `oat train` reach its first one (checkpoint.every steps)"
-        )
-    loaded = (
-        checkpoints.load()
-        if which is None
-        else checkpoints.load_step(checkpoints.best() if which == "best" else which)
-    )
-    assert loaded is not None, "a run with checkpoints loads one or says why not"
-    step, tensors, state = loaded
-    prefix = _prefix(_learned(tensors))
-    return (
-        step,
-        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)},
-        tensors,
-        state,
-    )
-
-
-def _learned(tensors: Collection[str]) -> str:
-    """The model that the run of these tensors is about."""
-    return "policy" if any(name.startswith(_prefix("policy")) for name in tensors) else "reward"
-
-
-def _prefix(model: str) -> str:
-    return f"learner/{model}/weights/"
-
-
-def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots
-    the weights that they had; or the reward model, where that is what it has learned. Returns the
-    checkpoint's step.
-
-    Raises:
-        ConfigError: it has learned a reward model, and these boxes have none.
-        CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
-    """
-    step, weights, tensors, state = policy_weights(run_dir)
-    learner, name = run.parts["learner"], _learned(tensors)
-    own, frozen = learner.state, state["learner"]["frozen"][name]
-    if name not in own["frozen"]:
-        raise ConfigError(
-            f"{run_dir}: trained a reward model, and its policy is the model that it started from; give "
-            "that model"
-        )
-    if own["frozen"][name] != frozen:
-        raise CheckpointError(
-            f"the model is not the one that the adapter of {run_dir} was trained beside; put its files "
-            "back as they were"
-        )
-    if "following" in own:  # an evaluation may be of the reference
-        learner.load_state(
-            {
-                **state["learner"],
-                **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()},
-            }
-        )
-    else:
-        run.learner.load_weights(name, weights)
-    kept = {
-        name.removeprefix("weights/"): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("weights/")
-    }
-    run.parts["weights"].load_state({"version": step, **kept})
-    run.weights.restore(run.learner)
-    return step
-
-
-def load_learned(
-    run_dir: Path,
-    config: Config,
-    which: int | Literal["best"] | None = None,
-    device: torch.device | str = "cpu",
-) -> Learned:
-    """The model of a run's checkpoint, with its weights.
-
-    Args:
-        config: of the run.
-        which: as `policy_weights`.
-
-    Raises:
-        CheckpointError: the run has no usable checkpoint yet, or not this one.
-        ModelError, TemplateError: what the run started from cannot be loaded, or is not what it was.
-    """
-    step, weights, tensors, state = policy_weights(run_dir, which)
-    name = _learned(tensors)
-    lm, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model.path)
-    now = {**inputs_of_models(config, lm, tokenizer), **inputs_of_template(config, tokenizer)}
-    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
-    renderer = make_renderer(config, lm, tokenizer)
-    model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
-    if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
-        raise CheckpointError(
-            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put "
-            "its files back as they were"
-        )
-    with torch.no_grad():
-        for tensor, parameter in model.trainable().items():
-            parameter.copy_(weights[tensor])
-    return Learned(name, step, lm, model, tokenizer, renderer)
-
-
 def export_run(
     run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False
 ) -> int:
@@ -223,15 +67,15 @@ def export_run(
         CheckpointError: the run has no usable checkpoint yet, or not this one.
         ExportError: the model cannot be written.
     """
-    config = run_config(run_dir)
+    about = about_run(run_dir)
     is_file = out.exists() and not out.is_dir()
-    if is_file or (out.exists() and out.resolve() == Path(config.model.path).resolve()):
+    if is_file or (out.exists() and out.resolve() == Path(about.model).resolve()):
         raise ConfigError(
             f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory"
         )
-    if adapter and config.model.lora is None:
+    if adapter and not about.has_adapter:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
-    found = load_learned(run_dir, config, which)
+    found = load_learned(run_dir, which)
     if adapter and found.name == "reward":
         raise ConfigError(
             f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave "
@@ -243,14 +87,14 @@ def export_run(
     lm = found.lm if adapter else merged(found.lm)
     place, card = (
         seen(out).resolve(),
-        model_card(run_dir, config, found.step, out, is_adapter=adapter, is_reward=found.name == "reward"),
+        model_card(run_dir, about, found.step, out, is_adapter=adapter, is_reward=found.name == "reward"),
     )
     try:
         with saying_what_is_free(place), swapped_in(place, partial(_of_a_model, place), _KEYS) as new:
             if isinstance(model, RewardModel):
                 save_classifier(lm, model.score.weight, tokenizer, renderer, new)
             else:
-                _save_policy(lm, tokenizer, renderer, config.model.path, new, adapter=adapter)
+                _save_policy(lm, tokenizer, renderer, about.model, new, adapter=adapter)
             (new / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
         needed = sum(tensor.nbytes for tensor in (lm.trainable() if adapter else lm.tensors()).values())
@@ -299,13 +143,15 @@ def digest_run(run_dir: Path) -> dict[str, str]:
         CheckpointError: the run has no usable checkpoint yet.
         DataError: a row of metrics up to the checkpoint is damaged or missing.
     """
-    run_config(run_dir)
+    about_run(run_dir)
     for name in ("metrics.jsonl", "ledger.sqlite"):
         if not (run_dir / name).exists():
             raise ConfigError(f"{run_dir}: {name} is missing; give the directory of a whole run")
     step, weights, tensors, state = policy_weights(run_dir)
     others = {
-        name: tensor for name, tensor in tensors.items() if not name.startswith(_prefix(_learned(tensors)))
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(weights_prefix(learned_model(tensors)))
     }
     state.pop("stop", None)  # hours
     state.pop(HELD, None)  # the ledger itself is below

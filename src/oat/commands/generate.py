@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oat.commands.speaker import SLOT, Speaker
+from oat.build.speaker import SLOT, Speaker
 from oat.data.fit import Fit
 from oat.data.formats import Layout
 from oat.data.index_cache import cache_folders
@@ -38,11 +38,7 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
     Raises:
         DataError: the prompts cannot be read, or one leaves no room for a token of its response.
     """
-    known = speaker.config.prompts if speaker.config is not None else None
-    layout = Layout(
-        prompt_key or (known.prompt_key if known else "prompt"),
-        known.reference_key if known and prompt_key is None else None,
-    )
+    layout = Layout(prompt_key or speaker.prompt_key, speaker.reference_key if prompt_key is None else None)
     room = None if speaker.context is None else speaker.context - 1
     found = PromptSet(Source(prompts), layout, Fit(speaker.renderer, None, room), caches=cache_folders())
     if found.index.over:

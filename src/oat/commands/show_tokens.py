@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oat.build.run_inputs import RunInputs
-from oat.config.settings import Config
+from oat.build.models import load_policy
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs, recorded_actor
 from oat.errors import TemplateError
 from oat.models.causal_lm import CausalLM
-from oat.models.lora import load_model
 from oat.reports.terminal import many
-from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
 from oat.types import Prompt, Segment, Trajectory
 
@@ -25,17 +24,15 @@ _END_SHOWN = 6
 _SPACE = "\u2423"
 
 
-def token_lines(config: Config, run_inputs: RunInputs) -> list[str]:
+def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
     """What is learned from the first prompt of the run, token by token: where responses are sampled, the
     reference stands for one, and the model itself is asked how it goes on."""
     prompts, renderer = run_inputs.prompts.take(_ENDS_SEEN), run_inputs.renderer
     prompt = prompts[0]
-    if config.prompts.responses:
-        actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
-        rows, names = (
-            actor.sample([prompt], {}, ())[0].trajectories,
-            [f"the response {name!r}" for name in config.prompts.responses],
-        )
+    recorded = recorded_actor(resolved, run_inputs)
+    if recorded is not None:
+        rows = recorded.sample([prompt], {}, ())[0].trajectories
+        names = [f"the response {name!r}" for name in recorded.columns]
     else:
         response = _stand_in(renderer, prompt.reference or "")
         rows = (
@@ -64,11 +61,7 @@ def token_lines(config: Config, run_inputs: RunInputs) -> list[str]:
     ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
     strings = f"; or the text {', '.join(map(repr, renderer.stop))}" if renderer.stop else ""
     lines.append(f"stop ids: {ends}{strings}")
-    return (
-        lines
-        if config.prompts.responses
-        else [*lines, *_after_prompts(load_model(config.model), renderer, prompts)]
-    )
+    return lines if recorded else [*lines, *_after_prompts(load_policy(resolved), renderer, prompts)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from oat.config.settings import Component, Config
+from oat.config.settings import DEFAULT_PARTS, Config
 from oat.errors import ConfigError, DataError, EngineError, ModelError, TemplateError, did_you_mean
 from oat.files import seen, start
 from oat.plugins.registry import ALGORITHMS, ENGINES
@@ -71,9 +71,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
         place = ["model", "path"] if name == "model" and isinstance(value, str) else name.split(".")
         _set(tree, place, value, flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / path.stem))
-    for f in dataclasses.fields(Config):
-        if isinstance(f.default, Component) and isinstance(tree.get(f.name), dict):
-            tree[f.name].setdefault("name", f.default.name)
+    for section, name in DEFAULT_PARTS.items():
+        if isinstance(tree.get(section), dict):
+            tree[section].setdefault("name", name)
     return convert(Config, tree, (), origins), origins
 
 
@@ -298,7 +298,12 @@ def dump(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """The resolved tree as text; `load_config` reads an equal one from it."""
-    return yaml.dump(dump(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return tree_to_yaml(dump(config))
+
+
+def tree_to_yaml(tree: Mapping[str, Any]) -> str:
+    """A tree of plain data, as `dump` gives it, as text."""
+    return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins) -> Any:

@@ -6,7 +6,7 @@ checked by `oat.build.resolve`, which knows the parts. `oat.config.load` reads a
 """
 
 import datetime
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -416,3 +416,7 @@ class Config:
     def answering(self) -> EvaluationConfig | None:
         """The section `evaluation`, where held-out prompts are answered and not only pairs measured."""
         return self.evaluation if self.evaluation is not None and self.evaluation.path is not None else None
+
+
+DEFAULT_PARTS = {f.name: f.default.name for f in fields(Config) if isinstance(f.default, Component)}
+"""The part of each section that may be left out."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from oat.errors import warn
+from oat.plugins.registry import ORACLES
 from oat.types import UNASKED, Item
 
 MISSING, WASTED = "answers/missing_frac", "answers/wasted_frac"
@@ -15,17 +16,6 @@ CAUSES = {
 """For each mark of a missing value, the metric with the share of a step's questions that have it."""
 
 _SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget did not allow them"}
-_LONG = (
-    "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
-)
-_ABSTAINS = {
-    "judge": "its replies have no verdict; ask it one question yourself: a model that thinks first needs a "
-    "higher max_tokens, others are read or "
-    "asked in another way (its options reads, ties and mode; docs/oracles/judge.md)",
-    "reward_model": _LONG,
-    "pairrm": _LONG,
-    "remote": "the server gave no score; look at its own log",
-}
 _FAILS = (
     "look at the log of what was asked (a service's own, or what a function prints), and at oracle.deadline_s"
 )
@@ -46,7 +36,8 @@ def why(mark: str, oracle: str) -> str:
         return f"{_SAID[mark]}: {_FAILS if mark == 'failed' else _COSTS}"
     columns = "look at prompts.reference_key and the columns of the data that it reads"
     returned = f"its function returned None; {columns}" if ":" in oracle else columns
-    return f"{_SAID[mark]}: {_ABSTAINS.get(oracle.partition('/')[0], returned)}"
+    own = getattr(ORACLES.get(oracle.partition("/")[0]), "when_it_abstains", "")
+    return f"{_SAID[mark]}: {own or returned}"
 
 
 def missing(items: Sequence[Item]) -> dict[str, float]:

@@ -395,20 +395,10 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
 
 
 def _check_sampling(what: str, sampling: Sampling) -> None:
-    sound = {
-        "max_new_tokens": sampling.max_new_tokens >= 0,
-        "temperature": 0.0 <= sampling.temperature < float("inf"),
-        "top_k": sampling.top_k >= 0,
-        "top_p": 0.0 < sampling.top_p <= 1.0,
-        "min_p": 0.0 <= sampling.min_p <= 1.0,
-        "stop": all(sampling.stop),
-    }
-    for name, is_sound in sound.items():
-        if not is_sound:
-            raise EngineError(
-                f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it "
-                "may be"
-            )
+    for name in sampling.faults():
+        raise EngineError(
+            f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may be"
+        )
 
 
 def _check_ids(what: str, ids: np.ndarray, context: int | None, vocab_rows: int) -> None:

@@ -46,6 +46,9 @@ class Oracle:
     says. After a file has changed, a run goes on only when the user accepts that
     (`build/fingerprints.py`)."""
 
+    when_it_abstains: str = ""
+    """What a user should look at when it abstains, for warnings; "" where nothing is known beside its data."""
+
     @property
     def metrics(self) -> Mapping[str, float]:
         """Numbers by name (`oat.metrics`), as they stand now. Every row of metrics reads them."""

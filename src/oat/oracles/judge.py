@@ -106,6 +106,11 @@ class Judge(Oracle):
     """
 
     __signature__ = inspect.signature(JudgeConfig)
+    when_it_abstains = (
+        "its replies have no verdict; ask it one question yourself: a model that thinks first needs a higher "
+        "max_tokens, others are read or asked in another way (its options reads, ties and mode; "
+        "docs/oracles/judge.md)"
+    )
 
     def __init__(self, **options: Any):
         self.config = c = judge_config(options)

@@ -10,6 +10,12 @@ Values = Sequence[Sequence[float | None]]
 """The values of each question; None is an abstention."""
 
 
+TOO_LONG = (
+    "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
+)
+"""What a user should look at when an oracle abstains that reads texts of a bounded length."""
+
+
 class LocalOracle(Oracle):
     """Computes the answers to all collected questions in one call of `collect`, which takes as long as that
     takes.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from oat.errors import ConfigError, OracleError, TemplateError
 from oat.models.scoring import Scorer
-from oat.oracles.local import LocalOracle, Values
+from oat.oracles.local import TOO_LONG, LocalOracle, Values
 from oat.types import Question
 
 
@@ -29,6 +29,8 @@ class RewardModelOracle(LocalOracle):
     Raises:
         ConfigError, ModelError: as `oat.models.scoring.Scorer`, or a setting that has no meaning.
     """
+
+    when_it_abstains = TOO_LONG
 
     def __init__(
         self,

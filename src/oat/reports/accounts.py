@@ -15,15 +15,13 @@ was asked again, since a run may be killed more than once.
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from oat.config.load import load_config
-from oat.config.settings import Config
 from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import replacing, write_atomically
 from oat.ledger.audit import UNREADABLE, contradictions
@@ -31,6 +29,7 @@ from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
 from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
+from oat.rundir.reading import LoadedRun
 from oat.types import Answer, Group
 from oat.types.budget import in_money
 
@@ -175,10 +174,11 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out}: give a name that ends in .jsonl or .parquet")
     make = _preferences if layout == "preference" else _scored
-    config, _ = load_config(run_dir / "config.yaml")
+    run = LoadedRun(run_dir)
+    columns, has_turns = run.response_columns, run.has_environment
     refuse_lost(run_dir)
     with _opened(run_dir) as store:
-        responses = _Responses(store, config)
+        responses = _Responses(store, columns, has_turns=has_turns)
         rows = []
         left_out = 0
         answered = [asked for asked in store.answered() if asked.question.key.purpose == purpose]
@@ -261,12 +261,17 @@ class _SeveralTurns(Exception):
 
 
 class _Responses:
-    """The responses of a run as messages."""
+    """The responses of a run as messages.
 
-    def __init__(self, store: Reader, config: Config):
+    Args:
+        columns: columns of recorded responses; none where they are sampled.
+        has_turns: whether a response may have earlier turns.
+    """
+
+    def __init__(self, store: Reader, columns: Sequence[str], *, has_turns: bool):
         self.store = store
-        self.columns = config.prompts.responses
-        self.has_turns = config.sampling.environment is not None
+        self.columns = columns
+        self.has_turns = has_turns
         self.round: tuple[Any, ...] = ()
         self.groups: list[Group] = []
 

@@ -3,14 +3,13 @@ curves, and how to load it."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oat.config.load import to_yaml
-from oat.config.settings import Config
+from oat.build.about import About
+from oat.config.load import tree_to_yaml
 from oat.files import seen
 from oat.ledger.reader import Reader
 from oat.reports.accounts import accounts
@@ -68,39 +67,39 @@ or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
 
 
 def model_card(
-    run_dir: Path, config: Config, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False
+    run_dir: Path, about: About, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False
 ) -> str:
     """Return the text of a README.md for a model directory.
 
     Directories of this machine are named by their last part only; ids of a hub stay.
 
     Args:
-        config: configuration of the run.
+        about: settings of the run.
         step: step of the checkpoint that is exported.
         out: directory of the exported model.
         is_reward: the model is a reward model.
     """
-    base = _public(config.model.path)
+    base = _public(about.model)
     name = out.resolve().name
-    algorithm = _public(config.algorithm.name)
+    algorithm = _public(about.algorithm)
     task = "text-classification" if is_reward else "text-generation"
     front = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": task,
         "tags": ["oat", algorithm],
     }
-    if _HUB_ID.fullmatch(config.model.path) and not seen(config.model.path).exists():
+    if _HUB_ID.fullmatch(about.model) and not seen(about.model).exists():
         front |= {
-            "base_model": config.model.path,
+            "base_model": about.model,
             "base_model_relation": "adapter" if is_adapter else "finetune",
         }
     sections = {
         "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(
             place=name, base=base
         ),
-        "What it learned from": _sources(run_dir, config),
+        "What it learned from": _sources(run_dir, about.prompts),
         "How it went": _curve(run_dir, step),
-        "Configuration": f"```yaml\n{to_yaml(_without_places(config))}```\n",
+        "Configuration": f"```yaml\n{tree_to_yaml(_without_places(about.tree))}```\n",
         "Versions": "".join(f"* {name} {version}\n" for name, version in versions().items()),
     }
     head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
@@ -115,12 +114,7 @@ def model_card(
     return "\n".join(parts + [f"## {title}\n\n{text}" for title, text in sections.items()])
 
 
-def _sources(run_dir: Path, config: Config) -> str:
-    paths = (
-        [config.prompts.path]
-        if isinstance(config.prompts.path, str)
-        else [p if isinstance(p, str) else p.path for p in config.prompts.path]
-    )
+def _sources(run_dir: Path, paths: Sequence[str]) -> str:
     lines = [f"* Prompts: {', '.join(f'`{_public(path)}`' for path in paths)}"]
     with closing(Reader(run_dir / "ledger.sqlite")) as store:
         for account in [account for account in accounts(store) if account.oracle != UNASKED]:
@@ -152,24 +146,17 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
-def _without_places(config: Config) -> Config:
-    """Return the configuration with directories of this machine cut to their last part, and with secrets
+def _without_places(value: Any) -> Any:
+    """Return settings as plain data, with directories of this machine cut to their last part, and with secrets
     masked by their field's name."""
-
-    def cut(value: Any) -> Any:
-        if hasattr(value, "__dataclass_fields__"):
-            return replace(value, **cut(vars(value)))
-        if isinstance(value, dict):
-            return {
-                name: "***" if is_secret(name) and item is not None else cut(item)
-                for name, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return type(value)(cut(item) for item in value)
-        return _public(value) if isinstance(value, str) else value
-
-    without: Config = cut(config)
-    return without
+    if isinstance(value, Mapping):
+        return {
+            name: "***" if is_secret(name) and item is not None else _without_places(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    return _public(value) if isinstance(value, str) else value
 
 
 def _public(name: str) -> str:

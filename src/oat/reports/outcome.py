@@ -8,13 +8,12 @@ were killed. Where rows are missing it is unknown.
 from collections.abc import Collection, Mapping, Sequence
 
 from oat.algorithms.base import Objective
+from oat.build.about import About
 from oat.build.fork import begins_after
-from oat.config.settings import Config
 from oat.control.silence import CAUSES, MISSING, why
 from oat.errors import warn
 from oat.files import seen
 from oat.loop import Run
-from oat.plugins.registry import ALGORITHMS
 from oat.reports.progress import way_on
 from oat.rundir.reading import sound_rows
 
@@ -33,13 +32,13 @@ class Outcome:
     """Watches a run from its start.
 
     Args:
-        config: configuration of the run, resolved.
+        about: settings of the run.
     """
 
-    def __init__(self, run: Run, config: Config):
+    def __init__(self, run: Run, about: About):
         self.run = run
-        self.config = config
-        self.directory = seen(config.run_dir)
+        self.about = about
+        self.directory = seen(about.run_dir)
         self.begins = begins_after(self.directory)
         self.is_idle = True
 
@@ -61,8 +60,8 @@ class Outcome:
             cause: why it learned nothing, as `nothing_learned` returns it.
             way_to_export: end of the line about a run that finished.
         """
-        place = f"the run lies in {self.config.run_dir}"
-        idle = [way_on(self.run, self.config, reason)] if self.is_idle else []
+        place = f"the run lies in {self.about.run_dir}"
+        idle = [way_on(self.run, self.about, reason)] if self.is_idle else []
         if cause is None:
             return [f"finished, {reason}; {place}{way_to_export}", *idle]
         return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
@@ -77,10 +76,10 @@ class Outcome:
         is_none_due = not own and (self.is_idle or self.run.stop.steps_done(self.begins) is not None)
         if is_none_due or damage or any(step > last for step in self.run.checkpoints.steps):
             return None
-        return likely_cause(own, self.run.objectives[0], self.config)
+        return likely_cause(own, self.run.objectives[0], self.about)
 
 
-def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None:
+def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
     """Return why nothing was learned in the steps of these rows; None if something was.
 
     A run learns nothing if it makes no optimiser step, or if the gradient or the learning rate is 0 in all of
@@ -92,13 +91,13 @@ def likely_cause(rows: Rows, objective: Objective, config: Config) -> str | None
     norms, rates = (_names(objective.wants, end) for end in ("grad_norm", "learning_rate"))
     if not _any(rows, norms):
         return (
-            _cause_of_no_step(rows, objective, config)
+            _cause_of_no_step(rows, objective, about)
             if not any(name in row for name in norms for row in rows)
             else _cause_of_no_gradient(rows, objective)
         )
     if not _any(rows, rates):
-        return f"the learning rate was 0 in every step ({_rate_settings(config)})"
-    is_of_groups = config.algorithm.name in ALGORITHMS and SPREAD in objective.watched
+        return f"the learning rate was 0 in every step ({about.why_no_rate})"
+    is_of_groups = about.is_ours and SPREAD in objective.watched
     return _equal_rewards(rows) if is_of_groups and _is_flat(rows) else None
 
 
@@ -113,13 +112,6 @@ def _names(trained: Collection[str], end: str) -> list[str]:
 def _any(rows: Rows, names: Collection[str]) -> bool:
     """Return whether one of these metrics is ever other than 0."""
     return any(row.get(name, 0.0) != 0.0 for name in names for row in rows)
-
-
-def _rate_settings(config: Config) -> str:
-    c = config.learner
-    if c.learning_rate == 0:
-        return "learner.learning_rate is 0"
-    return f"learner.warmup_steps is {c.warmup_steps}, and it rises from 0"
 
 
 def _is_flat(rows: Rows) -> bool:
@@ -148,7 +140,7 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
     )
 
 
-def _cause_of_no_step(rows: Rows, objective: Objective, config: Config) -> str:
+def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
     """Return why there was no optimiser step: the cause that holds for most of the questions."""
     none = "no optimiser step was made"
     if _any(rows[-1:], ["optim/skipped"]):
@@ -163,10 +155,10 @@ def _cause_of_no_step(rows: Rows, objective: Objective, config: Config) -> str:
         found = (
             "nobody was asked"
             if is_mute
-            else f"of the questions, {config.oracle.name} left {shares[most]:.0%} without a value"
+            else f"of the questions, {about.oracle} left {shares[most]:.0%} without a value"
         )
         if shares[most]:
-            return f"{none}; {found}: {why(most, config.oracle.name)}"
+            return f"{none}; {found}: {why(most, about.oracle)}"
     if (own := objective.why_no_rows(rows)) is not None:
         return f"{none}: {own}"
     if _any(rows, ["pairs/empty_frac"]) and _mean(rows, "pairs/empty_frac") >= _mean(rows, TIED):

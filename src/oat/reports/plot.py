@@ -22,7 +22,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from oat.config.load import dump
 from oat.errors import ConfigError, DataError, did_you_mean, printable
 from oat.metrics import NAMES, listed, unit
 from oat.reports.metric_names import ours
@@ -126,7 +125,7 @@ def plot_runs(
 def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
     """Return the lines of a plot, metric by metric for each configuration."""
     rows = {run: read_metrics(run / "metrics.jsonl") for run in runs}
-    trees = {run: _flat(_within(dump(load_run(run).config))) for run in runs}
+    trees = {run: _flat(_within(load_run(run).settings)) for run in runs}
     wanted: Sequence[str | None] = metrics or (GOLD if against in ("kl", "sqrt_kl") else [None])
     chosen = [_chosen(metric, rows) for metric in dict.fromkeys(wanted)]
     together: dict[str, list[Path]] = {}

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from oat.config.settings import Config
+from oat.build.about import About
 from oat.files import seen
 from oat.loop import Report, Run
 from oat.reports.terminal import is_terminal
@@ -52,13 +53,13 @@ _DOING = {
 
 
 @contextmanager
-def shown(run: Run, config: Config) -> Iterator[Report]:
+def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
     """Yield the report that `loop.train` calls after each step. In a terminal, what the run is doing is shown
     too until the context ends."""
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
-    display = Display(run, config, read_metrics(seen(config.run_dir) / "metrics.jsonl"))
+    display = Display(run, read_metrics(seen(run_dir) / "metrics.jsonl"))
     name_boxes(run, display.doing)
     with display.drawn():
         yield display.report
@@ -78,7 +79,7 @@ def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
         print(flush=True)
 
 
-def opening(run: Run, config: Config) -> list[str]:
+def opening(run: Run, run_dir: str | Path) -> list[str]:
     """Return the lines that are printed before the first step."""
     begun = run.checkpoints.next_loaded
     is_over = begun is not None and run.stop.steps_done(begun) is not None
@@ -88,7 +89,7 @@ def opening(run: Run, config: Config) -> list[str]:
         else f"; the run {'stands at' if is_over else 'goes on from'} its checkpoint after {_steps(begun)}"
     )
     return [
-        f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {config.run_dir}{where}",
+        f"{_steps(run.stop.last) if run.stop.last else 'endless steps'} in {run_dir}{where}",
         *run.notes,
     ]
 
@@ -97,9 +98,9 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def way_on(run: Run, config: Config, reason: str) -> str:
+def way_on(run: Run, about: About, reason: str) -> str:
     """Return how to continue a run that had already ended when it was started again."""
-    is_used_up = run.stop.last != config.stop.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
+    is_used_up = run.stop.last != about.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
     used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
     return (
@@ -115,11 +116,10 @@ class Display:
         rows: rows of metrics of earlier processes.
     """
 
-    def __init__(self, run: Run, config: Config, rows: Sequence[Mapping[str, float]] = ()):
+    def __init__(self, run: Run, rows: Sequence[Mapping[str, float]] = ()):
         from rich.console import Console
 
         self.run = run
-        self.config = config
         self.rows = list(rows)
         self.console = Console(markup=False, highlight=False, emoji=False)
         self.cells: list[tuple[str, Any, Any]] = []
@@ -161,7 +161,7 @@ class Display:
             self.console.print(step_line(step, self.run.stop.last, values), soft_wrap=True)
         spent = self.run.ledger.spent_before(step).price
         used = {"queries": spent.queries, "tokens": spent.tokens, "cost": spent.cost}
-        limits = {name: getattr(self.config.stop, f"max_{name}") for name in used}
+        limits = {name: getattr(self.run.stop.budget, name) for name in used}
         self._plan(step, used, limits)
         named = [name for name in WATCHED if any(name in row for row in self.rows)][:_SHOWN]
         self.cells = [
@@ -212,7 +212,7 @@ class Display:
         bounds: list[tuple[float, float | None, float]] = [(step, self.run.stop.last, per_row)]
         for name, limit in limits.items():
             bounds.append((used[name], limit, per_row * step / used[name] if used[name] else math.inf))
-        hours = self.config.stop.max_hours
+        hours = self.run.stop.max_hours
         bounds.append((self.run.parts["stop"].state["seconds"], None if hours is None else 3600 * hours, 1.0))
         self.done = max((min(1.0, spent / most) for spent, most, _ in bounds if most), default=0.0)
         ends = [max(0.0, most - spent) * cost for spent, most, cost in bounds if most]

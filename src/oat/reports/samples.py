@@ -121,7 +121,7 @@ def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
     files = {
         int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")
     }
-    column = load_run(run_dir).config.prompts.prompt_key
+    column = load_run(run_dir).prompt_key
     for number in _chosen(run_dir, sorted(files, reverse=True), step, "evaluation is on disk"):
         for mode, rows in groupby(_records(files[number], column), lambda row: row["mode"]):
             prompts = [[*of_one] for _, of_one in groupby(_numbered(rows), lambda pair: pair[0])]

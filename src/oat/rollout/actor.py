@@ -198,13 +198,8 @@ class Actor:
         return turn.message is not None
 
     def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
-        return Trajectory(
-            episode.slot,
-            tuple(episode.segments),
-            episode.finish_reason,
-            episode.text,
-            sampling.temperature,
-            episode.reward,
+        return sampling.trajectory(
+            episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, episode.reward
         )
 
 

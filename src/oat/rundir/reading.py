@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oat.config.load import load_config
+from oat.config.load import dump, load_config
 from oat.config.settings import Config
 from oat.errors import ConfigError, DataError, warn
 from oat.files import parse_json, seen
@@ -81,6 +81,26 @@ class LoadedRun:
         return load_config(self.path / "config.yaml")[0]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting as plain data, as `config.yaml` has it."""
+        return dump(self.config)
+
+    @property
+    def prompt_key(self) -> str:
+        """Column of the prompt in the data."""
+        return self.config.prompts.prompt_key
+
+    @property
+    def response_columns(self) -> tuple[str, ...]:
+        """Columns of the responses that the run learns from; none where they are sampled."""
+        return self.config.prompts.responses
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether an environment answers the model, so that an episode has several responses."""
+        return self.config.sampling.environment is not None
+
+    @property
     def environment(self) -> list[dict[str, Any]]:
         """With what its rows were made: one entry for each process that worked on it, the first one first
         (docs/watching.md)."""
@@ -106,7 +126,7 @@ class LoadedRun:
         rows = (
             {"step": int(file.stem.removeprefix("step_")), **row} for file in files for row in read_rows(file)
         )
-        prompt = self.config.prompts.prompt_key
+        prompt = self.prompt_key
         return table(rows, ("step", prompt, f"format_{prompt}", *_EVALUATED))
 
     @property

@@ -1,5 +1,6 @@
 """Sampling: its settings, requests to engines, and the trajectories that come of them."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -40,6 +41,29 @@ class Sampling:
     def truncates(self) -> bool:
         """True if some ids of the vocabulary cannot be drawn."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    def faults(self) -> list[str]:
+        """Names of the fields whose value is out of range."""
+        is_sound = {
+            "max_new_tokens": self.max_new_tokens >= 0,
+            "temperature": 0.0 <= self.temperature < math.inf,
+            "top_k": self.top_k >= 0,
+            "top_p": 0.0 < self.top_p <= 1.0,
+            "min_p": 0.0 <= self.min_p <= 1.0,
+            "stop": all(self.stop),
+        }
+        return [name for name, sound in is_sound.items() if not sound]
+
+    def trajectory(
+        self,
+        slot: str,
+        segments: "tuple[Segment, ...]",
+        finish_reason: FinishReason,
+        text: str,
+        reward: float | None = None,
+    ) -> "Trajectory":
+        """The trajectory of responses drawn with these settings, of which it records the temperature."""
+        return Trajectory(slot, segments, finish_reason, text, self.temperature, reward)
 
 
 @dataclass(frozen=True, eq=False)

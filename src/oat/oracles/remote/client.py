@@ -52,6 +52,8 @@ class RemoteOracle(Oracle):
         ConfigError: an argument cannot be used.
     """
 
+    when_it_abstains = "the server gave no score; look at its own log"
+
     def __init__(
         self,
         url: str | Sequence[str],

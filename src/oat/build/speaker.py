@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 
 from oat.build.engine import make_engine, plain_sampling
+from oat.build.learned import load_learned, run_config
 from oat.build.models import check_tokenizer, device_of
 from oat.build.parts import settings_of
 from oat.build.run_inputs import make_renderer
-from oat.commands.export import load_learned, run_config
 from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
@@ -82,12 +82,13 @@ class Speaker:
 
     Attributes:
         name: as it was given, with the step of the checkpoint.
-        config: of the run; None for a model without one.
+        prompt_key, reference_key: columns of the run's data; a model without a run has "prompt" and None.
         context: most tokens of a sequence; None: no limit.
     """
 
     name: str
-    config: Config | None
+    prompt_key: str
+    reference_key: str | None
     renderer: Renderer
     engine: TorchEngine
     sampling: Sampling
@@ -146,7 +147,7 @@ def _of_run(run_dir: Path, manner: Manner) -> Speaker:
             "an exported model"
         )
     here = config.compute.profile if torch.cuda.is_available() else "cpu"
-    found = load_learned(run_dir, config, manner.step, device_of(manner.profile or here))
+    found = load_learned(run_dir, manner.step, device_of(manner.profile or here))
     if found.name == "reward":
         raise ConfigError(
             f"{run_dir}: trained a reward model, which answers nothing; give a run that trained a policy, "
@@ -201,7 +202,8 @@ def _made(
         name: getattr(manner, name) for name in ("temperature", "top_p", "max_new_tokens")
     }
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
-    return Speaker(name, config, renderer, engine, sampling, Seeds(manner.seed), lm.context_length)
+    keys = ("prompt", None) if config is None else (config.prompts.prompt_key, config.prompts.reference_key)
+    return Speaker(name, *keys, renderer, engine, sampling, Seeds(manner.seed), lm.context_length)
 
 
 def _refuse_system(target: str | Path, manner: Manner, template: str | None) -> None:

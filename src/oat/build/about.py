@@ -1,0 +1,63 @@
+"""The settings of a run that its reports name, as plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oat.config.load import dump
+from oat.config.settings import Config
+from oat.plugins.registry import ALGORITHMS
+
+
+@dataclass(frozen=True)
+class About:
+    """The settings of one run.
+
+    Attributes:
+        run_dir: where the run lives, as it was given.
+        model: the policy's start, a directory or a hub id.
+        has_adapter: whether an adapter is trained beside the frozen weights.
+        algorithm: name of the algorithm.
+        is_ours: whether the algorithm is one of ours.
+        oracle: name of the oracle that training asks.
+        prompts: the sources of the prompts.
+        max_steps: `stop.max_steps`.
+        stops_at_bad_records: whether a malformed record ends the run before it starts.
+        evaluated: what evaluations read: prompts, or pairs; None without an evaluation.
+        why_no_rate: the setting because of which the learning rate is 0 in a run's first steps, in words.
+        tree: every setting, as `config.yaml` has it.
+    """
+
+    run_dir: str
+    model: str
+    has_adapter: bool
+    algorithm: str
+    is_ours: bool
+    oracle: str
+    prompts: tuple[str, ...]
+    max_steps: int | None
+    stops_at_bad_records: bool
+    evaluated: str | None
+    why_no_rate: str
+    tree: Mapping[str, Any]
+
+
+def about(config: Config) -> About:
+    learner, path = config.learner, config.prompts.path
+    e = config.evaluation
+    sources = (path,) if isinstance(path, str) else path
+    rises = f"learner.warmup_steps is {learner.warmup_steps}, and it rises from 0"
+    return About(
+        run_dir=config.run_dir,
+        model=config.model.path,
+        has_adapter=config.model.lora is not None,
+        algorithm=config.algorithm.name,
+        is_ours=config.algorithm.name in ALGORITHMS,
+        oracle=config.oracle.name,
+        prompts=tuple(source if isinstance(source, str) else source.path for source in sources),
+        max_steps=config.stop.max_steps,
+        stops_at_bad_records=config.prompts.on_bad_record == "stop",
+        evaluated=None if e is None else e.path or e.pairs,
+        why_no_rate="learner.learning_rate is 0" if learner.learning_rate == 0 else rises,
+        tree=dump(config),
+    )

@@ -1,0 +1,82 @@
+"""The two models that `oat eval A --against B` compares, each as a configuration of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
+from oat.config.load import load_config, stored_config
+from oat.config.settings import ModelConfig
+from oat.errors import ConfigError
+from oat.files import seen
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that is compared.
+
+    Attributes:
+        name: as it was given.
+        resolved: the comparison's, with its own model and template.
+        run_dir: of the run whose newest checkpoint it is; None: the model as it lies there.
+    """
+
+    name: str
+    resolved: Resolved
+    run_dir: Path | None
+
+
+def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
+    """The two contenders, which differ in nothing but model and template.
+
+    Args:
+        first, second: a run directory, a configuration, or a model. The rest of both configurations is that of the
+            first one that is no bare model.
+        flags: over that configuration.
+
+    Raises:
+        ConfigError: neither is a run or a configuration, or it has no held-out prompts.
+    """
+    loaded = [_load(name, flags if place == 0 else ()) for place, name in enumerate((first, second))]
+    if loaded[0] is None and loaded[1] is not None:
+        loaded[1] = _load(second, flags)
+    base = loaded[0] or loaded[1]
+    if base is None:
+        raise ConfigError(
+            f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and "
+            "which oracle; give a configuration and the "
+            f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
+        )
+    evaluation = base.config.answering
+    if evaluation is None:
+        raise ConfigError(
+            f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl"
+        )
+
+    def contender(name: str, own: Resolved | None) -> Contender:
+        model, render = ModelConfig(name), base.config.render
+        if own is not None:
+            model = replace(own.config.model, reference=None, reference_update=None)
+            render = own.config.render
+        # the other order is to be asked, and not to be concluded from the first
+        oracle = replace(base.config.oracle, repeats=0)
+        config = replace(base.config, model=model, oracle=oracle, render=render)
+        # a comparison has no reference
+        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
+        # nobody learns, so both may have the same objective
+        resolved = replace(base, config=config, origins={(): name})
+        return Contender(name, resolved, seen(name) if _is_run(name) else None)
+
+    return contender(first, loaded[0]), contender(second, loaded[1])
+
+
+def _load(name: str, flags: Sequence[str]) -> Resolved | None:
+    """The configuration of a run, or in a file; None for a model."""
+    if _is_run(name):
+        return resolve(stored_config(seen(name), flags)[0], {})
+    return resolve(*load_config(name, flags)) if seen(name).is_file() else None
+
+
+def _is_run(name: str) -> bool:
+    return (seen(name) / "config.yaml").exists()

@@ -1,0 +1,180 @@
+"""The model that a run has learned, as one of its checkpoints holds it."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from oat.build.about import About, about
+from oat.build.fingerprints import inputs_of_models, inputs_of_template, recorded, refuse_other_models
+from oat.build.run_inputs import make_renderer
+from oat.config.load import blaming, stored_config
+from oat.config.settings import Config
+from oat.errors import CheckpointError, ConfigError
+from oat.learner.models import RewardModel, frozen_checksum
+from oat.loop import Run
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer
+from oat.models.lora import load_model
+from oat.rundir.checkpoints import Checkpoints
+from oat.text.renderer import Renderer
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """The model that a run is about, as a checkpoint has it.
+
+    Attributes:
+        name: "policy" or "reward".
+        step: of the checkpoint.
+        lm: with its adapter, if it has one, beside the other weights.
+        model: the same, or the reward model on it.
+    """
+
+    name: str
+    step: int
+    lm: CausalLM
+    model: CausalLM | RewardModel
+    tokenizer: Any
+    renderer: Renderer
+
+
+def run_config(run_dir: Path) -> Config:
+    """The resolved configuration of a run.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    file = run_dir / "config.yaml"
+    if not file.exists():
+        raise ConfigError(
+            f"{run_dir}: holds no run (config.yaml is missing); give the directory that `oat train` named"
+        )
+    return stored_config(run_dir)[0]
+
+
+def about_run(run_dir: Path) -> About:
+    """The settings of a run that its reports name.
+
+    Raises:
+        ConfigError: the directory holds no run.
+    """
+    return about(run_config(run_dir))
+
+
+def policy_weights(
+    run_dir: Path, which: int | Literal["best"] | None = None
+) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
+    """A checkpoint's step, the policy's weights by parameter name (or those of a reward model), all its
+    tensors, and its state.
+
+    Args:
+        which: of a step, or the one whose row had the highest `checkpoint.best_metric`; None: the newest.
+
+    Raises:
+        CheckpointError: the run has no usable checkpoint yet, or not this one.
+    """
+    checkpoints = Checkpoints(run_dir / "checkpoints", **asdict(run_config(run_dir).checkpoint))
+    if not checkpoints.steps:
+        raise CheckpointError(
+            f"{run_dir}: has no checkpoint yet; let `oat train` reach its first one (checkpoint.every steps)"
+        )
+    loaded = (
+        checkpoints.load()
+        if which is None
+        else checkpoints.load_step(checkpoints.best() if which == "best" else which)
+    )
+    assert loaded is not None, "a run with checkpoints loads one or says why not"
+    step, tensors, state = loaded
+    prefix = weights_prefix(learned_model(tensors))
+    return (
+        step,
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)},
+        tensors,
+        state,
+    )
+
+
+def learned_model(tensors: Collection[str]) -> str:
+    """The model that the run of these tensors is about."""
+    return "policy" if any(name.startswith(weights_prefix("policy")) for name in tensors) else "reward"
+
+
+def weights_prefix(model: str) -> str:
+    return f"learner/{model}/weights/"
+
+
+def take_up_policy(run: Run, run_dir: Path) -> int:
+    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots
+    the weights that they had; or the reward model, where that is what it has learned. Returns the
+    checkpoint's step.
+
+    Raises:
+        ConfigError: it has learned a reward model, and these boxes have none.
+        CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
+    """
+    step, weights, tensors, state = policy_weights(run_dir)
+    learner, name = run.parts["learner"], learned_model(tensors)
+    own, frozen = learner.state, state["learner"]["frozen"][name]
+    if name not in own["frozen"]:
+        raise ConfigError(
+            f"{run_dir}: trained a reward model, and its policy is the model that it started from; give "
+            "that model"
+        )
+    if own["frozen"][name] != frozen:
+        raise CheckpointError(
+            f"the model is not the one that the adapter of {run_dir} was trained beside; put its files "
+            "back as they were"
+        )
+    if "following" in own:  # an evaluation may be of the reference
+        learner.load_state(
+            {
+                **state["learner"],
+                **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()},
+            }
+        )
+    else:
+        run.learner.load_weights(name, weights)
+    kept = {
+        name.removeprefix("weights/"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("weights/")
+    }
+    run.parts["weights"].load_state({"version": step, **kept})
+    run.weights.restore(run.learner)
+    return step
+
+
+def load_learned(
+    run_dir: Path, which: int | Literal["best"] | None = None, device: torch.device | str = "cpu"
+) -> Learned:
+    """The model of a run's checkpoint, with its weights.
+
+    Args:
+        which: as for `policy_weights`.
+
+    Raises:
+        CheckpointError: the run has no usable checkpoint yet, or not this one.
+        ModelError, TemplateError: the model that the run started from cannot be loaded, or is not what it was.
+    """
+    config = run_config(run_dir)
+    step, weights, tensors, state = policy_weights(run_dir, which)
+    name = learned_model(tensors)
+    lm, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model.path)
+    now = {**inputs_of_models(config, lm, tokenizer), **inputs_of_template(config, tokenizer)}
+    refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
+    renderer = make_renderer(config, lm, tokenizer)
+    model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
+    if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
+        raise CheckpointError(
+            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put "
+            "its files back as they were"
+        )
+    with torch.no_grad():
+        for tensor, parameter in model.trainable().items():
+            parameter.copy_(weights[tensor])
+    return Learned(name, step, lm, model, tokenizer, renderer)
