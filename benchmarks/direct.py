@@ -36,8 +36,7 @@ PAIRS = {"5M": 16, "50M": 8, "tiny": 4}
 """Pairs a step."""
 MICRO_TOKENS = {"5M": 1024, "50M": 512, "tiny": 1024}
 RATE = 1e-5
-"""Learning rate: high enough that the loss moves within 20 steps, and low enough that AdamW does not
-amplify rounding."""
+"""High enough that the loss moves within 20 steps, low enough that AdamW does not amplify rounding."""
 LENGTHS = {"mean": 128, "cap": 1024}
 
 

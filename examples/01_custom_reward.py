@@ -52,8 +52,7 @@ def reward(
 
 
 def agreement(said: str, text: str) -> float:
-    """Return the share of positions at which two texts agree; positions beyond the shorter text count
-    as different."""
+    """Return the share of positions at which two texts agree, out of those of the longer text."""
     return sum(a == b for a, b in zip(said, text, strict=False)) / max(len(said), len(text), 1)
 
 

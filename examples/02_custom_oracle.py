@@ -58,8 +58,7 @@ class Judge:
         self.open: dict[str, Future[Answer]] = {}
 
     def price(self, question: Question) -> Price:
-        """Return the most that a question can cost, for budgets; without this method it is one query
-        a value."""
+        """Return the most that a question can cost, for budgets; by default one query a value."""
         return Price(queries=1)
 
     def submit(self, questions: Sequence[Question]) -> list[str]:

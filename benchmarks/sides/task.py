@@ -128,8 +128,7 @@ def reward(response: str) -> float:
 
 
 class Memory:
-    """The memory of this process when the object is made; and its peak since the newest such object was made.
-    10^9 bytes."""
+    """The memory of this process when the object is made, and its peak since the newest one; 10^9 bytes."""
 
     def __init__(self) -> None:
         gc.collect()

@@ -119,8 +119,7 @@ def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder of indexes and those parents that belong to `oat`, so that nobody else may write to any
-    of them."""
+    """Make a folder of indexes, and its parents that belong to `oat`, writable by this user only."""
     if folder in cache_folders():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)

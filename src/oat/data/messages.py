@@ -1,5 +1,4 @@
-"""Messages as data write them: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, and
-further fields."""
+"""Messages in data: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, further fields."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise

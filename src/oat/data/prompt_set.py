@@ -141,14 +141,12 @@ class PromptSet:
 
     @property
     def digest(self) -> str:
-        """A checksum of all prompts in their order, wherever the data lie. It guards against mistakes, not
-        against malice."""
+        """A checksum of all prompts in order, wherever the data lie; against mistakes, not against malice."""
         return hashlib.sha256(self._entries[1:].tobytes()).hexdigest()[:32]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people: one about the format, one each about records left out and parts
-        not rendered."""
+        """Sentences for people: one on the format, one each on records left out and parts not rendered."""
         form = self.layout.format
         assert form is not None, "a set has at least one record"
         further = (

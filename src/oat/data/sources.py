@@ -213,8 +213,7 @@ def _opened(
 
 
 def unboxed(value: Any, depth: int = 0) -> Any:
-    """Return a value with numpy's and torch's numbers as plain ones, and their arrays, and tuples,
-    as lists."""
+    """Return a value with numpy's and torch's numbers as plain ones, and arrays and tuples as lists."""
     if depth > _MAX_DEPTH or isinstance(value, str):
         return value
     if isinstance(value, Mapping):

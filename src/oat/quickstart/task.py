@@ -164,8 +164,7 @@ def supervise(
     rate rises over 20 steps and falls over the last 30 %.
 
     Args:
-        report: called with (step, loss) after each step; the loss is the mean over the answers' tokens,
-            in nats.
+        report: called with (step, loss) after each step; loss: mean over the answers' tokens, nats.
     """
     prompts, answers, mask = _token_ids(tokenizer, demonstrations)
     steps = len(demonstrations) // batch_size

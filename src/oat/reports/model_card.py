@@ -105,13 +105,13 @@ def model_card(
     head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
     kind = "begun as" if is_reward else "a LoRA adapter of" if is_adapter else "aligned online from"
     what = "reward model" if is_reward else "policy"
-    parts = [
-        (
-            f"---\n{head}\n---\n\n# {name}\n\nThe {what} after {step} steps of {algorithm}, {kind} `{base}`, "
-            "by oat.\n"
-        )
-    ]
-    return "\n".join(parts + [f"## {title}\n\n{text}" for title, text in sections.items()])
+    opening = f"The {what} after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"
+    return "\n".join(
+        [
+            f"---\n{head}\n---\n\n# {name}\n\n{opening}",
+            *(f"## {title}\n\n{text}" for title, text in sections.items()),
+        ]
+    )
 
 
 def _sources(run_dir: Path, paths: Sequence[str]) -> str:

@@ -229,17 +229,10 @@ class Display:
     def _changes(self) -> list[tuple[str, str, str]]:
         """Return a line that says since when an oracle is another one, so that a curve has two rewards."""
         rows = [row for row in self.rows if "oracle/changes" in row]
-        return (
-            [
-                (
-                    "oracle",
-                    f"changed {rows[-1]['oracle/changes']:.0f}x",
-                    f"first before step {rows[0]['step']:.0f}",
-                )
-            ]
-            if rows
-            else []
-        )
+        if not rows:
+            return []
+        changed = f"changed {rows[-1]['oracle/changes']:.0f}x"
+        return [("oracle", changed, f"first before step {rows[0]['step']:.0f}")]
 
     def _metric(self, name: str) -> tuple[str, str, str]:
         values = [row[name] for row in self.rows if name in row]
