@@ -4,7 +4,7 @@ large ledger.
     python benchmarks/ledger.py [--rows 1000000]
 
 share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50
-          steps with a checkpoint every 10: the time in `Ledger.ask`, `take` and `drop`, in
+          steps with a checkpoint every 10: the time in `Ledger.ask`, `take_feedback` and `drop`, in
           `Checkpoints.save` and `wait`, and in writing metrics to disk, without the oracle's time.
           Everything is synced to disk as in any run.
 rate      questions asked, answered and taken a second, in rounds of 64, by an oracle that answers at once.

@@ -28,8 +28,8 @@ Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L 
 answer, V vocabulary.
 
 Tokens are drawn by `oat.seeds` at the addresses that a run uses, so the losses can be compared. The loop
-passes twice over its samples: with one pass the ratio would be 1, and neither the clip nor the old
-log-probabilities would do anything that a reader could see.
+makes two passes over its samples: in the first one the ratio is 1, so a single pass would not show what the
+clip and the old log-probabilities do.
 """
 
 from collections.abc import Iterator, Sequence

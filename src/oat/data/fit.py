@@ -18,10 +18,9 @@ open a text, the system message, or the mark of a turn. Both cuts obey the small
 context. A record is left out if the cut makes no room for it, because the prompt would lose its last token,
 or a response its last learned token. A text without a prompt can only be cut at its end.
 
-Leaving out is the default, since a cut leaves another record, and a person should have said so. There is one
-limit, on prompt and response together, since nothing else has to hold: with two limits, a record that breaks
-neither might still have no room. A chat's opening is not kept when its start is cut: no template says which
-of its tokens it needs.
+Leaving out is the default, because a cut changes the record, which a person should ask for. There is one
+limit, on prompt and response together: with two limits, a record within both might still have no room. A cut
+at the start does not keep a chat's opening tokens, because no template says which of them it needs.
 """
 
 from collections.abc import Sequence

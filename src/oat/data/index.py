@@ -2,9 +2,10 @@
 malformed record is met later. The pass makes an index of 24 bytes a record. A long pass continues in worker
 processes on all cores. `data/index_cache.py` remembers indexes.
 
-Workers take over after three seconds, since most of the time is Python and templates, which threads of one
-interpreter do not share. Blocks are added in their order, so what is found, and the first error, are those of
-one process. When a record's turn comes, its checksum shows whether it is the record that passed.
+Workers take over after three seconds. They are processes, because most of the time goes into Python code and
+templates, which threads of one interpreter cannot run in parallel. Blocks are added in their order, so the
+index, and the first error, are those of a single process. When a record is read again, its checksum shows
+whether it is the record that passed.
 """
 
 import os

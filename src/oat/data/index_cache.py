@@ -6,8 +6,9 @@ Indexes lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`)
 write to. A file is a SHA-256, then MessagePack. A damaged file is made anew, and all of them may be deleted
 at any time.
 
-Only files of a megabyte or more are remembered. The checksum reads the whole data, since times and sizes lie.
-Functions and iterators may give something else each time, so they are read each time.
+Only the indexes of data of a megabyte or more are remembered. The checksum reads all of the data,
+because times and sizes can mislead. Functions and iterators may give other records each time, so they
+are always read.
 """
 
 import hashlib

@@ -17,8 +17,8 @@ every time. Packed files (gz, zip and the like) are refused; the user unpacks th
 
 No code that comes with a dataset is run: `datasets` runs none since 4.0, and older versions are refused.
 
-Readers return what is wrong with a record as a value in its place, since a generator that raises is over; so
-`on_bad_record: skip` is one loop.
+A reader yields the error of a record in the record's place, because a generator that raises is finished.
+`on_bad_record: skip` is therefore one loop.
 """
 
 import importlib

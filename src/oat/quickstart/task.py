@@ -7,9 +7,9 @@ Held-out sums are unordered pairs of numbers: if 37+48 or 48+37 is held out, nei
 about in training.
 
 The teacher forgets the carry in 75 of 100 sums. At 65 the start's greedy answers were nearly a tie between
-carrying and not: another order of additions, or a control that moves the start by a hundredth, turned many of
-them at once. The runs end after 40 steps, where the curve is flat, since a control drifts at random for as
-long as it runs.
+carrying and not: another order of additions, or a control that moves the start by a hundredth, changed many
+of them at once. The runs end after 40 steps, where the curve is flat, because a control drifts at random for
+as long as it runs.
 """
 
 import json

@@ -7,9 +7,8 @@ last of its runs begins to where the first ends. Against `kl` the points of a ru
 distance from the reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw its square root, as
 `sqrt_kl` does).
 
-The band is the range of the runs: an interval from two or three seeds would say more than they can.
-Evaluations that are due by queries or hours lie elsewhere in each run, hence the straight lines between
-points.
+The band is the range of the runs, because two or three seeds are too few for an interval. Evaluations that
+are due by queries or hours are at different places in each run; the straight lines bridge them.
 """
 
 import csv

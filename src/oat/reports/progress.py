@@ -3,7 +3,7 @@
 A thread of rich draws the lines in a terminal, four times a second. It only reads what the last report
 stored, so the run never waits for it.
 
-The cursor is not hidden, so nothing has to be put right after a kill.
+The cursor is never hidden, so a kill leaves the terminal usable.
 """
 
 import math

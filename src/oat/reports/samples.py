@@ -3,8 +3,8 @@
 Steps are counted as in `metrics.jsonl`: step N is what the N-th update learned from. The newest comes first.
 Training is read from the ledger, which has all of it; evaluations are read from their records.
 
-`samples.jsonl` has only some groups a step, while the ledger has all, with the answers that the step learned
-from. The records of evaluations have the second oracle's verdict too.
+`samples.jsonl` has only some groups a step. The ledger has all of them, with the answers that the step
+learned from. The records of evaluations have the second oracle's verdict too.
 """
 
 import math

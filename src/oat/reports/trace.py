@@ -5,7 +5,7 @@ The trace names the boxes: sample (generating, and sending the questions), take 
 prepare, update, sync, evaluate, save (copying, and waiting until an older checkpoint is written). Tracing
 slows a run and changes none of its results.
 
-The names come from outside the loop, so that `loop.py` stays as it is read.
+The boxes are named from outside, so `loop.py` needs no code for it.
 """
 
 import os
