@@ -1,4 +1,4 @@
-"""`oat bench`: what this machine can do at most, and what that means for a model."""
+"""`oat bench`: measure the limits of this machine, and what they mean for a model."""
 
 import math
 import os
@@ -19,16 +19,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def bench(model: str | None) -> dict[str, Any]:
-    """Rates of this machine on each number of threads that a run may choose from, and those of its GPU.
+    """Measure the rates of this machine on each number of threads that a run may choose, and those of its
+    GPU.
 
     Args:
-        model: whose limits are given too: a directory or a hub id.
+        model: a model whose limits are computed too: a directory or a hub id.
+
     Returns:
-        "machine", "rates" (bytes and operations a second), and "model": None, or its path and its limits at
-        the last of the rates.
+        "machine"; "rates", in bytes and operations a second; and "model": its path and its limits at the last
+        of the rates, or None.
 
     Raises:
-        ModelError: it cannot be loaded.
+        ModelError: the model cannot be loaded.
     """
     cost = None if model is None else cost_of(load_lm(model))
     places = [("cpu", threads) for threads in candidates(0)]
@@ -49,14 +51,22 @@ def bench(model: str | None) -> dict[str, Any]:
 
 
 def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
-    """By precision, attention and the cache left out: bytes of the weights; tokens a second of decoding one
-    row, and of any number; rows from which a step takes longer to compute than to read the weights; tokens a
-    second of an update in which every token is trained."""
+    """Return a model's limits by precision, without attention and the KV cache.
+
+    Returns:
+        "elements" of its matrices, and for each precision:
+        "bytes" of the weights;
+        "decode_one_row": tokens a second when one row is decoded;
+        "decode": tokens a second when any number of rows is decoded;
+        "compute_bound_rows": rows from which on a step takes longer to compute than to read the weights;
+        "update": tokens a second of an update in which every token is trained.
+    """
     limits: dict[str, Any] = {"elements": cost.backbone + cost.head}
     for name, dtype in _DTYPES.items():
         own = replace(cost, dtype=dtype)
         rates = rates_of(torch.device(device), threads, own)
-        read_s, row_s = own.weight_bytes / rates.bandwidth, own.flops(1, 0, 1) / rates.matrix
+        read_s = own.weight_bytes / rates.bandwidth
+        row_s = own.flops(1, 0, 1) / rates.matrix
         limits[name] = {
             "bytes": own.weight_bytes,
             "decode_one_row": 1 / max(read_s, row_s),
@@ -68,17 +78,12 @@ def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The same for people."""
+    """Format what `bench` returns as tables for people."""
     machine = found["machine"]
     model = found["model"]
     last = found["rates"][-1]
-    lines = [
-        (
-            f"{machine['cpu']}, {machine['cores']} cores; GPU: {machine['gpu'] or 'none'}; torch "
-            f"{machine['torch']}"
-        ),
-        "",
-    ]
+    gpu = machine["gpu"] or "none"
+    lines = [f"{machine['cpu']}, {machine['cores']} cores; GPU: {gpu}; torch {machine['torch']}", ""]
     head = ["device", "threads", "read GB/s", *(f"{name} GFLOP/s" for name in _DTYPES)]
     lines += _columns(
         head,
@@ -88,15 +93,9 @@ def table(found: Mapping[str, Any]) -> str:
         ],
     )
     if model is not None:
+        size = f"{model['elements'] / 1e6:.2f} million elements in matrices"
         where = f"on {last['device']}, threads: {last['threads']}"
-        lines += [
-            "",
-            (
-                f"{model['path']}, {model['elements'] / 1e6:.2f} million elements in matrices; tokens a "
-                f"second {where}, at most:"
-            ),
-            "",
-        ]
+        lines += ["", f"{model['path']}, {size}; tokens a second {where}, at most:", ""]
         head = [
             "precision",
             "weights MB",
@@ -123,11 +122,8 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 
 
 def _cpu_name() -> str:
-    """As Linux says it, or the architecture."""
+    """Return the processor's name in Linux's /proc/cpuinfo, or else its architecture."""
     file = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"^model name\s*:\s*(.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-        if file.exists()
-        else None
-    )
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1] if found else platform.machine()

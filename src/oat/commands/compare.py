@@ -1,9 +1,9 @@
-"""`oat eval A --against B`: which of two models answers held-out prompts better.
+"""`oat eval A --against B`: find which of two models answers held-out prompts better.
 
-Both answer the same prompts under the same random numbers, and response i of one meets response i of the
-other. An oracle that compares is asked in both orders, and the mean of both is taken, so that a liking for
-whoever stands first cancels; of one that scores the scores are compared. Where both are equal it is a tie,
-half a win.
+Both models answer the same prompts with the same random numbers, and response i of one meets response i of
+the other. A comparing oracle is asked in both orders, and the mean of both is taken, so that a preference for
+the first place cancels. With a scoring oracle, the scores are compared. Equal responses are a tie, which
+counts as half a win.
 """
 
 import tempfile
@@ -29,29 +29,30 @@ SLOT = "policy"
 
 
 def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """The share of prompts and samples in which the first model beats the second.
+    """Compute the share of prompts and samples in which the first model beats the second.
 
     Args:
         first, second: a run directory, a configuration, or a model (a directory or a hub id). Prompts,
-            sampling, seed and oracle are those of the first one that is no bare model.
-        flags: over its configuration.
+            sampling, seed and oracle are those of the first one that is not a bare model.
+        flags: settings that replace those of its configuration.
 
     Returns:
-        "a", "b", "a_step", "b_step", "prompts", "oracle"; and by mode the win rate of the first with the 95 %
-        interval over prompts, and what it would be at equal lengths; the mean scores of both, or the mean
-        probability of winning and how often both orders agree.
+        "a", "b", "a_step", "b_step", "prompts", "oracle"; and for each mode, under names that begin with it:
+        the win rate of the first model, its 95 % interval over prompts, and the win rate at equal lengths;
+        the mean lengths of both in characters; the mean scores of both, or the mean probability of winning
+        and the share of pairs in which both orders agree. Numbers that cannot be computed are left out.
 
     Raises:
-        OatError: nobody says which prompts and which oracle, or a part cannot be made as configured.
+        OatError: no argument says which prompts and which oracle, or a part cannot be made as configured.
     """
     contenders = contenders_of(first, second, flags)
     inputs = [_inputs_of(contender) for contender in contenders]
-    prompts = _common(inputs)
-    other_step, others = _answers(contenders[1], inputs[1], prompts)
+    prompts = _common_prompts(inputs)
+    other_step, others = _sample_apart(contenders[1], inputs[1], prompts)
     with tempfile.TemporaryDirectory() as scratch:
-        run, step = _made(contenders[0], inputs[0], Path(scratch))
+        run, step = _build(contenders[0], inputs[0], Path(scratch))
         evaluation = _evaluation_of(run)
-        feedback = _ask(run, evaluation, _sampled(evaluation, prompts), others)
+        feedback = _ask(run, evaluation, _sample(evaluation, prompts), others)
         run.ledger.close()
     found: dict[str, Any] = {
         "a": first,
@@ -80,18 +81,18 @@ def _inputs_of(contender: Contender) -> RunInputs:
     return run_inputs
 
 
-def _common(inputs: Sequence[RunInputs]) -> list[Prompt]:
-    """The held-out prompts that are short enough for both."""
-    (first, second) = (run_inputs.held_out for run_inputs in inputs)
+def _common_prompts(inputs: Sequence[RunInputs]) -> list[Prompt]:
+    """Return the held-out prompts that are short enough for both models."""
+    first, second = (run_inputs.held_out for run_inputs in inputs)
     assert first is not None, "a comparison has a section `evaluation`"
-    assert second is not None, "and both have the same"
+    assert second is not None, "both contenders have the same section `evaluation`"
     rows = {prompt.row for prompt in second.all()}
     return [prompt for prompt in first.all() if prompt.row in rows]
 
 
-def _made(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
-    """The run that a contender is of, its policy in the slot that answers, and how many updates it has
-    had."""
+def _build(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
+    """Build a run with a contender's policy in the slot that answers. Return it, and the number of updates
+    that the policy has had."""
     run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
@@ -103,18 +104,23 @@ def _evaluation_of(run: Run) -> Evaluation:
     return run.evaluation
 
 
-def _answers(
+def _sample_apart(
     contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]
 ) -> tuple[int, list[list[Group]]]:
-    """By mode; the model is gone afterwards, so that there is one at a time."""
+    """Sample a contender's responses. Its model is freed on return, so that memory holds one at a time.
+
+    Returns:
+        The number of updates that its policy has had, and what `_sample` returns.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        run, step = _made(contender, run_inputs, Path(scratch))
-        groups = _sampled(_evaluation_of(run), prompts)
+        run, step = _build(contender, run_inputs, Path(scratch))
+        groups = _sample(_evaluation_of(run), prompts)
         run.ledger.close()
     return step, groups
 
 
-def _sampled(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Group]]:
+def _sample(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Group]]:
+    """Return for each mode the groups of all prompts."""
     return [
         evaluation.actor.sample(prompts, {SLOT: mode.samples}, ("eval", mode.name), mode.sampling)
         for mode in evaluation.modes
@@ -124,7 +130,7 @@ def _sampled(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Gro
 def _ask(
     run: Run, evaluation: Evaluation, ours: Sequence[Sequence[Group]], theirs: Sequence[Sequence[Group]]
 ) -> Feedback:
-    """About groups in which the responses of both stand one behind the other."""
+    """Ask about groups that hold the responses of both: first ours, then theirs."""
     oracle = evaluation.oracle
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
         groups = [
@@ -151,18 +157,16 @@ def _questions(group: Group, oracle: EvaluationOracle, round: int, samples: int)
 
 
 def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """(B, G) wins, and the mean scores."""
+    """Return the wins (B, G), and the mean scores of both."""
     values = np.array([_values(item) for item in items])
     ours_BG, theirs_BG = values[:, :samples], values[:, samples:]
-    return (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0, {
-        "score": average(ours_BG),
-        "other_score": average(theirs_BG),
-    }
+    wins_BG = (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0
+    return wins_BG, {"score": average(ours_BG), "other_score": average(theirs_BG)}
 
 
 def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """(B, G) wins by the mean of both orders; the mean probability, and the share of pairs of which both
-    orders name the same winner."""
+    """Return the wins (B, G) by the mean of both orders; the mean probability of winning, and the share of
+    pairs in which both orders name the same winner."""
     values = np.array([_values(item)[0] for item in items]).reshape(-1, 2, samples)
     first_BG, second_BG = values[:, 0], 1.0 - values[:, 1]
     mean_BG = (first_BG + second_BG) / 2.0
@@ -175,7 +179,7 @@ def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str,
 
 
 def _values(item: Any) -> list[float]:
-    """A tie is one half; NaN where there is no value."""
+    """Return the values of an answer: a tie is 0.5, a missing value NaN."""
     pairs = zip(item.answer.values, item.answer.marks, strict=True)
     return [0.5 if mark == "tie" else value if mark == "ok" else np.nan for value, mark in pairs]
 
@@ -188,7 +192,7 @@ def _summary(
     samples: int,
     seeds: Seeds,
 ) -> dict[str, float]:
-    """The numbers of a mode by name; none that nothing is known of."""
+    """Return the numbers of a mode by name, without those that cannot be computed."""
     groups = list({item.question.key.occurrence: item.group for item in items}.values())
     lengths = np.array([[len(response.text) for response in group.trajectories] for group in groups])
     ours, theirs = lengths[:, :samples], lengths[:, samples:]

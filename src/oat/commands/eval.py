@@ -1,5 +1,5 @@
-"""One evaluation outside of training: of a run's newest checkpoint, or of the model that a configuration
-starts from."""
+"""`oat eval`: one evaluation outside of training, of a run's newest checkpoint or of the model that a
+configuration starts from."""
 
 import tempfile
 from pathlib import Path
@@ -14,17 +14,19 @@ from oat.loop import evaluation_metrics
 
 
 def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, float]:
-    """The metrics of one evaluation, `eval/...`, and the `step` after which the weights stood. Nothing is
-    written into the run, and the budget is the evaluation's own; what fails in it is warned of, and
-    `eval/failed` is 1.
+    """Evaluate once, with the evaluation's own budget; nothing is written into the run. If the evaluation
+    fails, a warning says why, and `eval/failed` is 1.
 
     Args:
         resolved: with a section `evaluation`; used for this evaluation alone.
-        run_dir: of the run whose newest checkpoint it is; None: the start model.
+        run_dir: the run whose newest checkpoint is evaluated; None: the start model.
+
+    Returns:
+        The metrics `eval/...`, and `step`: the number of updates that the weights have had.
 
     Raises:
         OatError: a part cannot be made as configured, the run has no checkpoint, or its model or text is not
-        what it was.
+            what it was.
     """
     with tempfile.TemporaryDirectory() as scratch:
         known = None if run_dir is None else recorded(seen(run_dir))

@@ -6,6 +6,7 @@ from contextlib import suppress
 _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of glibc's malloc.h."""
 _SIZE = 2**20
+"""Bytes from which on a block is mapped by itself."""
 
 
 def give_back_freed_memory() -> None:

@@ -1,19 +1,19 @@
-"""The roofline model: the share of this machine's limits that a computation reached (Williams, Waterman,
+"""Roofline model: the share of this machine's limits that a computation reached (Williams, Waterman,
 Patterson 2009, doi:10.1145/1498765.1498785).
 
 A pass through a model takes at least the bytes that it must read over the bandwidth, and at least its
 operations over the rate of matrix products. The least time of many passes is the sum of each one's larger
 bound; the share reached is this least time over the time that they took.
 
-1. The bandwidth is measured by summing a float32 tensor again and again: bytes read over seconds, nothing is
+1. The bandwidth is measured by summing a float32 tensor again and again: bytes read over seconds; nothing is
    written. The tensor is as large as the model's weights, up to 256 MiB, because weights that fit into a
    processor's cache are read from there. The matrix rate is 2 n^3 over the seconds of a product of two n x n
    matrices, where n is doubled until a product takes 2 ms. Both are the best of several rounds, since a
    disturbance only slows a round.
 2. Operations counted: 2 for each token and element of every matrix with which the token is multiplied; 4 x
    head width for every head, layer, token and token that it attends to. Bytes counted: matrices, and the
-   keys and values to which a step attends, each once even if several rows share it. Of a mixture of experts
-   the share of the experts counts through which a token goes.
+   keys and values to which a step attends, each once even if several rows share it. In a mixture of experts,
+   only the share of experts that a token goes through is counted.
 3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
    optimiser, and everything that the backward pass computes a second time. So a share can be below 1 though
    nothing is left to gain. It is above 1 only if the machine was busier when it was measured than later.
@@ -37,9 +37,12 @@ from oat.types import Work
 LARGEST = 2**28
 """Bytes of the largest tensor that is read to measure a bandwidth: far more than any cache."""
 _SMALLEST = 2**20
-_ROUNDS, _SECONDS = 3, 0.05
-"""Least rounds of a measurement, after one to warm up, and the seconds for which it goes on."""
-_PRODUCT_S, _WIDEST = 0.002, 8192
+_ROUNDS = 3
+"""Least rounds of a measurement, after one to warm up."""
+_SECONDS = 0.05
+"""Seconds for which a measurement goes on at least."""
+_PRODUCT_S = 0.002
+_WIDEST = 8192
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Rates:
 
 @functools.cache
 def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
-    """Bytes a second that threads read from a tensor of `size` bytes. It is measured once a process, in about
-    a tenth of a second and the time to make the tensor."""
+    """Measure the bytes a second that threads read from a tensor of `size` bytes: once a process, in about a
+    tenth of a second and the time to make the tensor."""
     with on_threads(threads):
         tensor = torch.ones(size // 4, device=device)
         return tensor.nbytes / _least_s(tensor.sum, device)
@@ -66,8 +69,8 @@ def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
 
 @functools.cache
 def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
-    """Operations a second of threads in matrix products, with the present settings of torch. It is measured
-    once a process, in about a tenth of a second."""
+    """Measure the operations a second of threads in matrix products, with the present settings of torch: once
+    a process, in about a tenth of a second."""
     with on_threads(threads):
         width = 256
         seconds = 0.0
@@ -87,7 +90,7 @@ def synchronise(device: torch.device | str) -> None:
 
 
 def _least_s(work: Callable[[], object], device: str) -> float:
-    """The seconds of the fastest round."""
+    """Return the seconds of the fastest round."""
     times: list[float] = []
     with torch.inference_mode():
         while len(times) <= _ROUNDS or sum(times[1:]) < _SECONDS:
@@ -121,14 +124,14 @@ class Cost:
         return (self.backbone + self.head) * self.dtype.itemsize
 
     def flops(self, tokens: int, pairs: int, heads: int, *, learning: bool = False) -> int:
-        """Operations of one pass.
+        """Return the operations of one pass.
 
         Args:
-            tokens: that go through the backbone.
-            pairs: of a token and one that it attends to, itself included.
+            tokens: tokens that go through the backbone.
+            pairs: pairs of a token and one that it attends to, itself included.
             heads: tokens that go through the head.
-            learning: with the backward pass. The gradient of a matrix's input takes as many as the forward
-                pass; the gradient of the matrix as many again, if learning changes it.
+            learning: count the backward pass too. The gradient of a matrix's input takes as many operations
+                as the forward pass; the gradient of the matrix as many again, if learning changes it.
         """
         matrices, attention = 2 * (self.backbone * tokens + self.head * heads), self.attention * pairs
         if not learning:
@@ -137,7 +140,7 @@ class Cost:
 
 
 def cost_of(lm: CausalLM) -> Cost:
-    """The cost of a model in its present form, with its adapter or without."""
+    """Return the cost of a model in its present form, with its adapter or without."""
     config = lm.module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 0)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
@@ -170,7 +173,8 @@ def cost_of(lm: CausalLM) -> Cost:
 
 
 def rates_of(device: torch.device, threads: int, cost: Cost) -> Rates:
-    """The limits of the machine for a model, whose weights are read from the memory in which they fit."""
+    """Return the limits of the machine for a model: the bandwidth is that of the memory in which its weights
+    fit."""
     size = min(LARGEST, max(_SMALLEST, 1 << cost.weight_bytes.bit_length() - 1))
     return Rates(bandwidth(str(device), threads, size), matrix_rate(str(device), threads, cost.dtype))
 
@@ -193,7 +197,8 @@ class Meter:
         self._done = Work()
 
     def work(self, threads: int) -> Work:
-        """What was counted so far. From now on it is counted, by the limits of so many threads."""
+        """Return what was counted so far. From the first call on work is counted, by the limits of so many
+        threads."""
         self.rates = rates_of(self.device, threads, self.cost)
         return self._done
 
@@ -248,8 +253,8 @@ class WorkCounter:
         """Count a pass.
 
         Args:
-            places: for each sequence the places of its tokens in the pass; tokens that several sequences have
-                in common lie at one place.
+            places: for each sequence, the places of its tokens in the pass. A token that several sequences
+                share has one place.
             heads: tokens that go through the head.
         """
         seen_T = np.zeros(1 + max(int(place[-1]) for place in places), dtype=np.int64)
@@ -283,8 +288,8 @@ class Stopwatch:
                 )
 
     def end(self) -> float | None:
-        """End a measurement; returns the share of the machine's limit that was reached, or None if no pass
-        was counted."""
+        """End a measurement. Return the share of the machine's limit that was reached, or None if no pass was
+        counted."""
         share = self._least_s / self._seconds if self._least_s else None
         self._seconds = self._least_s = 0.0
         return share

@@ -1,8 +1,8 @@
 """The number of threads to compute with.
 
-For small models one thread is faster than two, many times faster on a busy machine, where threads wait for
-each other. So the number is measured once, when a run is created, and kept with the run, since some results
-are rounded by it.
+For small models one thread is faster than two, and many times faster on a busy machine, where threads wait
+for each other. So the number is measured once, when a run is created. It is kept with the run, because the
+rounding of some results depends on it.
 """
 
 import os
@@ -15,14 +15,14 @@ import torch
 
 _ROUNDS = 3
 LARGE = 200_000_000
-"""Parameters from which on a model is large."""
+"""A model with more parameters is large."""
 _GAIN = 0.95
 """More threads are chosen if they take at most this share of the time of fewer."""
 
 
 @contextmanager
 def on_threads(count: int | None) -> Iterator[None]:
-    """A context in which kernels run on `count` threads; None: on as many as now."""
+    """Run the kernels of the body on `count` threads; None: on as many as now."""
     before = torch.get_num_threads()
     if count is not None and count != before:
         torch.set_num_threads(count)
@@ -34,8 +34,9 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 
 def candidates(parameters: int) -> list[int]:
-    """The numbers of threads to measure: powers of two up to the number that torch would use now, and that
-    number. For a large model only that number: it is never slower, and a measurement would take long."""
+    """Return the numbers of threads to measure: powers of two up to the number that torch would use now, and
+    that number. For a large model it is that number alone: fewer are never faster, and a measurement would
+    take long."""
     most = min(torch.get_num_threads(), os.cpu_count() or 1)
     if parameters > LARGE:
         return [most]
@@ -45,11 +46,11 @@ def candidates(parameters: int) -> list[int]:
 def fastest(
     work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """The number of threads on which the work is fastest, by the median of three rounds, which take turns,
-    after one to warm up.
+    """Return the number of threads on which the work is fastest, by the median of three rounds after one to
+    warm up. Each round runs every number once.
 
     Args:
-        counts: ascending; of numbers with nearly the same time the lowest is chosen.
+        counts: the numbers to try, ascending; among numbers with nearly the same time the lowest is chosen.
     """
     if len(counts) == 1:
         return counts[0]
