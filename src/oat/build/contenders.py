@@ -1,4 +1,4 @@
-"""The two models that `oat eval A --against B` compares, each as a configuration of its own."""
+"""The two models that `oat eval A --against B` compares, each with a configuration of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ class Contender:
     """A model that is compared.
 
     Attributes:
-        name: as it was given.
-        resolved: the comparison's, with its own model and template.
-        run_dir: of the run whose newest checkpoint it is; None: the model as it lies there.
+        name: the name that the user gave.
+        resolved: the configuration of the comparison, with this model and its template.
+        run_dir: the run whose newest checkpoint is compared; None: the model is used as it is.
     """
 
     name: str
@@ -28,15 +28,15 @@ class Contender:
 
 
 def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
-    """The two contenders, which differ in nothing but model and template.
+    """Return the two contenders, which differ in nothing but model and template.
 
     Args:
-        first, second: a run directory, a configuration, or a model. The rest of both configurations is that of the
-            first one that is no bare model.
-        flags: over that configuration.
+        first, second: a run directory, a configuration, or a model. The rest of both configurations is that
+            of the first one that is not a bare model.
+        flags: settings that replace those of that configuration.
 
     Raises:
-        ConfigError: neither is a run or a configuration, or it has no held-out prompts.
+        ConfigError: neither is a run or a configuration, or that configuration has no held-out prompts.
     """
     loaded = [_load(name, flags if place == 0 else ()) for place, name in enumerate((first, second))]
     if loaded[0] is None and loaded[1] is not None:
@@ -45,8 +45,8 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
     if base is None:
         raise ConfigError(
             f"neither {first} nor {second} is a run or a configuration, so nothing says which prompts and "
-            "which oracle; give a configuration and the "
-            f"first model by a flag: oat eval CONFIG --model.path {first} --against {second}"
+            "which oracle; give a configuration and the first model by a flag: oat eval CONFIG --model.path "
+            f"{first} --against {second}"
         )
     evaluation = base.config.answering
     if evaluation is None:
@@ -59,12 +59,12 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
         if own is not None:
             model = replace(own.config.model, reference=None, reference_update=None)
             render = own.config.render
-        # the other order is to be asked, and not to be concluded from the first
+        # repeats=0: the oracle judges the second order itself; the cache does not derive it from the first
         oracle = replace(base.config.oracle, repeats=0)
         config = replace(base.config, model=model, oracle=oracle, render=render)
         # a comparison has no reference
         config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
-        # nobody learns, so both may have the same objective
+        # nothing is learned, so both contenders may share the objective of `base`
         resolved = replace(base, config=config, origins={(): name})
         return Contender(name, resolved, seen(name) if _is_run(name) else None)
 
@@ -72,7 +72,7 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
 
 
 def _load(name: str, flags: Sequence[str]) -> Resolved | None:
-    """The configuration of a run, or in a file; None for a model."""
+    """Read the configuration of a run or of a file; None for a model."""
     if _is_run(name):
         return resolve(stored_config(seen(name), flags)[0], {})
     return resolve(*load_config(name, flags)) if seen(name).is_file() else None
