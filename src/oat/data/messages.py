@@ -83,12 +83,10 @@ def first_learned(messages: tuple[Message, ...]) -> int:
 def _is_empty_system(entry: Any) -> bool:
     """Return whether an entry is a system message without text; tables fill these in where a conversation has
     no system message."""
-    said = (
-        entry.get("value" if entry.get("from") is not None else "content", "?")
-        if role_of(entry) == "system"
-        else "?"
-    )
-    return said is None or (isinstance(said, str) and not said.strip())
+    if role_of(entry) != "system":
+        return False
+    text = entry.get("value" if entry.get("from") is not None else "content", "?")
+    return text is None or (isinstance(text, str) and not text.strip())
 
 
 def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
@@ -163,8 +161,8 @@ def _message(entry: Any, where: str) -> Message:
         if isinstance(entry, dict) and entry.get("from") is not None
         else ("role", "content")
     )
-    said = _without_null(entry) if isinstance(entry, dict) else {}
-    fields = {name: value for name, value in said.items() if name not in keys}
+    given = _without_null(entry) if isinstance(entry, dict) else {}
+    fields = {name: value for name, value in given.items() if name not in keys}
     role = role_of(entry)
     needs_no_text = role == "assistant" and _says_otherwise(fields)
     if (

@@ -181,11 +181,11 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
         responses = _Responses(store, columns, has_turns=has_turns)
         rows = []
         left_out = 0
-        answered = [asked for asked in store.answered() if asked.question.key.purpose == purpose]
-        prompted = [asked for asked in answered if asked.question.messages]
-        for asked in prompted:
+        answered = [intent for intent in store.answered() if intent.question.key.purpose == purpose]
+        prompted = [intent for intent in answered if intent.question.messages]
+        for intent in prompted:
             try:
-                rows += list(make(responses.of(asked), asked, *store.answer(asked)))
+                rows += list(make(responses.of(intent), intent, *store.answer(intent)))
             except _SeveralTurns:
                 left_out += 1
     if left_out:
@@ -275,25 +275,25 @@ class _Responses:
         self.round: tuple[Any, ...] = ()
         self.groups: list[Group] = []
 
-    def of(self, asked: Intent) -> list[_Messages]:
+    def of(self, intent: Intent) -> list[_Messages]:
         """Return the responses that a question is about.
 
         Raises:
             _SeveralTurns: a response has earlier turns, or it is not known whether it has.
         """
-        question = asked.question
+        question = intent.question
         if self.columns:
             recorded = [question.columns[self.columns[pick]] for pick in question.picks]
             return [
                 _assistant_message(response) if isinstance(response, str) else response
                 for response in recorded
             ]
-        if self.has_turns and not all(self._is_whole(asked, pick) for pick in question.picks):
+        if self.has_turns and not all(self._is_whole(intent, pick) for pick in question.picks):
             raise _SeveralTurns
         return [_assistant_message(text) for text in question.candidates]
 
-    def _is_whole(self, asked: Intent, pick: int) -> bool:
-        key = asked.question.key
+    def _is_whole(self, intent: Intent, pick: int) -> bool:
+        key = intent.question.key
         if (place := (key.purpose, key.step, key.round)) != self.round:
             try:
                 self.round, self.groups = place, self.store.groups(*place)
@@ -301,17 +301,17 @@ class _Responses:
                 self.groups = []
         return (
             bool(self.groups)
-            and sum(part.author == "model" for part in self.groups[asked.member].trajectories[pick].segments)
+            and sum(part.author == "model" for part in self.groups[intent.member].trajectories[pick].segments)
             == 1
         )
 
 
 def _preferences(
-    responses: list[_Messages], asked: Intent, answer: Answer, label: int | None
+    responses: list[_Messages], intent: Intent, answer: Answer, label: int | None
 ) -> Iterator[dict[str, Any]]:
-    if asked.question.kind == "compare":
+    if intent.question.kind == "compare":
         if label is not None:
-            yield {"prompt": _prompt(asked), "chosen": responses[label], "rejected": responses[1 - label]}
+            yield {"prompt": _prompt(intent), "chosen": responses[label], "rejected": responses[1 - label]}
         return
     sound = [
         (value, number)
@@ -320,20 +320,20 @@ def _preferences(
     ]
     if sound and max(sound)[0] > min(sound)[0]:
         (_, best), (_, worst) = max(sound), min(sound)
-        yield {"prompt": _prompt(asked), "chosen": responses[best], "rejected": responses[worst]}
+        yield {"prompt": _prompt(intent), "chosen": responses[best], "rejected": responses[worst]}
 
 
 def _scored(
-    responses: list[_Messages], asked: Intent, answer: Answer, label: int | None
+    responses: list[_Messages], intent: Intent, answer: Answer, label: int | None
 ) -> Iterator[dict[str, Any]]:
-    if asked.question.kind == "score":
+    if intent.question.kind == "score":
         for response, value, mark in zip(responses, answer.values, answer.marks, strict=True):
             if mark == "ok":
-                yield {"prompt": _prompt(asked), "completion": response, "score": value}
+                yield {"prompt": _prompt(intent), "completion": response, "score": value}
 
 
-def _prompt(asked: Intent) -> _Messages:
-    return [message.plain for message in asked.question.messages]
+def _prompt(intent: Intent) -> _Messages:
+    return [message.plain for message in intent.question.messages]
 
 
 def _assistant_message(text: str) -> _Messages:

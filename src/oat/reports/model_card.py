@@ -147,8 +147,8 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def _without_places(value: Any) -> Any:
-    """Return settings as plain data, with directories of this machine cut to their last part, and with secrets
-    masked by their field's name."""
+    """Return settings as plain data, with directories of this machine cut to their last part, and with
+    secrets masked by their field's name."""
     if isinstance(value, Mapping):
         return {
             name: "***" if is_secret(name) and item is not None else _without_places(item)

@@ -75,17 +75,16 @@ def _learned(run_dir: Path, step: int | None) -> Iterator[str]:
 
 
 def _learned_in(store: Reader, step: int) -> Iterator[str]:
-    asked = store.taken("train", step - 1)
+    intents = store.taken("train", step - 1)
     ends: dict[tuple[int, int], list[list[FinishReason]]] = {}
-    for number, (question, answer, label) in enumerate(store.answers(asked), 1):
-        place = (question.question.key.step, question.question.key.round)
+    for number, (intent, answer, label) in enumerate(store.answers(intents), 1):
+        question = intent.question
+        place = (question.key.step, question.key.round)
         if place not in ends:
             ends = {place: _ends(store, *place)}
-        messages = [message.plain for message in question.question.messages]
-        responses = list(_judged(question, answer, label, ends[place]))
-        yield _page(
-            f"step {step}, {number} of {len(asked)}", messages, question.question.reference, responses
-        )
+        messages = [message.plain for message in question.messages]
+        responses = list(_judged(intent, answer, label, ends[place]))
+        yield _page(f"step {step}, {number} of {len(intents)}", messages, question.reference, responses)
 
 
 def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
@@ -100,11 +99,11 @@ def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
 
 
 def _judged(
-    asked: Intent, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
+    intent: Intent, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
 ) -> Iterator[JudgedResponse]:
-    question = asked.question
+    question = intent.question
     for place, (pick, text) in enumerate(zip(question.picks, question.candidates, strict=True)):
-        end = _NEVER_MADE.get(ends[asked.member][pick]) if ends else None
+        end = _NEVER_MADE.get(ends[intent.member][pick]) if ends else None
         if question.kind == "score":
             verdict = _verdict(answer.values[place], answer.marks[place])
         elif label is None:
