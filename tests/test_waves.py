@@ -76,14 +76,14 @@ def expected(
         key = row.question.key
         took = store.answer(row)[0]
         gone = {
-            source.key
+            address.key
             for value in row.cached
             if isinstance(value, Awaited)
-            for source in value.sources
-            if source.key in unpaid_keys(paid_for)
+            for address in value.brought_by
+            if address.key in unpaid_keys(paid_for)
         }
         cached = tuple(
-            None if isinstance(value, Awaited) and gone & {s.key for s in value.sources} else value
+            None if isinstance(value, Awaited) and gone & {a.key for a in value.brought_by} else value
             for value in row.cached
         )
         is_asked = not cached or None in cached

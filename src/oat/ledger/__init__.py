@@ -1,2 +1,2 @@
-"""The record of every question, answer and price of a run, in SQLite: what a run that goes on never asks
+"""The record of every question, answer and price of a run, in SQLite: a continued run asks none of it
 again."""

@@ -1,4 +1,4 @@
-"""The check of a ledger against itself: rows that a sound one does not have, hashes, and known values."""
+"""The check of a ledger against itself: rows that contradict each other, hashes, and values in its cache."""
 
 import hashlib
 import json
@@ -97,7 +97,7 @@ _CONTRADICTIONS = {
 
 
 def contradictions(store: Reader) -> list[str]:
-    """What is wrong with the file, in sentences; empty for a sound ledger."""
+    """Sentences about everything that is wrong with a ledger; none for a sound one."""
     checks: dict[str, Callable[[Reader], Iterator[str]]]
     checks = {
         "the file": _damage,

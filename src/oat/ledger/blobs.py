@@ -1,5 +1,5 @@
-"""The trajectories of a round as bytes, column by column: a value by itself costs more than all of its
-numbers."""
+"""The trajectories of a round as bytes, column by column: encoding each value by itself would cost more than
+all of its numbers."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,19 +19,17 @@ _COLUMNS = {
     "raw_logps": np.float32,
     "sampled_logps": np.float32,
 }
-"""Arrays of a segment, one value a token; all but the first may be missing."""
+"""The arrays of a segment, with one value a token; all but the first may be missing."""
 
 
 def pack(groups: Sequence[Group]) -> bytes:
-    """The bytes of a round.
+    """Encode the groups of a round.
 
     Raises:
-        WireError: something in it does not travel; see `oat.wire`.
+        WireError: a value of theirs cannot be encoded; see `oat.wire`.
     """
-    prompts, trajectories = (
-        [group.prompt for group in groups],
-        [t for group in groups for t in group.trajectories],
-    )
+    prompts = [group.prompt for group in groups]
+    trajectories = [t for group in groups for t in group.trajectories]
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     parts: tuple[list[np.ndarray], ...] = tuple([] for _ in _COLUMNS)
     there = [_sort(segment, parts) for segment in segments]
@@ -65,7 +63,7 @@ def pack(groups: Sequence[Group]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Group]:
-    """The round of bytes made by `pack`, or of `wire.encode`, as ledgers had them before.
+    """Decode the groups of a round, from bytes of `pack`, or of `wire.encode` as older ledgers have them.
 
     Raises:
         WireError: the bytes are neither.
@@ -106,8 +104,11 @@ def unpack(data: bytes) -> list[Group]:
 
 
 def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
-    """Add the arrays of a segment to their columns; returns a bit for each that it has, in the order of the
-    columns, and one for its kept sets."""
+    """Add the arrays of a segment to their columns.
+
+    Returns:
+        Which arrays it has: bit i for column i, and the bit behind the last column for its kept sets.
+    """
     bits = 0 if s.kept is None else 1 << len(_COLUMNS)
     for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):
         if part is not None:

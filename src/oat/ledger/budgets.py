@@ -1,10 +1,9 @@
-"""What questions cost, what of it can be paid, and what is left: the budgets of a ledger's purposes beside
-what is on record.
+"""Budgets against the record: what questions cost, which of them are paid, and what is left.
 
-Whether a question can be paid is decided when it is recorded, beside the most that everything that waits may
-cost; or, where it is asked in a wave, when its turn comes. Whether anything more can be bought follows from
-takes and rounds before a step, and not from what has come since: so a run that is continued asks, and ends,
-where the unbroken one does.
+A question is paid or refused when it is recorded: its highest price must fit beside what was spent and the
+highest price of everything that waits. A question that is asked in a wave (`ledger/waves.py`) is paid or
+refused when its turn comes. Whether training can buy anything more follows from the takes and rounds before a
+step, not from answers that have come since. So a continued run asks, and ends, where the unbroken one does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,12 +20,11 @@ from oat.types.budget import Budget
 
 
 class Spending:
-    """What one ledger may spend, by purpose: what questions cost at most, and which of them the budgets
-    allow.
+    """Prices questions, and holds the prices against the budgets of their purposes.
 
     Args:
-        oracle: by its address.
-        row: a question by its number.
+        oracle: gives the oracle at an address.
+        intent: gives a waiting question by its id.
     """
 
     def __init__(
@@ -35,19 +33,23 @@ class Spending:
         waves: Waves,
         oracle: Callable[[str], Oracle],
         cache: Cache,
-        row: Callable[[int], Intent],
+        intent: Callable[[int], Intent],
     ):
         self.store = store
         self.waves = waves
         self.budgets = waves.budgets
         self._oracle = oracle
         self._cache = cache
-        self._row = row
+        self._intent = intent
         self._warned = set[str]()
 
     def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
-        """For each question what is known and what the rest may cost, and whether the budget allows it; in
-        waves, that is decided later."""
+        """The terms on which questions are recorded.
+
+        Returns:
+            For each question its quote, and whether the budget allows it. Questions of waves are all
+            allowed here; their turn decides.
+        """
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
         quotes = []
         paid = []
@@ -66,7 +68,7 @@ class Spending:
         return quotes, paid
 
     def price(self, questions: Sequence[Question]) -> Price:
-        """The most that questions would cost if they were asked now; what is known costs nothing."""
+        """The highest price of questions if they were asked now; known values cost nothing."""
         asking = dict(self._cache.asking)
         price = Price()
         for question in questions:
@@ -75,16 +77,16 @@ class Spending:
             price += quote.price
         return price
 
-    def refused(self, rows: Iterable[Intent]) -> Price | None:
-        """The price of the cheapest of these questions, none of which was paid."""
-        return min(map(self._price_of, rows), key=in_order, default=None)
+    def refused(self, intents: Iterable[Intent]) -> Price | None:
+        """The price of the cheapest of these questions, none of which was paid; None: there are none."""
+        return min(map(self._price_of, intents), key=in_order, default=None)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """Whether training could buy nothing more when the step before had taken its answers.
+        """True if training could buy nothing more when the step before had taken its answers.
 
         Args:
-            ahead: of questions that the step itself does not need; nor then, if what waits may take all that
-            is left.
+            ahead: for questions of later steps. Then what waits counts at its highest price, since it may
+                take all that is left.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):
@@ -95,11 +97,10 @@ class Spending:
         return self.budgets.get("train", Budget()).used_up(spent) is not None
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """What was spent when the step before had taken its answers. Where this step has asked or taken, the
-        run went on: nothing is used up then.
+        """What was spent when the step before had taken its answers. If this step has asked or taken already,
+        the run went on then, and the result is nothing.
 
-        Answers that have come since change none of it, so a run that is continued ends where the unbroken one
-        does.
+        Answers that have come since change nothing here, so a continued run ends where the unbroken one does.
         """
         if (
             not self.store.has_take(purpose, step - 1)
@@ -109,7 +110,7 @@ class Spending:
             return Spent()
         if purpose in self.waves.limited:
             return self._outlook(step, purpose)
-        unpaid = [self._price_of(self._row(id)) for id in self.store.unpaid_ids(purpose)]
+        unpaid = [self._price_of(self._intent(id)) for id in self.store.unpaid_ids(purpose)]
         prices = [*filter(None, [self.store.take_refused(purpose, step - 1)]), *unpaid]
         return Spent(
             self.store.committed(purpose),
@@ -118,7 +119,7 @@ class Spending:
         )
 
     def say_unpaid(self, question: Question, price: Price, spent: Price) -> None:
-        """Warn of the first question that is not paid; later ones are counted."""
+        """Warn of the first question of a purpose that is not paid; later ones are only counted."""
         purpose = question.key.purpose
         if purpose not in self._warned:
             self._warned.add(purpose)
@@ -129,16 +130,14 @@ class Spending:
             where = f"step {step + 1}" if purpose == "train" else f"the evaluation after {step} steps"
             warn(
                 f"{where}: a question is not asked, since it may take {beside}. Nothing is learned from "
-                "it; such questions are counted "
-                "(answers/unpaid_frac)"
+                "it; such questions are counted (answers/unpaid_frac)"
             )
 
     def _outlook(self, step: int, purpose: str) -> Spent:
-        return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._row)
+        return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
-        """What is known of a question, and what the rest may cost; and who asks for its items, if it is
-        asked."""
+        """The quote of a question; and, for each of its queries, who asks for it if the question is asked."""
         if question.oracle == UNASKED:
             return Quote(), {}
         oracle = self._oracle(question.oracle)
@@ -146,5 +145,5 @@ class Spending:
         price = oracle.price(rest(question, cached)) if None in cached else Price()
         return Quote(cached if any(cached) else (), price), own
 
-    def _price_of(self, row: Intent) -> Price:
-        return self.waves.price_of(self.waves.as_asked(row))
+    def _price_of(self, intent: Intent) -> Price:
+        return self.waves.price_of(self.waves.as_asked(intent))

@@ -1,40 +1,43 @@
-"""Answers that are used again: what an oracle said once about a text, or a pair of texts, it need not be paid
-to say twice.
+"""Answers that are used again: what an oracle said once about a text, or a pair of texts, is not paid twice.
 
-An item is one priced thing under its canonical name: the purpose, the oracle and its version, the prompt with
-everything the oracle sees of it, and a candidate, or two in either order. What is kept is the value, a score
-or the probability that the first of the two wins (of the other order one minus it), and never a label: labels
-are drawn anew for each question. An item may be asked several times before its answers are used again
-(`repeats`); what is known of it then is their mean.
+A **cache key** names one query: the purpose, the oracle and its version, the prompt with everything that the
+oracle sees of it, and a candidate, or two in either order. Kept under it is the value: a score, or the
+probability that the first of the two wins (for the other order, one minus it). Labels are never kept; they
+are drawn anew for each question. `oracle.repeats` says how many answers a query gets before they are used
+again; then their mean is its value.
 
-An item becomes known when a step takes its answer, not when the answer comes; until then its equals await
-that answer, and are not asked either. So what is known or awaited at a round depends on recorded rounds and
-steps only, and a run that is continued decides as the unbroken one; besides, the decision is stored with the
-question. Purposes share nothing: an evaluation costs what it costs, and training never finds its answers. An
-oracle whose answers are no function of the question says `cacheable = False`.
+An answer becomes known when a step takes it, not when it comes. Until then equal questions await it, and are
+not asked either. So what is known or awaited when a round is recorded follows from recorded rounds and steps
+alone, and a continued run decides as the unbroken one. The decision is also stored with each intent.
+
+Purposes share nothing: an evaluation costs what it costs, and training never finds its answers. An oracle
+whose answers are no function of the question says `cacheable = False`.
 """
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
-from oat.ledger.intents import Awaited, Intent, Source, Value, mean, prompt_text, text_name, values_of
+from oat.ledger.intents import Awaited, Intent, Value, ValueAddress, mean, prompt_text, text_name, values_of
 from oat.ledger.store import Store
 from oat.types import Answer, Key, Question
 
-Asking = dict[tuple[str, str, str], tuple[Source, ...]]
-"""By item (purpose, oracle and canonical name) who asks for it, in the order they were asked."""
+CacheKey = tuple[str, str, str]
+"""Purpose, oracle, and a hash of the rest; the columns `purpose`, `oracle` and `item` of the table
+`cache`."""
+Asking = dict[CacheKey, tuple[ValueAddress, ...]]
+"""For each query, the values of questions that ask for it, in the order they were asked."""
 
 
 class Cache:
-    """The known items of one ledger, and those that are being asked.
+    """The known answers of one ledger, and the queries that are being asked.
 
     Args:
-        repeats: answers of an item before they are used again; 0 asks every time, and nothing is known.
-        versions: of the oracles, by address; what one said in another version is not known.
-        oracles: the addresses of those whose answers may be used again.
+        repeats: answers to a query before they are used again; 0: every query is asked every time.
+        versions: of the oracles, by address. What an oracle said in another version is not known.
+        oracles: the addresses of the oracles whose answers may be used again.
 
     Attributes:
-        asking: for the items of questions that no step has taken.
+        asking: the queries of questions that no step has taken.
     """
 
     def __init__(self, store: Store, repeats: int, versions: Mapping[str, str], oracles: Collection[str]):
@@ -45,68 +48,73 @@ class Cache:
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
-        """What is known of each value of the answer; and who asks for its items, if it is asked."""
+        """What is known of each value of a question's answer.
+
+        Args:
+            asking: the queries of other questions.
+
+        Returns:
+            The values; and, for each query that the question itself makes, all who ask for it then.
+        """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}
         found: list[Value] = []
         own: Asking = {}
-        for place, (item, is_turned) in enumerate(self._items(question)):
-            known, sources = self.store.cached(*item), own.get(item, asking.get(item, ()))
+        for place, (key, is_turned) in enumerate(self._keys(question)):
+            known = self.store.cached(*key)
+            askers = own.get(key, asking.get(key, ()))
             if len(known) >= self.repeats:
                 found.append(mean(known).turned(is_turned))
-            elif len(known) + len(sources) >= self.repeats:
-                awaited = tuple(
-                    source._replace(is_turned=source.is_turned != is_turned) for source in sources
-                )
-                found.append(Awaited(awaited, tuple(each.turned(is_turned) for each in known)))
+            elif len(known) + len(askers) >= self.repeats:
+                brought_by = tuple(asker._replace(is_turned=asker.is_turned != is_turned) for asker in askers)
+                found.append(Awaited(brought_by, tuple(each.turned(is_turned) for each in known)))
             else:
                 found.append(None)
-                own[item] = (*sources, Source(question.key, place, is_turned))
+                own[key] = (*askers, ValueAddress(question.key, place, is_turned))
         return tuple(found), own
 
-    def resume(self, rows: Iterable[Intent]) -> None:
-        """Take up who asks for what from questions that no step has taken, oldest first."""
-        for row in rows:
-            if row.question.oracle not in self.oracles:
+    def resume(self, intents: Iterable[Intent]) -> None:
+        """Note what questions ask for that no step has taken, after a restart; the oldest come first."""
+        for intent in intents:
+            if intent.question.oracle not in self.oracles:
                 continue
-            cached = row.cached or (None,) * row.question.size
-            for place, (item, is_turned) in enumerate(self._items(row.question)):
+            cached = intent.cached or (None,) * intent.question.size
+            for place, (key, is_turned) in enumerate(self._keys(intent.question)):
                 if cached[place] is None:
-                    self.asking[item] = (
-                        *self.asking.get(item, ()),
-                        Source(row.question.key, place, is_turned),
-                    )
+                    address = ValueAddress(intent.question.key, place, is_turned)
+                    self.asking[key] = (*self.asking.get(key, ()), address)
 
     def forget(self, taken: Collection[Key]) -> None:
-        """These questions ask no more."""
+        """Note that these questions ask for nothing any more."""
         left = {
-            item: tuple(source for source in sources if source.key not in taken)
-            for item, sources in self.asking.items()
+            key: tuple(asker for asker in askers if asker.key not in taken)
+            for key, askers in self.asking.items()
         }
-        self.asking = {item: sources for item, sources in left.items() if sources}
+        self.asking = {key: askers for key, askers in left.items() if askers}
 
-    def keep(self, asked: Intent, answer: Answer, step: int) -> None:
-        """Remember the values that were asked for, as of the step that took them; the caller holds the
+    def keep(self, intent: Intent, answer: Answer, step: int) -> None:
+        """Remember the values that a question asked for, as of the step that took them. The caller holds the
         transaction."""
-        if asked.question.oracle not in self.oracles:
+        if intent.question.oracle not in self.oracles:
             return
-        fresh = asked.cached or (None,) * asked.question.size
-        for (item, is_turned), before, known in zip(
-            self._items(asked.question), fresh, values_of(answer), strict=True
+        fresh = intent.cached or (None,) * intent.question.size
+        for (key, is_turned), before, known in zip(
+            self._keys(intent.question), fresh, values_of(answer), strict=True
         ):
-            number = len(self.store.cached(*item))
+            number = len(self.store.cached(*key))
             if before is None and known.mark in ("ok", "tie") and number < self.repeats:
-                self.store.add_cached(*item, number, known.turned(is_turned), step)
+                self.store.add_cached(*key, number, known.turned(is_turned), step)
 
-    def _items(self, question: Question) -> list[tuple[tuple[str, str, str], bool]]:
-        """For each value its item, and whether the question has the item's two texts the other way round."""
-        asked = [*filter(None, [self.versions.get(question.oracle)]), text_name(prompt_text(question))]
+    def _keys(self, question: Question) -> list[tuple[CacheKey, bool]]:
+        """The cache key of each value, and whether the question has the key's two texts the other way
+        round."""
+        about = [*filter(None, [self.versions.get(question.oracle)]), text_name(prompt_text(question))]
         names = [text_name(text) for text in question.candidates]
         place = question.key.purpose, question.oracle
         if question.kind == "score":
-            return [((*place, _name(*asked, name)), False) for name in names]
+            return [((*place, _name(*about, name)), False) for name in names]
         first, second = names
-        return [((*place, _name(*asked, *sorted(names))), first > second)]
+        return [((*place, _name(*about, *sorted(names))), first > second)]
 
 
 def _name(*parts: str) -> str:

@@ -1,5 +1,4 @@
-"""The file of a ledger: opened, brought to this schema version, written in transactions, and read though it
-may be damaged."""
+"""The file of a ledger: opening it, bringing it to this schema version, and writing it in transactions."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,10 @@ class Connection:
     """The open file of one ledger.
 
     Attributes:
-        is_read_only: the file stays as it is; one of an older schema version is read from a copy in memory.
-        lock: held by a thread around its transactions, and around whatever no other thread may write between.
+        is_read_only: the file stays as it is. A file of an older schema version is copied to memory and read
+            there.
+        lock: a thread holds it around its transactions, and around all during which no other thread may
+            write.
 
     Raises:
         LedgerError: the file is of another schema version, is no ledger, or lies on a network file system.
@@ -77,7 +78,7 @@ class Connection:
                 self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
 
     def _version(self) -> int | None:
-        """Of the schema; 0 where the file does not say, None where it has no tables."""
+        """The version of the file's schema; 0: the file does not say it; None: it has no tables."""
         if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
             return None
         if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
@@ -119,7 +120,11 @@ class Connection:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Within it rows are read that may be damaged."""
+        """Raise errors of code that reads rows as a damaged ledger.
+
+        Raises:
+            LedgerError: a row is not what was written.
+        """
         try:
             yield
         except (ValueError, TypeError, LookupError) as error:

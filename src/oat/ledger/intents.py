@@ -1,8 +1,8 @@
-"""A question as the ledger has it: what of its answer is known before anyone is asked, what is sent, and how
-its answer is put together.
+"""Intents: questions as the ledger has them.
 
-A value of an answer is `Known` from an earlier one, or `Awaited` from an equal question that is being asked,
-or asked for.
+Each value of a question's answer stands in one of three ways when the question is recorded. An earlier answer
+gave it (`Known`); an equal question brings it, which is being asked (`Awaited`); or an oracle is asked for it
+(None). This module says which part of a question is sent, and puts the answer to all of it together.
 """
 
 import hashlib
@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from oat.types import Answer, Key, Mark, Price, Question
 
-AWAITED = "awaited"
-"""The mark of a value that is still to be brought, in the answer to a question of which the rest is there."""
+AWAITED: Final = "awaited"
+"""The mark of a value that an equal question still has to bring, in an answer whose other values are
+there."""
 
 
 class Known(NamedTuple):
@@ -30,15 +31,16 @@ class Known(NamedTuple):
     scores: tuple[float | None, ...] = ()
 
     def turned(self, is_turned: bool = True) -> "Known":
-        """The same of the two texts the other way round."""
+        """The same value for the two texts the other way round."""
         return Known(1.0 - self.value, self.mark, self.scores[::-1]) if is_turned else self
 
 
-class Source(NamedTuple):
-    """A value that a question of the same purpose asks for.
+class ValueAddress(NamedTuple):
+    """The address of one value of an answer.
 
     Attributes:
-        place: in that question's answer.
+        key: the question, of the same purpose.
+        place: the value's place in the answer.
         is_turned: that question has the two texts the other way round.
     """
 
@@ -49,27 +51,28 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Awaited:
-    """A value that equal questions bring which are being asked.
+    """A value that equal questions bring, which are being asked.
 
     Attributes:
-        known: of earlier answers, where several make one (`oracle.repeats`).
+        brought_by: the values it is made of, besides `known`.
+        known: earlier answers, where several make one value (`oracle.repeats`).
     """
 
-    sources: tuple[Source, ...]
+    brought_by: tuple[ValueAddress, ...]
     known: tuple[Known, ...] = ()
 
 
 Value = Known | Awaited | None
-"""What is known of a value before anyone is asked; None: nothing."""
+"""What is known of a value before anyone is asked; None: nothing, so an oracle is asked for it."""
 
 
 @dataclass(frozen=True)
 class Quote:
-    """On which terms a question is recorded.
+    """The terms on which a question is recorded.
 
     Attributes:
-        cached: for each value of its answer, what is known of it; empty: nothing.
-        price: the most that the rest may cost.
+        cached: for each value of the answer, what is known of it; empty: nothing is known of any.
+        price: the most that the part to be sent may cost.
     """
 
     cached: tuple[Value, ...] = ()
@@ -78,12 +81,13 @@ class Quote:
 
 @dataclass(frozen=True, eq=False)
 class Intent:
-    """A question as it stands in the ledger.
+    """A recorded question.
 
     Attributes:
-        member: place of its group in the round's groups.
+        id: the number of its row in the ledger.
+        member: the place of its group among the round's groups.
         ticket: the oracle's ticket, kept for durable oracles.
-        sent: when it was given, seconds since 1970.
+        sent: when it was sent, in seconds since 1970.
         cached: as in `Quote`.
     """
 
@@ -96,18 +100,29 @@ class Intent:
 
     @property
     def is_sent(self) -> bool:
-        """Whether the oracle is asked for any of it."""
+        """True if an oracle is asked for any of its values."""
         return not self.cached or None in self.cached
 
     @property
+    def rest(self) -> Question:
+        """The part of the question that is sent; see the function `rest`."""
+        return rest(self.question, self.cached)
+
+    @property
     def others(self) -> set[Key]:
-        """Other questions that bring some of its values."""
-        keys = {source.key for value in self.cached if isinstance(value, Awaited) for source in value.sources}
+        """The other questions that bring some of its values."""
+        keys = {
+            address.key for value in self.cached if isinstance(value, Awaited) for address in value.brought_by
+        }
         return keys - {self.question.key}
 
 
 def rest(question: Question, cached: Sequence[Value]) -> Question:
-    """What is still to be asked: of scores only those candidates of which nothing is known."""
+    """The part of a question that is sent: for scores, the candidates of which nothing is known.
+
+    Args:
+        cached: as in `Quote`.
+    """
     if question.kind == "compare" or not any(cached):
         return question
     places = [place for place, value in enumerate(cached) if value is None]
@@ -120,32 +135,33 @@ def rest(question: Question, cached: Sequence[Value]) -> Question:
 
 
 def whole(
-    asked: Intent,
+    intent: Intent,
     answer: Answer,
     brought: Mapping[Key, Sequence[Known]] | None = None,
     *,
-    missing: str = AWAITED,
+    missing: Mark | Literal["awaited"] = AWAITED,
 ) -> Answer:
-    """The answer to all of a question.
+    """The answer to all of a question, made of its parts.
 
     Args:
-        answer: to the rest, or one that this made before other questions brought their values.
-        brought: the values that other questions have.
+        answer: to the part that was sent; or the result of an earlier call, before other questions brought
+            their values.
+        brought: the values of the other questions that have an answer.
         missing: the mark of a value that is not there yet.
     """
-    if not any(asked.cached):
+    if not any(intent.cached):
         return answer
     given = values_of(answer)
-    if len(given) == len(asked.cached):
-        given = [value for value, cached in zip(given, asked.cached, strict=True) if cached is None]
+    if len(given) == len(intent.cached):
+        given = [value for value, cached in zip(given, intent.cached, strict=True) if cached is None]
     fresh = iter(given)
-    own = [next(fresh) if cached is None else None for cached in asked.cached]
-    found: dict[Key, Sequence[Known | None]] = {**(brought or {}), asked.question.key: own}
+    own = [next(fresh) if cached is None else None for cached in intent.cached]
+    found: dict[Key, Sequence[Known | None]] = {**(brought or {}), intent.question.key: own}
     values = []
-    for place, cached in enumerate(asked.cached):
+    for place, cached in enumerate(intent.cached):
         value = _brought(cached, found) if isinstance(cached, Awaited) else cached or own[place]
         values.append(value or Known(0.5, cast(Mark, missing)))
-    scores = values[0].scores if asked.question.kind == "compare" else ()
+    scores = values[0].scores if intent.question.kind == "compare" else ()
     return replace(
         answer,
         values=tuple(value.value for value in values),
@@ -155,13 +171,14 @@ def whole(
 
 
 def values_of(answer: Answer) -> list[Known]:
+    """The values of an answer, in its order."""
     return [
         Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)
     ]
 
 
 def mean(answers: Sequence[Known]) -> Known:
-    """The mean of several answers about the same; a tie only where all are."""
+    """The mean of several answers about the same item; a tie only where all are ties."""
     mark: Mark = "tie" if all(answer.mark == "tie" for answer in answers) else "ok"
     made_of = [tuple(score for score in answer.scores if score is not None) for answer in answers]
     scores = tuple(_mean(each) for each in zip(*made_of, strict=True)) if all(made_of) else ()
@@ -169,17 +186,17 @@ def mean(answers: Sequence[Known]) -> Known:
 
 
 def cached_text(cached: Sequence[Value]) -> str:
-    """What is known of the values of a question, as text."""
+    """The JSON of what is known of a question's values, as the ledger's tables have it."""
     return json.dumps([_plain(value) for value in cached]) if cached else "[]"
 
 
 def cached_values(text: str, purpose: str) -> tuple[Value, ...]:
-    """What `cached_text` wrote of a question of this purpose."""
+    """The values that `cached_text` wrote for a question of this purpose."""
     return tuple(_lifted(value, purpose) for value in json.loads(text)) if text != "[]" else ()
 
 
 def prompt_text(question: Question) -> str:
-    """What is asked about, but for the candidates, in canonical form."""
+    """All of a question but its candidates, as JSON in canonical form."""
     messages = [message.parts for message in question.messages]
     content: dict[str, Any] = {
         "messages": messages,
@@ -191,14 +208,15 @@ def prompt_text(question: Question) -> str:
 
 
 def text_name(text: str) -> str:
+    """The name under which a text is stored: the first half of its SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _brought(awaited: Awaited, found: Mapping[Key, Sequence[Known | None]]) -> Known | None:
-    """The mean of what was known and of what has been answered since; where none of it is a value, the mark
-    of the first. None: some are missing."""
+    """The mean of what was known and of what has been answered since. Where none of it is a value, the result
+    has the mark of the first. None: some of it is missing."""
     values = list(awaited.known)
-    for key, place, is_turned in awaited.sources:
+    for key, place, is_turned in awaited.brought_by:
         value = found[key][place] if key in found else None
         if value is None:
             return None
@@ -213,20 +231,20 @@ def _mean(values: Sequence[float]) -> float:
 
 def _plain(value: Value) -> Any:
     if isinstance(value, Awaited):
-        sources = [
-            (s.key.step, s.key.round, s.key.occurrence, s.key.index, s.place, s.is_turned)
-            for s in value.sources
+        addresses = [
+            (a.key.step, a.key.round, a.key.occurrence, a.key.index, a.place, a.is_turned)
+            for a in value.brought_by
         ]
-        return {"of": sources, "known": [_plain(known) for known in value.known]}
+        return {"of": addresses, "known": [_plain(known) for known in value.known]}
     return value and (value if value.scores else value[:2])
 
 
 def _lifted(value: Any, purpose: str) -> Value:
     if isinstance(value, dict):
-        sources = tuple(
-            Source(Key(purpose, *address), place, is_turned) for *address, place, is_turned in value["of"]
+        addresses = tuple(
+            ValueAddress(Key(purpose, *key), place, is_turned) for *key, place, is_turned in value["of"]
         )
-        return Awaited(sources, tuple(_known(known) for known in value["known"]))
+        return Awaited(addresses, tuple(_known(known) for known in value["known"]))
     return value and _known(value)
 
 

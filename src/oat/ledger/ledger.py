@@ -1,17 +1,21 @@
 """The ledger: what was asked, what came back, and which step learned from it.
 
-A round of questions is on disk, with its trajectories, before anything is sent. A batch of answers is one
-transaction, and the first answer of a question wins (`ledger/settling.py`). Which rows a step trains on, in
-which order, is recorded before it trains; a step that has a record gets it and waits for nothing. So a run
-that is killed and continued learns from the same rows in the same order. What was asked and not answered
-before a kill is asked again by the first step that has no record, unless its oracle is durable
+The ledger records everything before it has an effect:
+
+* A round of questions, with its trajectories, is on disk before any of it is sent. A recorded question is an
+  **intent**.
+* A batch of answers is one transaction, and the first answer of a question wins (`ledger/settling.py`).
+* Which answers a step learns from, and in which order, is on disk before the step trains. A step that has
+  such a record gets the same answers again, and waits for nothing.
+
+So a run that is killed and continued learns from the same answers in the same order. Intents without an
+answer at the kill are asked again by the first step that has no record, unless their oracle kept them
 (`ledger/outstanding.py`).
 
-What is known from earlier answers, or asked by an equal question already, is not asked (`ledger/cache.py`),
-and what the budget does not allow is neither (`ledger/budgets.py`); both are decided and recorded with the
-intent. Questions that await an equal one's answer get it in the transaction that records it. Where tokens or
-money limit training, the questions of a round are asked in waves, and what cannot be paid shows when its turn
-comes (`ledger/waves.py`).
+Nobody is asked for a value that is known from an earlier answer, or that an equal question is already asking
+for (`ledger/cache.py`), nor for a question that the budget does not allow (`ledger/budgets.py`). Both are
+decided when the intent is recorded. Where tokens or money limit training, the questions of a round are asked
+in waves, and whether a question is paid is decided when its turn comes (`ledger/waves.py`).
 
 Covered: a kill at any moment; many threads that ask. Not covered: two processes writing one ledger.
 """
@@ -30,10 +34,10 @@ from oat.ledger.cache import Cache
 from oat.ledger.intents import Intent, Known, whole
 from oat.ledger.open_rounds import OpenRounds
 from oat.ledger.outstanding import Outstanding
-from oat.ledger.settling import Settling, close_unanswered
+from oat.ledger.settling import Settling, close_unanswered, unanswered
 from oat.ledger.store import Store
 from oat.ledger.versions import changes, take_up
-from oat.ledger.waves import Waves, unpaid
+from oat.ledger.waves import Waves
 from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
@@ -45,23 +49,23 @@ _Found = tuple[Intent, Answer, int | None]
 
 
 class Ledger:
-    """Asks, remembers, and hands out.
+    """Asks questions, remembers the answers, and hands them out to steps.
 
     Args:
         oracles: by address.
-        labels: how the probability of a comparison becomes a label: above one half, or drawn with it from the
-        question's own generator.
+        labels: as in `Settling`.
         deadline_s: seconds after its submission at which a question counts as failed.
-        max_wait_s: seconds that a step of training waits for answers before it goes on with what it has;
-        None: it waits for each of its questions.
-        max_age: steps after its round at which an answer is too old to learn from; None is never.
-        budgets: what may be spent, by purpose.
-        repeats: answers of an item before they are used again; 0 asks every time.
-        keep_groups: trajectories stay when nothing will read them again.
-        known_versions: of oracles of which it is known that they are what they were in this version, whatever
-        they say themselves.
-        check_interrupt: called when an oracle has answered, before that is recorded; it may raise.
-        release: called when it is closed, since nobody asks its oracles any more.
+        max_wait_s: seconds that a step of training waits for answers before it goes on with those that it
+            has; None: it waits for each of its questions.
+        max_age: steps after its round at which an answer is too old to learn from; None: never.
+        budgets: by purpose.
+        repeats: answers to a query before they are used again; 0: every query is asked every time.
+        keep_groups: trajectories stay even when nothing will read them again.
+        known_versions: versions of oracles that are known to be unchanged since then, whatever version they
+            say themselves.
+        check_interrupt: called after an oracle has answered and before the answers are recorded; it may
+            raise.
+        release: called when the ledger is closed, since nobody asks its oracles any more.
     """
 
     def __init__(
@@ -100,35 +104,34 @@ class Ledger:
         )
         oracle_of = self.outstanding.oracle
         self.waves = Waves(store, self.budgets, lambda question: oracle_of(question.oracle).price(question))
-        self.spending = Spending(store, self.waves, oracle_of, self.cache, self.rounds.question)
+        self.spending = Spending(store, self.waves, oracle_of, self.cache, self.rounds.intent)
         self.warned: set[str] = set()
         self._collecting = RLock()
         self._recover(take_up(store, versions))
 
     @property
     def reasked(self) -> int:
-        """Questions that were asked once more, since a kill came between them and their answers."""
+        """The number of questions that were asked once more, since a kill came before their answers."""
         return self.outstanding.reasked
 
     @property
     def reported(self) -> dict[str, float]:
-        """What its oracles say of themselves, as metrics; of several that report the same, the one that
-        training asks."""
+        """The metrics that its oracles report of themselves. Where several report the same name, the value of
+        the first one counts: the one that training asks."""
         return {
             name: value for oracle in [*self.oracles.values()][::-1] for name, value in oracle.metrics.items()
         }
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
-        """Questions in recorded rounds before (step, round): a count at the cursor, whatever a replay finds
-        beyond it."""
+        """The number of questions in recorded rounds before (step, round), whatever is recorded beyond."""
         return self.store.asked(purpose, step, round)
 
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
-        """Whether this round is on disk, so that nothing needs sampling or asking."""
+        """True if this round is on disk, so nothing of it needs sampling or asking."""
         return self.store.has_round(purpose, step, round)
 
     def has_taken(self, step: int, purpose: str = "train") -> bool:
-        """Whether what this step learns from is recorded."""
+        """True if the feedback of this step is recorded."""
         return self.store.has_take(purpose, step)
 
     def ask(
@@ -139,34 +142,47 @@ class Ledger:
         questions: Sequence[Question],
         purpose: str = "train",
     ) -> None:
-        """Record a round of intents with its trajectories, then submit what is neither known nor beyond the
-        budget; in waves, the first of them."""
+        """Record a round of questions with its trajectories. Then submit those that are neither known nor
+        beyond the budget; in waves, only the first wave.
+
+        Args:
+            groups: one a prompt.
+            questions: each about one of the groups, by its key's occurrence.
+
+        Raises:
+            OracleError: an oracle raises, or breaks its protocol.
+            LedgerError: the file cannot be written.
+        """
         member_of = {group.prompt.occurrence: number for number, group in enumerate(groups)}
         members = [member_of[question.key.occurrence] for question in questions]
         with self.store.lock:
             with self.store:
                 quotes, paid = self.spending.quotes(purpose, questions)
                 recorded = self.store.add_round(purpose, step, round, groups, questions, members, quotes)
-                known = [_known(row, is_paid) for row, is_paid in zip(recorded, paid, strict=True)]
+                known = [_known(intent, is_paid) for intent, is_paid in zip(recorded, paid, strict=True)]
                 answers = list(zip(recorded, known, strict=True))
-                self.settling.add([(row, answer) for row, answer in answers if answer is not None])
-                asked = [row for row, answer in answers if answer is None]
+                self.settling.add([(intent, answer) for intent, answer in answers if answer is not None])
+                asked = [intent for intent, answer in answers if answer is None]
                 if self.waves.covers(purpose):
                     self.waves.hold(asked)
                     asked = self._next_wave(purpose)
                 else:
-                    self.settling.complete([row for row in asked if row.others])
+                    self.settling.complete([intent for intent in asked if intent.others])
             self.rounds.add((purpose, step, round), groups, recorded)
-            self.outstanding.submit([row for row in asked if row.is_sent])
+            self.outstanding.submit([intent for intent in asked if intent.is_sent])
 
     def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
-        """The answers a step learns from: its record if it has one, else those of the next `count` questions
-        in the order they were asked, which are recorded first.
+        """The feedback of a step. If the step has a record, that is its feedback. Otherwise the answers of
+        the next `count` questions, in the order they were asked, are recorded and handed out.
 
-        It waits until each of these is answered or past its deadline, so that what it takes does not depend
-        on when answers come. With `max_wait_s` a step of training takes the first `count` that are answered
-        instead: it waits until there are as many, or the time is over. Answers to questions that are older
-        than `max_age` are recorded as too late, and not handed out.
+        The call waits until each of these questions is answered or past its deadline, so the feedback does
+        not depend on when answers come. With `max_wait_s`, a step of training takes the first `count`
+        questions that are answered instead: it waits until there are as many, or the time is over. Answers to
+        questions older than `max_age` are recorded as too late, and not handed out.
+
+        Raises:
+            OracleError: an oracle raises, or gives an answer that breaks the contract.
+            LedgerError: the file cannot be written, or what it holds is damaged.
         """
         if not self.has_taken(step, purpose):
             oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
@@ -175,13 +191,8 @@ class Ledger:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
                 ids = self.store.takeable_ids(purpose, step, count, oldest)
                 found = self._found(ids)
-                self.store.add_take(
-                    purpose,
-                    step,
-                    ids,
-                    expired,
-                    self.spending.refused(row for row, answer, _ in found if "unpaid" in answer.marks),
-                )
+                unpaid = [intent for intent, answer, _ in found if "unpaid" in answer.marks]
+                self.store.add_take(purpose, step, ids, expired, self.spending.refused(unpaid))
                 self._close(found, step, expired)
         else:
             found = self.store.answers(self.store.taken(purpose, step))
@@ -192,23 +203,32 @@ class Ledger:
         return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """How many changes of an oracle came before what a row of metrics tells of."""
+        """The number of changes of an oracle before the answers that a row of metrics counts.
+
+        Args:
+            row: its number.
+            is_evaluated: the row has an evaluation.
+        """
         return changes(self.store, row, is_evaluated=is_evaluated)
 
     def num_taken(self, step: int) -> int:
-        """Questions that a step of training took, by its record."""
+        """The number of questions that a step of training took, by its record."""
         return self.store.num_taken("train", step)
 
     def taken(self, step: int) -> tuple[Item, ...]:
-        """What a step of training took, by its record."""
+        """The items that a step of training took, by its record.
+
+        Raises:
+            LedgerError: their trajectories were dropped, or are damaged.
+        """
         items = tuple(self.rounds.item(*each) for each in self.store.answers(self.store.taken("train", step)))
         self._forget()
         return items
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step of a purpose that failed: nobody waits any more for what is unanswered, which counts
-        as failed, and the record of the step has no answers. Those that came are known to later questions;
-        what an oracle still says is left aside."""
+        """Close a step of a purpose that failed. Its record has no answers. Questions without an answer count
+        as failed, and answers that still come are left with their oracles. Answers that came before are known
+        to later questions."""
         with self._collecting, self.store.lock:
             with self.store:
                 close_unanswered(self.store, purpose)
@@ -221,17 +241,17 @@ class Ledger:
         self._forget()
 
     def price(self, questions: Sequence[Question]) -> Price:
-        """The most that questions would cost if they were asked now; what is known costs nothing."""
+        """The highest price of questions if they were asked now; known values cost nothing."""
         with self.store.lock:
             return self.spending.price(questions)
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
-        """Record that a step asks nothing, since so much cannot be paid."""
+        """Record that a step asks nothing, since the budget does not allow this price."""
         with self.store.lock, self.store:
             self.store.add_take(purpose, step, [], refused=price)
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """What could not be paid by the newest record of a purpose up to this step."""
+        """The price that the budget did not allow, by the newest record of a purpose up to this step."""
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
@@ -239,7 +259,7 @@ class Ledger:
         return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
-        """What was taken, and the most that everything asked since may still take."""
+        """What the taken answers cost, and the highest price of every question that waits."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
@@ -247,8 +267,8 @@ class Ledger:
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """No step before this one will be replayed: drop the trajectories that only earlier ones read; its
-        row may still ask for the step before."""
+        """Drop the trajectories that only steps before this one read, since none of them will be replayed.
+        Those of the step before stay: the row of this step may still ask for them."""
         if not self.keep_groups:
             with self.store.lock, self.store:
                 self.store.drop_groups(step - 1)
@@ -258,51 +278,60 @@ class Ledger:
         self.release()
 
     def _recover(self, changed: Collection[str]) -> None:
-        """After a restart: attach the tickets of durable oracles, whose deadlines go on; the other
-        unanswered intents are lost until a step needs new answers. Nobody awaits an answer that an oracle
-        may have given before it changed, and what is known from then is asked again, where no budget is
-        set aside for less."""
+        """Take up what was open before a restart: held waves, questions without an answer, answers that await
+        values, and the queries that count as asked.
+
+        Args:
+            changed: oracles that have changed since. Unless they kept a question or its purpose has a budget,
+                which is reserved for the unknown part alone, all of it is asked anew. Nobody awaits an answer
+                that one of them may have given before.
+        """
         with self.store:
             self.waves.begin()
         unanswered = []
-        for row in self.store.unanswered():
-            if self.waves.is_held(row):
-                self.waves.hold([row])
+        for intent in self.store.unanswered():
+            if self.waves.is_held(intent):
+                self.waves.hold([intent])
                 continue
-            row = self.waves.as_asked(row)
-            is_limited = self.budgets.get(row.question.key.purpose, Budget()).is_limited
-            if row.question.oracle in changed and not self.outstanding.is_kept(row) and not is_limited:
-                row = replace(row, cached=())
-            self.outstanding.resume(row)
-            unanswered.append(row)
+            intent = self.waves.as_asked(intent)
+            is_limited = self.budgets.get(intent.question.key.purpose, Budget()).is_limited
+            if intent.question.oracle in changed and not self.outstanding.is_kept(intent) and not is_limited:
+                intent = replace(intent, cached=())
+            self.outstanding.resume(intent)
+            unanswered.append(intent)
         awaiting = map(self.waves.as_asked, self.store.waiting(-1))
-        self.settling.complete(row for row in [*unanswered, *awaiting] if row.others)
+        self.settling.complete(intent for intent in [*unanswered, *awaiting] if intent.others)
         unpaid_ids = {
             id
             for purpose in self.budgets.keys() - self.waves.limited
             for id in self.store.unpaid_ids(purpose)
         }
         self.cache.resume(
-            row
-            for row in self.store.waiting(-1, 0, 1, 2)
-            if row.id not in unpaid_ids and row.question.oracle not in changed
+            intent
+            for intent in self.store.waiting(-1, 0, 1, 2)
+            if intent.id not in unpaid_ids and intent.question.oracle not in changed
         )
 
     def _found(self, ids: Sequence[int]) -> list[_Found]:
-        """Answered questions with their answers; they wait no more."""
+        """Answered questions, with their answers and labels; they wait no longer."""
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Remember the answers that a step took; nobody awaits them any more, nor those that expired. The
-        caller holds the transaction."""
-        for row, answer, _ in found:
-            self.cache.keep(row, answer, step)
-        rows = [row for row, *_ in found] + [self.rounds.close(id) for id in expired]
-        self.cache.forget({row.question.key for row in rows})
+        """Note in the cache which answers a step took, and which expired. The caller holds the
+        transaction."""
+        for intent, answer, _ in found:
+            self.cache.keep(intent, answer, step)
+        intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]
+        self.cache.forget({intent.question.key for intent in intents})
 
     def _settle(self, purpose: str, step: int, count: int, oldest: int, seconds: float) -> None:
-        """Take in what has come, also beyond what the step needs, and wait for what it lacks. What was not
-        paid is no answer to wait for."""
+        """Record all answers that have come, also beyond what the step needs, and wait for those that it
+        lacks.
+
+        Args:
+            oldest: questions of earlier steps are too old.
+            seconds: the longest wait.
+        """
         self.outstanding.ask_again(purpose)
         until = time.monotonic() + seconds
         patience = 0.0
@@ -319,7 +348,7 @@ class Ledger:
                 patience = 0.0 if is_enough else max(0.0, wake - time.monotonic())
 
     def _advance(self, purpose: str) -> None:
-        """Ask the next wave, if the one before is settled."""
+        """Record and submit the next wave, if the one before is settled."""
         with self.store.lock:
             if self.waves.is_ready(purpose):
                 with self.store:
@@ -327,36 +356,36 @@ class Ledger:
                 self.outstanding.submit(wave)
 
     def _next_wave(self, purpose: str) -> list[Intent]:
-        """The questions to be sent of the next wave that has any; it is on record then. Empty: there is no
-        such wave. The caller holds the transaction."""
+        """The questions to send, of the next wave in which there are any. That wave, and those before it, are
+        recorded. Empty: there is no such wave. The caller holds the transaction."""
         sent: list[Intent] = []
         while not sent and (wave := self.waves.next(purpose)):
-            self.settling.complete([row for row in wave if row.others])
-            sent = [row for row in wave if row.is_sent]
-        for row, price, spent in self.waves.refusals:
-            self.spending.say_unpaid(row.question, price, spent)
+            self.settling.complete([intent for intent in wave if intent.others])
+            sent = [intent for intent in wave if intent.is_sent]
+        for intent, price, spent in self.waves.refusals:
+            self.spending.say_unpaid(intent.question, price, spent)
         self.waves.refusals.clear()
         return sent
 
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
-        """Whether a step need not wait: its questions are answered; or, where it does not wait for each, as
-        many others."""
+        """True if a step need not wait: each of its questions is answered; or, with `max_wait_s`, as many
+        questions as it needs."""
         if self.max_wait_s == math.inf:
             return not self.store.lacks(purpose, step, count, oldest)
         return self.store.num_takeable(purpose, step, oldest) >= count
 
     def _forget(self) -> None:
-        """Drop from memory the rounds that no waiting question belongs to."""
+        """Drop the trajectories of rounds of which no oracle has a question."""
         self.rounds.forget(self.outstanding.rounds_pending())
 
 
-def _known(row: Intent, is_paid: bool) -> Answer | None:
-    """The answer of a question that nobody is asked; None: somebody is, for this one or for an equal one."""
-    question = row.question
+def _known(intent: Intent, is_paid: bool) -> Answer | None:
+    """The answer of a question for which nobody is asked; None: an oracle is, for it or for an equal one."""
+    question = intent.question
     if question.oracle == UNASKED:
         return nothing(question, "tie", UNASKED)
     if not is_paid:
-        return unpaid(row)
-    if not row.cached or not all(isinstance(value, Known) for value in row.cached):
+        return unanswered(intent, "unpaid")
+    if not intent.cached or not all(isinstance(value, Known) for value in intent.cached):
         return None
-    return whole(row, Answer(question.key, (), (), queries=0, by=question.oracle))
+    return whole(intent, Answer(question.key, (), (), queries=0, by=question.oracle))

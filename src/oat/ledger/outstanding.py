@@ -1,4 +1,4 @@
-"""The questions that oracles have: submitted, collected, failed at their deadline, and taken up again after a
+"""The questions that oracles have: sent, answered or failed at their deadline, and resumed after a
 restart."""
 
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oat.errors import OracleError
-from oat.ledger.intents import Intent, rest, whole
+from oat.ledger.intents import Intent, whole
 from oat.ledger.open_rounds import OpenRounds, Place, place_of
 from oat.ledger.settling import Settling
 from oat.ledger.store import Store
@@ -25,12 +25,12 @@ class Pending:
     """A question that an oracle has.
 
     Attributes:
-        question: what the oracle was sent; of a half-known question the rest.
+        question: the part of the question that was sent.
         since: when it was sent, on the monotonic clock.
         most: the most that it may cost; without limits where its purpose has no budget.
     """
 
-    asked: Intent
+    intent: Intent
     question: Question
     oracle: str
     since: float
@@ -43,12 +43,13 @@ class Outstanding:
     Args:
         budgets: by purpose.
         deadline_s: seconds after its submission at which a question counts as failed.
-        check_interrupt: called when an oracle has answered, before that is recorded; it may raise.
+        check_interrupt: called after an oracle has answered and before the answers are recorded; it may
+            raise.
 
     Attributes:
         pending: the questions that oracles have.
-        lost: questions that were sent before a restart to oracles that do not keep them.
-        reasked: how many questions were sent once more after a restart.
+        lost: questions that were sent before a restart, and that their oracles did not keep.
+        reasked: number of questions that were sent once more after a restart.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class Outstanding:
         self.reasked = store.asked_again()
 
     def oracle(self, name: str) -> Oracle:
-        """The oracle of an address.
+        """The oracle at an address.
 
         Raises:
-            OracleError: the run has none there.
+            OracleError: the run has no oracle of that name.
         """
         if name not in self.oracles:
             raise OracleError(
@@ -85,57 +86,57 @@ class Outstanding:
             )
         return self.oracles[name]
 
-    def submit(self, rows: Sequence[Intent]) -> None:
-        """Send questions to their oracles, oracle by oracle; of a half-known question the rest.
+    def submit(self, intents: Sequence[Intent]) -> None:
+        """Send questions to their oracles, one call an oracle; of a partly known question, the unknown part.
 
         Raises:
             OracleError: an oracle raises, or returns no tickets that can be used.
         """
-        for name in sorted({row.question.oracle for row in rows}):
+        for name in sorted({intent.question.oracle for intent in intents}):
             oracle = self.oracle(name)
-            mine = [self.rounds.with_ids(row) for row in rows if row.question.oracle == name]
-            sent = [rest(row.question, row.cached) for row in mine]
+            mine = [self.rounds.with_ids(intent) for intent in intents if intent.question.oracle == name]
+            sent = [intent.rest for intent in mine]
             open_tickets = {ticket for owner, ticket in list(self.pending) if owner == name}
             tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, open_tickets)
             if oracle.durable:
                 now = time.time()
                 with self.store:
                     self.store.set_tickets(
-                        [(ticket, now, row.id) for ticket, row in zip(tickets, mine, strict=True)]
+                        [(ticket, now, intent.id) for ticket, intent in zip(tickets, mine, strict=True)]
                     )
             self.pending.update(
                 {
-                    (name, ticket): self._pending(row, question)
-                    for ticket, row, question in zip(tickets, mine, sent, strict=True)
+                    (name, ticket): self._pending(intent, question)
+                    for ticket, intent, question in zip(tickets, mine, sent, strict=True)
                 }
             )
 
-    def is_kept(self, row: Intent) -> bool:
-        """Whether a question that was sent before a restart still lies with its oracle."""
-        oracle = self.oracles.get(row.question.oracle)
-        return oracle is not None and oracle.durable and row.ticket is not None
+    def is_kept(self, intent: Intent) -> bool:
+        """True if the oracle still has a question that was sent before a restart."""
+        oracle = self.oracles.get(intent.question.oracle)
+        return oracle is not None and oracle.durable and intent.ticket is not None
 
-    def resume(self, row: Intent) -> None:
-        """Take up an unanswered question after a restart: attached again where its oracle keeps it, with the
-        deadline that it had; else lost until `ask_again`."""
-        if self.is_kept(row):
-            age = max(0.0, time.time() - row.sent) if row.sent is not None else 0.0
-            ticket = (row.question.oracle, str(row.ticket))
-            self.pending[ticket] = self._pending(row, rest(row.question, row.cached), age)
-        elif row.is_sent:
-            self.lost.append(row)
+    def resume(self, intent: Intent) -> None:
+        """Resume an unanswered question after a restart. Where its oracle kept it, its ticket is attached
+        again, with the deadline that it had. Otherwise it is lost until `ask_again`."""
+        if self.is_kept(intent):
+            age = max(0.0, time.time() - intent.sent) if intent.sent is not None else 0.0
+            ticket = (intent.question.oracle, str(intent.ticket))
+            self.pending[ticket] = self._pending(intent, intent.rest, age)
+        elif intent.is_sent:
+            self.lost.append(intent)
 
     def ask_again(self, purpose: str) -> None:
-        """Submit what was lost of a purpose. Only steps without a record call this, so a finished run, or a
-        replay of one, asks nothing."""
+        """Submit the lost questions of a purpose. Only a step without a record calls this, so a finished run,
+        or a replay of one, asks nothing."""
         with self.store.lock:
-            lost = [row for row in self.lost if row.question.key.purpose == purpose]
+            lost = [intent for intent in self.lost if intent.question.key.purpose == purpose]
             if not lost:
                 return
-            self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
+            self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
             self.reasked += len(lost)
             with self.store:
-                self.store.count_again(row.id for row in lost)
+                self.store.count_again(intent.id for intent in lost)
             self.submit(lost)
 
     def of(self, purpose: str) -> dict[Ticket, Pending]:
@@ -144,18 +145,22 @@ class Outstanding:
 
     def rounds_pending(self) -> set[Place]:
         """The rounds of which oracles have questions."""
-        return {place_of(p.asked) for p in list(self.pending.values())}
+        return {place_of(p.intent) for p in list(self.pending.values())}
 
     def next_deadline(self, purpose: str) -> float:
-        """When the oldest question of a purpose fails, on the monotonic clock."""
+        """The time at which the oldest question of a purpose fails, on the monotonic clock."""
         return min((p.since for p in self.of(purpose).values()), default=0.0) + self.deadline_s
 
     def collect(self, waiting: Mapping[Ticket, Pending], patience: float) -> bool:
-        """Ask each oracle once for answers, and record what is there or arrives in so many seconds, in one
-        transaction an oracle. Where nothing comes, questions past their deadline are recorded as failed.
+        """Call each oracle once for answers, and record them in one transaction an oracle. If no answer
+        comes, questions past their deadline are recorded as failed.
+
+        Args:
+            waiting: the questions whose answers are wanted.
+            patience: seconds to wait for the first answer.
 
         Returns:
-            Whether anything came.
+            True if an answer came.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract; sound answers that
@@ -185,14 +190,14 @@ class Outstanding:
         return has_come
 
     def forget(self, purpose: str) -> None:
-        """Drop the questions of a purpose; answers that still come are ignored."""
+        """Drop the questions of a purpose; answers that still come are left with their oracles."""
         self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
-        self.lost = [row for row in self.lost if row.question.key.purpose != purpose]
+        self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
 
-    def _pending(self, row: Intent, question: Question, age: float = 0.0) -> Pending:
+    def _pending(self, intent: Intent, question: Question, age: float = 0.0) -> Pending:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited
         most = Budget.of(self.oracle(question.oracle).price(question)) if is_limited else Budget()
-        return Pending(row, question, question.oracle, time.monotonic() - age, most)
+        return Pending(intent, question, question.oracle, time.monotonic() - age, most)
 
     def _record(self, answered: Sequence[tuple[Pending, Any]]) -> None:
         if not answered:
@@ -202,7 +207,7 @@ class Outstanding:
         for pending, answer in answered:
             try:
                 sound = checked(answer, pending.question, pending.oracle, pending.most)
-                answers.append((pending.asked, whole(pending.asked, sound)))
+                answers.append((pending.intent, whole(pending.intent, sound)))
             except OracleError as error:
                 broken.append(error)
         self.settling.record(answers)
@@ -211,8 +216,8 @@ class Outstanding:
 
 
 def _failed(pending: Pending) -> Answer:
-    """The answer at the deadline. What the oracle is at may still be paid, so where there is a budget the
-    question counts at its most."""
+    """The answer of a question at its deadline. The oracle may still work on it and be paid, so under a
+    budget the question counts its highest price."""
     most = pending.most
     answer = nothing(pending.question, "failed", pending.oracle, time.monotonic() - pending.since)
     return replace(answer, queries=most.queries or 0, tokens=most.tokens or 0, cost=most.cost or 0.0)

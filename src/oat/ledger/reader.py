@@ -1,4 +1,4 @@
-"""What a ledger's tables say: questions, answers, budgets and trajectories, read and never changed."""
+"""The reading half of a ledger's tables: questions, answers, sums and trajectories."""
 
 import hashlib
 import json
@@ -17,22 +17,19 @@ _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
 
 
 class Reader(Connection):
-    """The tables of one run. Opened by itself, it leaves the file as it is; `ledger/store.py` writes, too."""
+    """The tables of one run, read only. `Store` reads and writes them."""
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever asked."""
+        """True if nothing was ever asked."""
         return self._one("SELECT COUNT(*) FROM rounds", ()) == 0
 
     def has_round(self, purpose: str, step: int, round: int) -> bool:
-        return (
-            self._one(
-                "SELECT COUNT(*) FROM rounds WHERE (purpose, step, round) = (?, ?, ?)", (purpose, step, round)
-            )
-            > 0
-        )
+        """True if a round is recorded."""
+        sql = "SELECT COUNT(*) FROM rounds WHERE (purpose, step, round) = (?, ?, ?)"
+        return self._one(sql, (purpose, step, round)) > 0
 
     def asked(self, purpose: str, step: int, round: int) -> int:
-        """Questions in recorded rounds before (step, round)."""
+        """The number of questions in recorded rounds before (step, round)."""
         sql = "SELECT COALESCE(SUM(questions), 0) FROM rounds WHERE purpose = ? AND (step, round) < (?, ?)"
         return self._one(sql, (purpose, step, round))
 
@@ -43,8 +40,8 @@ class Reader(Connection):
             LedgerError: they were dropped, since every kept checkpoint was past them; or they are damaged.
         """
         sql = (
-            "SELECT data, hash FROM rounds JOIN blobs ON blobs.hash = rounds.groups WHERE (purpose, step, "
-            "round) = (?, ?, ?)"
+            "SELECT data, hash FROM rounds JOIN blobs ON blobs.hash = rounds.groups "
+            "WHERE (purpose, step, round) = (?, ?, ?)"
         )
         row = self.db.execute(sql, (purpose, step, round)).fetchone()
         if row is None:
@@ -58,22 +55,26 @@ class Reader(Connection):
         return blobs.unpack(row[0])
 
     def by_id(self, id: int) -> Intent:
+        """One recorded question."""
         (row,) = self._questions("", "q.id = ?", (id,))
         return row
 
     def answered(self) -> list[Intent]:
-        """Every answered question, in the order they were asked."""
+        """Every answered question, by purpose and in the order they were asked."""
         return self._questions(
             "JOIN answers a ON a.question = q.id", "TRUE", (), order="q.purpose, q.step, q.round, q.position"
         )
 
     def unanswered(self) -> list[Intent]:
-        """Every intent without an answer, of every purpose, oldest first."""
+        """Every question without an answer, of every purpose, oldest first."""
         return self.waiting(0)
 
     def waiting(self, *answered: int) -> list[Intent]:
-        """Questions of every purpose that no step has taken, by what there is of their answers
-        (`schema.TABLES`), oldest first."""
+        """Questions of every purpose that no step has taken, oldest first.
+
+        Args:
+            answered: the wanted values of the column `answered` (`schema.TABLES`).
+        """
         return self._questions(
             "JOIN waiting w ON w.question = q.id",
             f"w.answered IN ({', '.join('?' * len(answered))})",
@@ -81,8 +82,8 @@ class Reader(Connection):
         )
 
     def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
-        """Whether an answer is missing to one of the next `count` questions that no step has taken, in the
-        order they were asked, of rounds from `oldest` up to `step`; or to one of an older round."""
+        """True if a step has to wait for an answer: to one of the next `count` questions of rounds from
+        `oldest` up to `step` that no step has taken, or to one of an older round."""
         old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
         rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"
         new = f"SELECT w.answered FROM waiting w WHERE {rounds} ORDER BY w.step, w.round, w.position LIMIT ?"
@@ -90,34 +91,34 @@ class Reader(Connection):
         return bool(self._one(sql, (purpose, oldest, purpose, oldest, step, count)))
 
     def num_takeable(self, purpose: str, step: int, oldest: int = 0) -> int:
-        """Of those of `takeable_ids` that were paid."""
+        """The number of all questions of `takeable_ids` that were paid."""
         return self._one(
             f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE} AND w.answered = 1", (purpose, oldest, step)
         )
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
         """Answered questions of rounds from `oldest` up to `step` that no step has taken, in the order they
-        were asked; limit -1: all."""
+        were asked.
+
+        Args:
+            limit: at most so many; -1: all.
+        """
         sql = (
             f"SELECT w.question FROM waiting w WHERE {_TAKEABLE} ORDER BY w.step, w.round, w.position LIMIT ?"
         )
         return [id for (id,) in self.db.execute(sql, (purpose, oldest, step, limit))]
 
     def num_open(self, purpose: str) -> int:
-        """Questions that are paid for and that no step has taken."""
+        """The number of questions that are paid for and that no step has taken."""
         return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
 
     def unpaid_ids(self, purpose: str) -> list[int]:
         """Questions that were not paid, and that no step has taken."""
-        return [
-            id
-            for (id,) in self.db.execute(
-                "SELECT question FROM waiting WHERE purpose = ? AND answered = 2", (purpose,)
-            )
-        ]
+        sql = "SELECT question FROM waiting WHERE purpose = ? AND answered = 2"
+        return [id for (id,) in self.db.execute(sql, (purpose,))]
 
     def values(self, key: Key) -> list[Known] | None:
-        """What the answer to a question says; None: it has no answer."""
+        """The values of the answer to a question; None: it has no answer."""
         sql = (
             f"SELECT {ANSWER_COLUMNS} FROM answers a JOIN questions q ON q.id = a.question "
             f"WHERE ({schema.KEY}) = (?, ?, ?, ?, ?)"
@@ -126,19 +127,20 @@ class Reader(Connection):
         row = self.db.execute(sql, place).fetchone()
         return None if row is None else values_of(answer_of(key, row)[0])
 
-    def answer(self, asked: Intent) -> tuple[Answer, int | None]:
-        ((_, answer, label),) = self.answers([asked])
+    def answer(self, intent: Intent) -> tuple[Answer, int | None]:
+        """The answer and the label of an answered question."""
+        ((_, answer, label),) = self.answers([intent])
         return answer, label
 
-    def answers(self, rows: Sequence[Intent]) -> list[tuple[Intent, Answer, int | None]]:
+    def answers(self, intents: Sequence[Intent]) -> list[tuple[Intent, Answer, int | None]]:
         """Answered questions with their answers and labels."""
         sql = f"SELECT question, {ANSWER_COLUMNS} FROM answers WHERE question IN ({{}})"
-        found = {id: answer for id, *answer in self._each(sql, [row.id for row in rows])}
+        found = {id: answer for id, *answer in self._each(sql, [intent.id for intent in intents])}
         with self._reading():
-            return [(row, *answer_of(row.question.key, found[row.id])) for row in rows]
+            return [(intent, *answer_of(intent.question.key, found[intent.id])) for intent in intents]
 
     def cached(self, purpose: str, oracle: str, item: str) -> list[Known]:
-        """The answers that are kept of an item, in the order they were taken."""
+        """The answers that the cache keeps under a key, in the order they were taken."""
         sql = (
             "SELECT value, mark, scores FROM cache WHERE purpose = ? AND oracle = ? AND item = ? "
             "ORDER BY number"
@@ -147,26 +149,24 @@ class Reader(Connection):
         return [Known(value, mark, list_values(scores)) for value, mark, scores in found]
 
     def has_take(self, purpose: str, step: int) -> bool:
+        """True if what a step took is recorded."""
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:
-        """What the answers cost that this step and those before it took. Ledgers of before have what all
-        answers did that were there."""
-        return Price(
-            *self.db.execute(
-                "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
-            ).fetchone()
-        )
+        """The price of the answers that this step and those before it took. In takes that an older version
+        recorded, it is that of all answers that were there."""
+        sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
+        return Price(*self.db.execute(sql, (purpose, step)).fetchone())
 
     def take_refused(self, purpose: str, step: int) -> Price | None:
-        """The price of the cheapest question of a step's take that was not paid."""
+        """The price of the cheapest question that a step took and that was not paid; None: there was none."""
         (refused,) = self.db.execute(
             "SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
         ).fetchone()
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
-        """The same of the newest take up to a step, if there is one."""
+        """The same price for the newest take up to a step; None: there is no take, or all of it was paid."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))
@@ -181,35 +181,33 @@ class Reader(Connection):
         )
 
     def num_taken(self, purpose: str, step: int) -> int:
-        return self._one(
-            "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position >= 0", (purpose, step)
-        )
+        """The number of questions that a step trains on."""
+        sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position >= 0"
+        return self._one(sql, (purpose, step))
 
     def num_expired(self, purpose: str, step: int) -> int:
-        """Answered questions that a step found too old to learn from."""
-        return self._one(
-            "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0", (purpose, step)
-        )
+        """The number of answered questions that a step found too old to learn from."""
+        sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0"
+        return self._one(sql, (purpose, step))
 
     def asked_again(self) -> int:
-        """How often a question was asked once more, of every purpose."""
+        """The number of times that a question was asked once more, over all purposes."""
         return self._one("SELECT COALESCE(SUM(again), 0) FROM purses", ())
 
     def spent(self, purpose: str) -> Price:
-        """What all answers cost that are there."""
+        """The price of all answers that have come."""
         return self._sums("queries, tokens, cost", purpose)
 
     def committed(self, purpose: str) -> Price:
-        """What was taken so far, and the most that everything waiting may cost: a sum at the cursor, whenever
-        answers come."""
-        rows = self.db.execute(
-            "SELECT queries, tokens, cost FROM waiting WHERE purpose = ?", (purpose,)
-        ).fetchall()
+        """The price of the answers that steps have taken, and the highest price of every question that waits.
+        It does not depend on when answers come."""
+        sql = "SELECT queries, tokens, cost FROM waiting WHERE purpose = ?"
+        rows = self.db.execute(sql, (purpose,)).fetchall()
         queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())
         return self.taken_so_far(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
 
     def taken_so_far(self, purpose: str) -> Price:
-        """What the answers cost that steps have taken."""
+        """The price of the answers that steps have taken."""
         return self._sums("taken_queries, taken_tokens, taken_cost", purpose)
 
     def digest(self) -> str:

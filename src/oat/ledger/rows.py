@@ -33,23 +33,25 @@ _SCALARS = {str, int, float, bool, type(None)}
 """Types of which JSON gives back what it was given."""
 
 
-def new_question_row(asked: Intent, position: int, prompt: str, candidates: Sequence[str]) -> tuple[Any, ...]:
-    """The row of a question that is recorded.
+def new_question_row(
+    intent: Intent, position: int, prompt: str, candidates: Sequence[str]
+) -> tuple[Any, ...]:
+    """A row of `NEW_QUESTION_COLUMNS`.
 
     Args:
         position: place in its round.
         prompt: the name of its prompt's text.
         candidates: the names of its candidates' texts.
     """
-    question, key = asked.question, asked.question.key
-    place = (asked.id, key.purpose, key.step, key.round, key.occurrence, key.index, position, asked.member)
+    question, key = intent.question, intent.question.key
+    place = (intent.id, key.purpose, key.step, key.round, key.occurrence, key.index, position, intent.member)
     features = None if question.features is None else wire.encode(question.features)
     texts = (prompt, list_text(candidates), common_text(question.picks), list_text(question.known))
-    return (*place, question.kind, question.oracle, *texts, features, cached_text(asked.cached))
+    return (*place, question.kind, question.oracle, *texts, features, cached_text(intent.cached))
 
 
 def as_read(question: Question, prompt: str) -> Question:
-    """A question as it comes back from the tables, which keep its columns as JSON.
+    """A question as the tables give it back; they keep its columns as JSON.
 
     Args:
         prompt: the text of its prompt (`prompt_text`).
@@ -60,7 +62,7 @@ def as_read(question: Question, prompt: str) -> Question:
 
 
 def text_names(row: Sequence[Any]) -> tuple[str, ...]:
-    """The names of the texts of a row of `QUESTION_COLUMNS`: of its prompt, and of its candidates."""
+    """The names of the texts of a row of `QUESTION_COLUMNS`: its prompt, then its candidates."""
     return (row[8], *json.loads(row[9]))
 
 
@@ -68,7 +70,7 @@ def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
     """The question of a row of `QUESTION_COLUMNS`.
 
     Args:
-        texts: by name, those of `text_names`.
+        texts: by name, at least those of `text_names`.
     """
     id, *address = row[:6]
     kind, oracle, _, _, picks, known, features, member, ticket, sent, cached = row[6:]
@@ -114,7 +116,7 @@ def answer_of(key: Key, row: Sequence[Any]) -> tuple[Answer, int | None]:
 
 
 def answered_state(answer: Answer) -> int:
-    """`answered` in the table `waiting`, for a question that has this answer."""
+    """The value of the column `answered` of the table `waiting`, for a question with this answer."""
     return -1 if AWAITED in answer.marks else 2 if "unpaid" in answer.marks else 1
 
 
@@ -130,11 +132,11 @@ def list_values(text: str) -> tuple[Any, ...]:
 
 @functools.lru_cache(4096)
 def common_text(values: tuple[int | str, ...]) -> str:
-    """As `list_text`, remembered: for picks and marks, of which there are few different ones."""
+    """The same as `list_text`, remembered: for picks and marks, of which there are few different lists."""
     return list_text(values)
 
 
 @functools.lru_cache(4096)
 def common_values(text: str) -> tuple[Any, ...]:
-    """As `list_values`, remembered."""
+    """The same as `list_values`, remembered."""
     return list_values(text)

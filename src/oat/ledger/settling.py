@@ -1,15 +1,13 @@
-"""Putting answers on record: each with its label, and together with the answers of equal questions that
-awaited it.
+"""Putting answers on record: each with its label, and together with the equal questions that awaited it.
 
 The first answer of a question wins. A question may have been recorded as awaiting values that an equal
-question brings (`ledger/cache.py`); it is completed in the transaction that records the answer with those
-values.
+question brings (`ledger/cache.py`). The transaction that records those values completes its answer too.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from oat.ledger.intents import Intent, rest, whole
+from oat.ledger.intents import Intent, whole
 from oat.ledger.store import Store
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
@@ -17,15 +15,15 @@ from oat.types import Answer, Key, Question
 
 
 class Settling:
-    """Records answers, and completes the questions that await them.
+    """Records answers, and completes the answers that await them.
 
     Args:
-        labels: how the probability of a comparison becomes a label: above one half, or drawn with it from the
-        question's own generator.
+        labels: how the probability of a comparison becomes a label. "threshold": the first candidate wins
+            above one half. "bernoulli": it wins with that probability, drawn from the question's own
+            generator.
 
     Attributes:
-        awaiting: for the key of a question that has no answer yet, the questions that await its values, by
-        id.
+        awaiting: for each question without an answer, the intents that await its values, by their ids.
     """
 
     def __init__(self, store: Store, seeds: Seeds, labels: Literal["threshold", "bernoulli"]):
@@ -35,42 +33,43 @@ class Settling:
         self.awaiting: dict[Key, dict[int, Intent]] = {}
 
     def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
-        """Record answers of oracles, in one transaction with all that they complete."""
+        """Record answers of oracles, in one transaction with the answers that they complete."""
         with self.store.lock, self.store:
             self.add(answers)
-            rows: dict[int, Intent] = {}
+            intents: dict[int, Intent] = {}
             for _, answer in answers:
-                rows |= self.awaiting.pop(answer.key, {})
-            self.complete(rows.values())
+                intents |= self.awaiting.pop(answer.key, {})
+            self.complete(intents.values())
 
     def add(self, answers: Iterable[tuple[Intent, Answer]]) -> None:
         """Record answers with their labels; the caller holds the transaction."""
         self.store.add_answers(
-            [(row.id, answer, self._label(row.question, answer)) for row, answer in answers]
+            [(intent.id, answer, self._label(intent.question, answer)) for intent, answer in answers]
         )
 
-    def complete(self, rows: Iterable[Intent]) -> None:
-        """Complete the answers of which everything is there now; the other questions await what is missing.
-        The caller holds the transaction."""
-        for row in rows:
-            keys = row.others | ({row.question.key} if row.is_sent else set())
+    def complete(self, intents: Iterable[Intent]) -> None:
+        """Complete the answers whose awaited values are all on record; the other intents await what is
+        missing. The caller holds the transaction."""
+        for intent in intents:
+            keys = intent.others | ({intent.question.key} if intent.is_sent else set())
             found = {key: self.store.values(key) for key in keys}
             brought = {key: values for key, values in found.items() if values is not None}
             for key in found.keys() - brought.keys():
-                self.awaiting.setdefault(key, {})[row.id] = row
+                self.awaiting.setdefault(key, {})[intent.id] = intent
             if len(brought) < len(found):
                 continue
-            if row.is_sent:
-                self.store.complete(row.id, whole(row, self.store.answer(row)[0], brought))
+            if intent.is_sent:
+                self.store.complete(intent.id, whole(intent, self.store.answer(intent)[0], brought))
             else:
-                empty = Answer(row.question.key, (), (), queries=0, by=row.question.oracle)
-                self.add([(row, whole(row, empty, brought))])
+                empty = Answer(intent.question.key, (), (), queries=0, by=intent.question.oracle)
+                self.add([(intent, whole(intent, empty, brought))])
 
     def forget(self, purpose: str) -> None:
-        """Let no question of a purpose await anything any more."""
-        self.awaiting = {key: rows for key, rows in self.awaiting.items() if key.purpose != purpose}
+        """Let the intents of a purpose await nothing any more."""
+        self.awaiting = {key: intents for key, intents in self.awaiting.items() if key.purpose != purpose}
 
     def _label(self, question: Question, answer: Answer) -> int | None:
+        """The place of the candidate that won; None where nothing was compared or nobody won."""
         if question.kind != "compare" or answer.marks[0] != "ok":
             return None
         probability = answer.values[0]
@@ -81,13 +80,17 @@ class Settling:
         return int(probability < 0.5)
 
 
+def unanswered(intent: Intent, mark: Literal["failed", "unpaid"]) -> Answer:
+    """The answer of a question that gets none: what is known of it, and this mark on every other value."""
+    return whole(intent, nothing(intent.rest, mark, intent.question.oracle), missing=mark)
+
+
 def close_unanswered(store: Store, *purposes: str) -> None:
-    """Record every unanswered question of these purposes as failed; the caller holds the transaction."""
-    rows = [row for row in store.unanswered() if row.question.key.purpose in purposes]
-    answers = [
-        whole(row, nothing(rest(row.question, row.cached), "failed", row.question.oracle), missing="failed")
-        for row in rows
-    ]
-    store.add_answers([(row.id, answer, None) for row, answer in zip(rows, answers, strict=True)])
+    """Record the unanswered questions of these purposes as failed; the caller holds the transaction."""
+    store.add_answers(
+        (intent.id, unanswered(intent, "failed"), None)
+        for intent in store.unanswered()
+        if intent.question.key.purpose in purposes
+    )
     for purpose in purposes:
         store.fail_awaited(purpose)

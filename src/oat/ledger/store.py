@@ -1,7 +1,7 @@
-"""The ledger's tables: SQLite, one writer, one transaction for whatever must happen together.
+"""The writing half of a ledger's tables: one writer, and one transaction for whatever must happen together.
 
-Trajectories are a blob a round, by hash; texts that people and exports read are stored once each, by hash,
-and outlive the blobs.
+The trajectories of a round are one blob, under its hash. Texts that people and exports read are stored once
+each, under their hashes, and outlive the blobs.
 """
 
 import hashlib
@@ -39,16 +39,18 @@ class Store(Reader):
         members: Sequence[int],
         quotes: Sequence[Quote] | None = None,
     ) -> list[Intent]:
-        """Record the intents of a round with its trajectories; returns them as they now stand here. The
-        caller holds the transaction.
+        """Record the questions of a round with its trajectories. The caller holds the transaction.
 
         Args:
-            members: for each question the place of its group.
-            quotes: one for each question; None: nothing is known, and nothing costs anything.
+            members: for each question, the place of its group.
+            quotes: for each question, its quote; None: nothing is known, and nothing costs anything.
+
+        Returns:
+            The recorded questions, as reading them back would give them.
         """
         self._add_trajectories(purpose, step, round, groups, len(questions))
         self.db.execute("INSERT OR IGNORE INTO purses (purpose) VALUES (?)", (purpose,))
-        asked = []
+        intents = []
         rows = []
         waiting = []
         names: dict[str, str] = {}
@@ -59,12 +61,13 @@ class Store(Reader):
             prompt = prompt_text(question)
             texts = [prompt, *question.candidates]
             names.update({text: text_name(text) for text in texts if text not in names})
-            row = Intent(first + position, as_read(question, prompt), member, None, None, quote.cached)
-            asked.append(row)
+            id = first + position
+            intent = Intent(id, as_read(question, prompt), member, None, None, quote.cached)
+            intents.append(intent)
             name, *candidates = [names[text] for text in texts]
-            rows.append(new_question_row(row, position, name, candidates))
+            rows.append(new_question_row(intent, position, name, candidates))
             most = quote.price
-            waiting.append((row.id, purpose, step, round, position, most.queries, most.tokens, most.cost))
+            waiting.append((id, purpose, step, round, position, most.queries, most.tokens, most.cost))
         self.db.executemany(
             "INSERT OR IGNORE INTO texts VALUES (?, ?)", [(name, text) for text, name in names.items()]
         )
@@ -72,7 +75,7 @@ class Store(Reader):
             f"INSERT INTO questions ({NEW_QUESTION_COLUMNS}) VALUES ({', '.join('?' * 16)})", rows
         )
         self.db.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)", waiting)
-        return asked
+        return intents
 
     def _add_trajectories(
         self, purpose: str, step: int, round: int, groups: Sequence[Group], num_questions: int
@@ -85,12 +88,12 @@ class Store(Reader):
         )
 
     def set_tickets(self, tickets: Iterable[tuple[str, float, int]]) -> None:
-        """(ticket, when it was given in seconds since 1970, question id) each."""
+        """Record tickets of oracles: (ticket, time in seconds since 1970, question id) each."""
         self.db.executemany("UPDATE questions SET ticket = ?, sent = ? WHERE id = ?", tickets)
 
     def add_answers(self, answers: Iterable[tuple[int, Answer, int | None]]) -> None:
-        """Record (question id, answer, label) each; the first answer of a question wins. The caller holds the
-        transaction."""
+        """Record answers: (question id, answer, label) each. The first answer of a question wins; a later one
+        changes nothing. The caller holds the transaction."""
         given = list(answers)
         open_ids = {
             id
@@ -121,7 +124,8 @@ class Store(Reader):
         )
 
     def complete(self, id: int, answer: Answer) -> None:
-        """Replace the values and marks of an answer, some of which were awaited; what it took stays."""
+        """Replace the values and marks of an answer of which some were awaited; its price stays. The caller
+        holds the transaction."""
         self.db.execute(
             "UPDATE answers SET vals = ?, marks = ? WHERE question = ?",
             (list_text(answer.values), common_text(answer.marks), id),
@@ -129,7 +133,8 @@ class Store(Reader):
         self.db.execute("UPDATE waiting SET answered = ? WHERE question = ?", (answered_state(answer), id))
 
     def fail_awaited(self, purpose: str) -> None:
-        """What is awaited for a purpose will not come; the caller holds the transaction."""
+        """Record as failed the values that answers of a purpose still await. The caller holds the
+        transaction."""
         awaiting = "SELECT question FROM waiting WHERE answered = -1 AND purpose = ?"
         failed = f"""REPLACE(marks, '"{AWAITED}"', '"failed"')"""
         self.db.execute(f"UPDATE answers SET marks = {failed} WHERE question IN ({awaiting})", (purpose,))
@@ -145,7 +150,13 @@ class Store(Reader):
             self.db.execute(purse, (id,))
 
     def add_cached(self, purpose: str, oracle: str, item: str, number: int, known: Known, step: int) -> None:
-        """Keep an answer of an item, the `number`-th, as of the step that took it."""
+        """Keep an answer in the cache.
+
+        Args:
+            purpose, oracle, item: its cache key.
+            number: its place among the answers under that key, from 0.
+            step: that took it.
+        """
         row = (purpose, oracle, item, number, known.value, known.mark, step, list_text(known.scores))
         self.db.execute("INSERT INTO cache VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
@@ -157,8 +168,13 @@ class Store(Reader):
         expired: Sequence[int] = (),
         refused: Price | None = None,
     ) -> None:
-        """Record what a step trains on, in this order, what it found too old, and the cheapest price it could
-        not pay; the caller holds the transaction."""
+        """Record what a step takes. The caller holds the transaction.
+
+        Args:
+            ids: the answered questions that it trains on, in this order.
+            expired: the answered questions that are too old to learn from.
+            refused: the price of the cheapest question that was not paid.
+        """
         positions = [*enumerate(ids), *((-1 - place, id) for place, id in enumerate(expired))]
         self.db.executemany(
             "INSERT INTO taken VALUES (?, ?, ?, ?)",
@@ -183,8 +199,12 @@ class Store(Reader):
         )
 
     def drop_groups(self, step: int) -> int:
-        """Drop the trajectories of rounds of which everything was taken before this step; returns how many
-        blobs went. Texts stay."""
+        """Drop the trajectories of rounds of which everything was taken before this step; texts stay. The
+        caller holds the transaction.
+
+        Returns:
+            The number of blobs that were dropped.
+        """
         waits = "SELECT 1 FROM waiting w WHERE (w.purpose, w.step, w.round) = (r.purpose, r.step, r.round)"
         taken_later = (
             "SELECT 1 FROM questions q JOIN taken t ON t.question = q.id "
@@ -203,10 +223,11 @@ class Store(Reader):
         return self.db.executemany(unused, names).rowcount if names else 0
 
     def cut(self, step: int, *, evaluated: bool) -> None:
-        """Take the ledger back to the state before a step of training; the caller holds the transaction.
+        """Cut the ledger back to its state before a step of training. The caller holds the transaction.
 
         Args:
-            evaluated: the evaluation after so many steps was over by then, and stays.
+            step: number of steps that stay.
+            evaluated: the evaluation after them stays too.
         """
         later = (
             f"(step > {step} OR (step = {step} AND {'purpose = ' + repr('train') if evaluated else 'TRUE'}))"
@@ -227,7 +248,7 @@ class Store(Reader):
             self.db.execute(statement)
 
     def forget_judgements(self) -> None:
-        """Nothing that evaluations were told is known any more, nor what they could not pay; the caller holds
-        the transaction."""
+        """Forget what evaluations know from earlier answers, and which prices they could not pay. The caller
+        holds the transaction."""
         self.db.execute("DELETE FROM cache WHERE purpose != 'train'")
         self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")

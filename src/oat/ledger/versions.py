@@ -1,9 +1,10 @@
-"""The version of each oracle that a ledger has answers of, and from which rows on it is another one.
+"""The versions of a ledger's oracles, and the steps from which on an oracle is another one.
 
-An oracle that has answered and comes back in another version is on record (`change N` in the table `meta`)
-with the first step of training, and of evaluations, that had taken nothing by then: what those take, and
-later ones, may be of the new version. So the mark of a row is a function of what is on record, in a replay
-and after a kill too. A ledger that is cut back for a fork has the version of that time.
+When an oracle that has answered comes back in another version, that change is recorded (`change N` in the
+table `meta`), with the first step of training, and of evaluations, that has taken nothing yet. What those
+steps and later ones take may be of the new version. So the number of changes before a row of metrics is a
+function of the record, in a replay and after a kill too. A ledger that is cut back for a fork has the
+versions of that time.
 """
 
 import json
@@ -21,17 +22,23 @@ _VERSION, _CHANGE = "version of ", "change "
 
 
 def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
-    """Remember the versions of the oracles that will be asked; returns those that had answered in another
-    one, which is said and put on record: their curve has a kink that no learning made."""
+    """Record the versions of the oracles that will be asked. Oracles that have answered in another version
+    are recorded as changed and warned of: the curves have a kink there that no learning made.
+
+    Args:
+        versions: by address; "" for an oracle without one.
+
+    Returns:
+        The oracles that have changed.
+    """
     with store:
         changed = _changed(store.db, versions)
         if changed:
             _put_change(store, changed)
             warn(
                 f"oracle {' and '.join(changed)} has changed since this run last asked it (its file, or "
-                "the version it declares): it is asked anew "
-                "from here on, and what it says stands in one curve with what it said before, so rows "
-                "from here on have oracle/changes; begin a run "
+                "the version it declares): it is asked anew from here on, and what it says stands in one "
+                "curve with what it said before, so rows from here on have oracle/changes; begin a run "
                 "of its own, if that is not meant"
             )
         _put_versions(store, versions)
@@ -39,11 +46,11 @@ def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
 
 
 def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = None) -> set[str]:
-    """Those oracles that have answered in another version. None for a file that is no ledger, which whoever
-    opens it says.
+    """The oracles that have answered in another version. A file that is no ledger has none; opening it says
+    what it is.
 
     Args:
-        step: as the ledger was before that step; None: as it is.
+        step: look at the ledger as it was before this step; None: as it is.
     """
     if not ledger.exists():
         return set()
@@ -58,20 +65,25 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
 
 
 def changes_of(store: Reader) -> list[dict[str, Any]]:
-    """All that is on record, the oldest first: by oracle the version `before`, and the first steps of
-    training (`train`) and of evaluations (`eval`) that had taken nothing then."""
+    """The recorded changes, the oldest first. Each has the versions before it by oracle (`before`), and the
+    first steps of training (`train`) and of evaluations (`eval`) that had taken nothing then."""
     return list(_changes(store.db).values())
 
 
 def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
-    """How many changes of an oracle came before what a row of metrics tells of."""
+    """The number of changes of an oracle before the answers that a row of metrics counts.
+
+    Args:
+        row: its number.
+        is_evaluated: the row has an evaluation.
+    """
     return sum(
         change["train"] < row or (is_evaluated and change["eval"] <= row) for change in changes_of(store)
     )
 
 
 def cut(store: Store, step: int) -> None:
-    """Forget the changes that came when no step before this one was left to take; the caller holds the
+    """Forget the changes from this step on, and restore the versions before them. The caller holds the
     transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
@@ -80,8 +92,8 @@ def cut(store: Store, step: int) -> None:
 
 
 def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | None = None) -> dict[str, str]:
-    """The oracles that have answered in another version, with that one; what has no version is believed to be
-    the same."""
+    """The oracles that have answered in another version, each with that version. An oracle that had none is
+    believed to be the same."""
     answered = (
         "SELECT 1 FROM questions q JOIN answers a ON a.question = q.id WHERE q.oracle = ? AND (a.queries "
         "> 0 OR q.known <> '[]') LIMIT 1"
@@ -101,7 +113,7 @@ def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | No
 
 
 def _changes(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """By name in the table, the oldest first."""
+    """The recorded changes by their names in the table `meta`, the oldest first."""
     found = db.execute("SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CHANGE}*",))
     return {
         name: json.loads(value)

@@ -1,28 +1,30 @@
-"""Waves: which questions are asked together where tokens or money limit what training may spend.
+"""Waves: questions that are asked together, where tokens or money limit what training may spend.
 
-What an answer takes is known when it is there, and the most that it may take is often a hundred times as
-much. So the questions of a round are asked in waves. A wave is the longest run of them, in recorded order,
-whose most fits beside what all answers before took. It is on record before anything of it is sent, and the
-next one is formed when every question of it has an answer on record, or has failed at its deadline; the first
-one of a round, when all waves of the rounds before are settled. So what is granted follows from recorded
-answers, in the order of their questions, and never from when they came: a run that is killed between waves,
-or inside one, grants the same.
+The highest price of a question is often a hundred times what its answer takes, and that is known only when
+the answer is there. So the questions of a round are asked in waves:
 
-A question that does not fit when everything before it is settled is not paid, for good, since what is spent
-never becomes less. Who awaits its values, because of an equal text, asks for them itself.
+* A wave is the longest run of questions, in recorded order, whose highest prices fit beside what all answers
+  before them took. It is on record before any of it is sent.
+* The next wave is formed when every question of the last one is settled: it has an answer on record, or has
+  failed at its deadline. The first wave of a round is formed when all waves of the rounds before are settled.
+* A question that does not fit while everything before it is settled is never paid, since what is spent never
+  becomes less. An equal question that would await its values asks for them itself.
 
-The other purposes, and a limit in queries alone, need no waves: an evaluation begins only when all of it
-fits, and an answer takes the queries that it may.
+So which questions are paid follows from recorded answers, in the order of their questions, and never from
+when they came: a run that is killed between waves, or inside one, pays for the same questions.
+
+The other purposes, and a limit in queries alone, need no waves. An evaluation begins only when all of it
+fits, and a question's queries are known when it is asked.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from oat.ledger.intents import Awaited, Intent, rest, whole
+from oat.ledger.intents import Awaited, Intent
+from oat.ledger.settling import unanswered
 from oat.ledger.store import Store
-from oat.oracles.contract import nothing
-from oat.types import UNASKED, Answer, Key, Price, Question, Spent
+from oat.types import UNASKED, Key, Price, Question, Spent
 from oat.types.budget import Budget
 
 
@@ -31,13 +33,13 @@ class Waves:
 
     Args:
         budgets: by purpose.
-        price: the most that a question can cost.
+        price: gives the highest price of a question.
 
     Attributes:
         limited: the purposes whose questions are asked in waves.
-        held: by purpose the questions that are in no wave yet, in recorded order.
-        refusals: questions that were not paid since somebody looked, each with its price and what was spent
-        then.
+        held: by purpose, the questions that are in no wave yet, in recorded order.
+        refusals: questions that were not paid, each with its price and what was spent then; whoever reports
+            them clears the list.
     """
 
     def __init__(self, store: Store, budgets: Mapping[str, Budget], price: Callable[[Question], Price]):
@@ -55,8 +57,8 @@ class Waves:
         )
 
     def begin(self) -> None:
-        """Whatever was asked before the first wave of a purpose was granted by other rules; the caller holds
-        the transaction."""
+        """Record everything that was asked before a purpose had waves as one wave, without what was spent:
+        other rules decided about it. The caller holds the transaction."""
         for purpose in self.limited - self._ends.keys():
             (last,) = self.store.db.execute(
                 "SELECT COALESCE(MAX(id), 0) FROM questions WHERE purpose = ?", (purpose,)
@@ -64,21 +66,22 @@ class Waves:
             self._record(purpose, 0, last, None)
 
     def covers(self, purpose: str) -> bool:
-        """Whether its questions are in waves; those of a run that lost its limit are in one at once."""
+        """True if questions of a purpose are asked in waves. Once they were, they always are: in a run that
+        has lost its limit, all that are held make one wave."""
         return purpose in self._ends
 
-    def is_held(self, row: Intent) -> bool:
-        """Whether an unanswered question is in no wave yet."""
-        purpose = row.question.key.purpose
-        return self.covers(purpose) and row.id > self._ends[purpose]
+    def is_held(self, intent: Intent) -> bool:
+        """True if an unanswered question is in no wave yet."""
+        purpose = intent.question.key.purpose
+        return self.covers(purpose) and intent.id > self._ends[purpose]
 
-    def hold(self, rows: Iterable[Intent]) -> None:
-        """Take up questions without an answer, in recorded order."""
-        for row in rows:
-            self.held.setdefault(row.question.key.purpose, []).append(row)
+    def hold(self, intents: Iterable[Intent]) -> None:
+        """Keep questions for later waves, in recorded order."""
+        for intent in intents:
+            self.held.setdefault(intent.question.key.purpose, []).append(intent)
 
     def is_ready(self, purpose: str) -> bool:
-        """Whether the next wave can be formed."""
+        """True if the next wave of a purpose can be formed."""
         if not self.held.get(purpose):
             return False
         sql = "SELECT EXISTS (SELECT 1 FROM waiting WHERE purpose = ? AND answered = 0 AND question <= ?)"
@@ -88,82 +91,88 @@ class Waves:
         )
 
     def next(self, purpose: str) -> list[Intent]:
-        """Record the next wave, if it can be formed, and what cannot be paid before it; the caller holds the
-        transaction.
+        """Record the next wave, if it can be formed, and the questions before it that cannot be paid. The
+        caller holds the transaction.
 
         Returns:
-            Its questions as they are to be asked; some only await what others bring.
+            The wave's questions as they are asked; some of them only await values that others bring.
         """
         wave: list[Intent] = []
         if not self.is_ready(purpose):
             return wave
-        budget, spent = (
-            (self.budgets[purpose], self._spent(purpose)) if purpose in self.limited else (Budget(), None)
-        )
+        is_limited = purpose in self.limited
+        budget = self.budgets[purpose] if is_limited else Budget()
+        spent = self._spent(purpose) if is_limited else None
         most = spent or Price()
         for held in self.held[purpose]:
-            row = self.as_asked(held)
-            price = Price() if spent is None else self.price_of(row)
-            is_next_round = spent is not None and wave and _round_of(row) != _round_of(wave[0])
+            intent = self.as_asked(held)
+            price = Price() if spent is None else self.price_of(intent)
+            is_next_round = spent is not None and wave and _round_of(intent) != _round_of(wave[0])
             is_within = price == Price() or budget.allows(most + price)
             if is_next_round or (wave and not is_within):
                 break
             if is_within:
-                wave.append(row)
+                wave.append(intent)
                 most += price
             else:
-                self.store.add_answers([(row.id, unpaid(row), None)])
-                self.refusals.append((row, price, most))
+                self.store.add_answers([(intent.id, unanswered(intent, "unpaid"), None)])
+                self.refusals.append((intent, price, most))
         if wave:
             self._record(purpose, wave[0].id, wave[-1].id, spent)
         end = wave[-1].id if wave else self.held[purpose][-1].id
-        self.held[purpose] = [row for row in self.held[purpose] if row.id > end]
+        self.held[purpose] = [intent for intent in self.held[purpose] if intent.id > end]
         return wave
 
     def forget(self, purpose: str) -> None:
-        """Nobody waits for its questions any more."""
+        """Drop the held questions of a purpose."""
         self.held.pop(purpose, None)
 
-    def as_asked(self, row: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
-        """A question as it is asked: what it would await of one that was not paid it asks for itself.
+    def as_asked(self, intent: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
+        """A question as it is asked: it asks itself for values that an unpaid question would have brought.
 
         Args:
-            is_unpaid: of another question; by default as it is on record.
+            is_unpaid: tells of another question whether it was not paid; None: the record tells.
         """
-        gone = {key for key in row.others if (is_unpaid or self._was_unpaid)(key)}
+        gone = {key for key in intent.others if (is_unpaid or self._was_unpaid)(key)}
         if not gone:
-            return row
+            return intent
         values = [
             None
-            if isinstance(value, Awaited) and any(source.key in gone for source in value.sources)
+            if isinstance(value, Awaited) and any(address.key in gone for address in value.brought_by)
             else value
-            for value in row.cached
+            for value in intent.cached
         ]
-        return replace(row, cached=tuple(values))
+        return replace(intent, cached=tuple(values))
 
-    def price_of(self, row: Intent) -> Price:
-        """The most that what is asked of a question can cost."""
-        is_asked = row.is_sent and row.question.oracle != UNASKED
-        return self.price(rest(row.question, row.cached)) if is_asked else Price()
+    def price_of(self, intent: Intent) -> Price:
+        """The highest price of the part of a question that is sent."""
+        is_asked = intent.is_sent and intent.question.oracle != UNASKED
+        return self.price(intent.rest) if is_asked else Price()
 
-    def outlook(self, purpose: str, step: int, refused: Price | None, row: Callable[[int], Intent]) -> Spent:
-        """What is spent before a step that has taken nothing. It follows from the takes and the rounds of the
-        steps before it, whatever has been answered or asked since: of what waits, what can never be paid
-        beside what was taken is refused, and the first of the rest will be paid.
+    def outlook(
+        self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
+    ) -> Spent:
+        """What is spent before a step that has taken nothing, by the takes and rounds of the steps before it
+        alone. Waiting questions that can never be paid beside what was taken count as refused; all others
+        count at their highest price.
 
         Args:
             refused: the cheapest price that the step before could not pay.
-            row: a question by its number.
+            intent: gives a waiting question by its id.
         """
-        budget, taken = self.budgets[purpose], self.store.taken_so_far(purpose)
+        budget = self.budgets[purpose]
+        taken = self.store.taken_so_far(purpose)
         sql = "SELECT question FROM waiting WHERE purpose = ? AND step < ? ORDER BY question"
-        rows = {id: row(id) for (id,) in self.store.db.execute(sql, (purpose, step)).fetchall()}
+        intents = {id: intent(id) for (id,) in self.store.db.execute(sql, (purpose, step)).fetchall()}
         self._prices = {
-            id: self._prices[id] if id in self._prices else self.price_of(each) for id, each in rows.items()
+            id: self._prices[id] if id in self._prices else self.price_of(each)
+            for id, each in intents.items()
         }
-        keys, unpaid_keys = {each.question.key for each in rows.values()}, set[Key]()
-        prices, refusals = [taken], [] if refused is None else [refused]
-        for id, each in rows.items():
+        keys = {each.question.key for each in intents.values()}
+        unpaid_keys = set[Key]()
+        prices = [taken]
+        refusals = [] if refused is None else [refused]
+        for id, each in intents.items():
             asked = self.as_asked(
                 each, lambda key: key in unpaid_keys or (key not in keys and self._was_unpaid(key))
             )
@@ -176,30 +185,30 @@ class Waves:
         return Spent(
             budget.within(total(*prices)),
             min(refusals, key=in_order, default=None),
-            len(rows) - len(unpaid_keys),
+            len(intents) - len(unpaid_keys),
         )
 
     def _was_unpaid(self, key: Key) -> bool:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """What all answers took, everything being settled: what was spent before the last wave that has it,
-        and the answers since in their order."""
-        sql = (
-            "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL ORDER "
-            "BY number DESC LIMIT 1"
+        """What all answers took, while everything is settled: the sum in the newest wave that has one, and
+        the answers from that wave on."""
+        wave = (
+            "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
+            "ORDER BY number DESC LIMIT 1"
         )
-        first, *before = self.store.db.execute(sql, (purpose,)).fetchone() or (0, 0, 0, 0.0)
-        sql = (
+        first, *before = self.store.db.execute(wave, (purpose,)).fetchone() or (0, 0, 0, 0.0)
+        since = (
             "SELECT a.queries, a.tokens, a.cost FROM questions q JOIN answers a ON a.question = q.id "
             "WHERE q.id >= ? AND q.purpose = ? ORDER BY q.id"
         )
-        return total(Price(*before), *(Price(*took) for took in self.store.db.execute(sql, (first, purpose))))
+        rows = self.store.db.execute(since, (first, purpose))
+        return total(Price(*before), *(Price(*row) for row in rows))
 
     def _record(self, purpose: str, first: int, last: int, spent: Price | None) -> None:
-        number = self.store.db.execute("SELECT COUNT(*) FROM waves WHERE purpose = ?", (purpose,)).fetchone()[
-            0
-        ]
+        count = "SELECT COUNT(*) FROM waves WHERE purpose = ?"
+        (number,) = self.store.db.execute(count, (purpose,)).fetchone()
         took = (None, None, None) if spent is None else (spent.queries, spent.tokens, spent.cost)
         self.store.db.execute(
             "INSERT INTO waves VALUES (?, ?, ?, ?, ?, ?, ?)", (purpose, number, first, last, *took)
@@ -208,23 +217,16 @@ class Waves:
 
 
 def total(*prices: Price) -> Price:
-    """The sum; of money rounded once, so that the order does not matter."""
+    """The sum of prices. Money is rounded once, so the order does not matter."""
     return Price(
         sum(p.queries for p in prices), sum(p.tokens for p in prices), math.fsum(p.cost for p in prices)
     )
 
 
 def in_order(price: Price) -> tuple[int, int, float]:
-    """What prices are compared by."""
+    """The key by which prices are compared."""
     return price.queries, price.tokens, price.cost
 
 
-def unpaid(row: Intent) -> Answer:
-    """The answer of a question that is not asked, since it cannot be paid; what is known of it stays."""
-    return whole(
-        row, nothing(rest(row.question, row.cached), "unpaid", row.question.oracle), missing="unpaid"
-    )
-
-
-def _round_of(row: Intent) -> tuple[int, int]:
-    return row.question.key.step, row.question.key.round
+def _round_of(intent: Intent) -> tuple[int, int]:
+    return intent.question.key.step, intent.question.key.round
