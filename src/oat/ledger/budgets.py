@@ -97,7 +97,7 @@ class Spending:
         return self.budgets.get("train", Budget()).used_up(spent) is not None
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """What was spent when the step before had taken its answers. If this step has asked or taken already,
+        """The spending when the step before had taken its answers. If this step has asked or taken already,
         the run went on then, and the result is nothing.
 
         Answers that have come since change nothing here, so a continued run ends where the unbroken one does.

@@ -48,7 +48,7 @@ class Cache:
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
-        """What is known of each value of a question's answer.
+        """The values of a question's answer as they stand.
 
         Args:
             asking: the queries of other questions.

@@ -63,7 +63,7 @@ class Awaited:
 
 
 Value = Known | Awaited | None
-"""What is known of a value before anyone is asked; None: nothing, so an oracle is asked for it."""
+"""A value as it stands when its question is recorded; None: unknown, so an oracle is asked for it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Quote:
     """The terms on which a question is recorded.
 
     Attributes:
-        cached: for each value of the answer, what is known of it; empty: nothing is known of any.
+        cached: the values of the answer as they stand; empty: all are unknown.
         price: the most that the part to be sent may cost.
     """
 

@@ -259,7 +259,8 @@ class Ledger:
         return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
-        """What the taken answers cost, and the highest price of every question that waits."""
+        """The price of the answers that steps have taken, and the highest price of every question that
+        waits."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:

@@ -152,7 +152,7 @@ class Waves:
     def outlook(
         self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
     ) -> Spent:
-        """What is spent before a step that has taken nothing, by the takes and rounds of the steps before it
+        """The spending before a step that has taken nothing, by the takes and rounds of the steps before it
         alone. Waiting questions that can never be paid beside what was taken count as refused; all others
         count at their highest price.
 
@@ -192,8 +192,8 @@ class Waves:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """What all answers took, while everything is settled: the sum in the newest wave that has one, and
-        the answers from that wave on."""
+        """The price of all answers, while everything is settled: the sum in the newest wave that has one,
+        and the answers from that wave on."""
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"

@@ -57,7 +57,7 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the size and the SHA-256 of each file beside them, and bring everything in the folder to disk."""
+    """Write the manifest of a checkpoint, the size and SHA-256 of each file, and bring its folder to disk."""
     for name in FILES:
         sync_to_disk(folder / name)
     manifest = {
@@ -69,7 +69,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def verify(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files by its manifest, or None."""
+    """Compare a checkpoint's files with its manifest; returns what is wrong, or None."""
     try:
         manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
         for name in FILES:

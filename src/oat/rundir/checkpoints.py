@@ -44,12 +44,12 @@ class Checkpoints:
     Args:
         directory: the run's `checkpoints` folder.
         every: steps between two saves.
-        background: False: `save` returns when the checkpoint is on disk.
+        background: write in a thread; False: `save` returns when the checkpoint is on disk.
         keep_last, keep_best, best_metric, max_gb: which checkpoints stay, as in `Retention`.
-        standing: what must still be there when one is written, so that none is written beside its run.
+        standing: the folders of the run; nothing is written once one of them was moved or removed.
 
     Attributes:
-        saved: the step of the newest one that this process has begun to write, or read; 0 for none.
+        saved: the step of the newest checkpoint that this process has begun to write, or has read; 0: none.
     """
 
     def __init__(
@@ -71,29 +71,29 @@ class Checkpoints:
         self.retention = Retention(keep_last, keep_best, best_metric, max_gb)
         self._standing = standing or Standing()
         self._is_made = directory.exists()
-        self._writer: tuple[threading.Thread, threading.Event] | None = None  # and whether it is done
+        self._writer: tuple[threading.Thread, threading.Event] | None = None  # set when it is done
         self._error: CheckpointError | DirectoryError | None = None  # of the writer
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints on disk, ascending; whether they verify is not known."""
+        """The steps of the checkpoints on disk, ascending. They may be damaged."""
         return sorted({place_of(name)[0] for name in self._names()})
 
     @property
     def oldest(self) -> int | None:
-        """The step of the oldest checkpoint on disk, None for none. May be read while one is written: at no
-        moment is it newer than what is kept."""
+        """The step of the oldest checkpoint on disk; None: there is none. While a checkpoint is written, it
+        is never newer than those that are kept."""
         return min(self.steps, default=None)
 
     @property
     def next_loaded(self) -> int | None:
-        """The step of the checkpoint that `load` tries first, None for none: of the one that the pointer
-        names. Whether it verifies is not known."""
+        """The step of the checkpoint that the pointer names, which `load` tries first; None: there is none.
+        It may be damaged."""
         names, _ = pointed(self.directory)
         return place_of(names[-1])[0] if names else None
 
     def due(self, step: int) -> bool:
-        """Whether one is due after `step` updates.
+        """True if a checkpoint is due after `step` updates.
 
         Raises:
             CheckpointError: the last one could not be written.
@@ -112,18 +112,19 @@ class Checkpoints:
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Have the state before step `step` written; what is given may change as soon as this returns.
+        """Write the state before step `step`. The arguments may change as soon as this returns.
 
         Args:
-            tensors: by name, on any device, contiguous or not, also several of one storage.
+            tensors: by name, on any device, contiguous or not; several may share one storage.
             state: plain JSON data.
-            metrics: of the row that the checkpoint stands behind, if it is closed; what `best_metric` is
-            looked up in.
-            keep: the step of an older one that stays, however many come after it.
-            is_last: the tensors change only after a `wait`, so that they need no copy.
+            metrics: those of the row that the checkpoint stands behind, if it is closed; `best_metric` is
+                looked up in them.
+            keep: the step of an older checkpoint that stays, however many come after it.
+            is_last: the tensors change only after a `wait`, so they need no copy.
 
         Raises:
-            CheckpointError: the one before could not be written.
+            CheckpointError: the checkpoint before could not be written.
+            DirectoryError: the run was moved or removed meanwhile.
         """
         self.wait()
         content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
@@ -140,11 +141,12 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written, however often Ctrl-C asks for less.
+        """Return when nothing is being written, however often Ctrl-C is pressed.
 
         Raises:
-            CheckpointError: the last one could not be written; said once.
-            KeyboardInterrupt: it came meanwhile, and what was being written is on disk.
+            CheckpointError: the last checkpoint could not be written; raised once.
+            DirectoryError: the run was moved or removed meanwhile.
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile; what was being written is on disk.
         """
         ended: KeyboardInterrupt | None = None
         if self._writer is not None:
@@ -166,7 +168,7 @@ class Checkpoints:
         """Refuse checkpoints of another schema version, before anything else of a run is touched.
 
         Raises:
-            CheckpointError: another version of it did.
+            CheckpointError: a checkpoint has another schema version.
         """
         for name in self._names():
             try:
@@ -179,8 +181,8 @@ class Checkpoints:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint that verifies, up to the one that the pointer names; None for a run without
-        any.
+        """The newest checkpoint that verifies, up to the one that the pointer names; None: there are no
+        checkpoints.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be used.
@@ -192,17 +194,16 @@ class Checkpoints:
         loaded = self._newest(
             names,
             "put one back, or begin anew in another run_dir; a run with tracking.keep_trajectories is "
-            "replayed from its ledger once the folder "
-            "`checkpoints` is removed",
+            "replayed from its ledger once the folder `checkpoints` is removed",
         )
         self.saved = loaded[0]
         return loaded
 
     def load_back(self, step: int) -> Loaded:
-        """The checkpoint of a step or, where it cannot be used, the newest one before it that verifies.
+        """The checkpoint of a step or, if it cannot be used, the newest one before it that verifies.
 
         Raises:
-            CheckpointError: there is none, so that a run cannot go back so far.
+            CheckpointError: there is none, so the run cannot go back so far.
         """
         self.wait()
         names = [name for name in self._names() if place_of(name)[0] <= step]
@@ -221,7 +222,7 @@ class Checkpoints:
         """The checkpoint of one step.
 
         Raises:
-            CheckpointError: there is none, or it cannot be used; the message lists the steps that exist.
+            CheckpointError: there is none, or it is damaged; the message lists the steps that exist.
         """
         folder = self._of(step)
         try:
@@ -230,7 +231,7 @@ class Checkpoints:
             raise CheckpointError(f"{folder}: {damage}; {self._listed}") from damage
 
     def verify_step(self, step: int) -> None:
-        """Nothing is loaded.
+        """Verify the checkpoint of one step without loading it.
 
         Raises:
             CheckpointError: as `load_step`.
@@ -254,7 +255,7 @@ class Checkpoints:
         )
 
     def row(self, step: int) -> dict[str, float]:
-        """The metrics of the row that a step's checkpoint stands behind; none of one that is still to be
+        """The metrics of the row that a step's checkpoint stands behind; empty for a row that is still to be
         closed."""
         return row_of(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
@@ -262,7 +263,7 @@ class Checkpoints:
         """The step of the checkpoint whose row had the highest `best_metric`.
 
         Raises:
-            CheckpointError: none had one.
+            CheckpointError: no checkpoint has a value of it.
         """
         ranked = self.retention.ranked(self.directory, self._names())
         if not ranked:
@@ -273,10 +274,10 @@ class Checkpoints:
         return place_of(ranked[-1])[0]
 
     def _newest(self, names: Sequence[str], hint: str) -> Loaded:
-        """The last of these that verifies.
+        """The last of these checkpoints that verifies.
 
         Args:
-            hint: what to do where none does.
+            hint: advice for the error where none does.
         """
         problems = []
         for name in reversed(names):
@@ -295,7 +296,7 @@ class Checkpoints:
         keep: int | None,
         done: threading.Event,
     ) -> None:
-        """What the thread does."""
+        """Write one checkpoint; the thread runs this."""
         new = self.directory / f".new-step_{step:08d}"
         try:
             self._stand()
@@ -316,7 +317,7 @@ class Checkpoints:
             done.set()
 
     def _failure(self, error: Exception, step: int, needed: int) -> CheckpointError | DirectoryError:
-        """What to say of an error of the writer."""
+        """The exception that reports an error of the writer."""
         try:
             self._standing.refuse_lost(DirectoryError)
         except DirectoryError as lost:
@@ -327,8 +328,7 @@ class Checkpoints:
             f"{self.directory}: the checkpoint of step {step} could not be written "
             f"({type(error).__name__}: {error}); it needs {needed:,} bytes, "
             f"and {bytes_free(self.directory):,} bytes are free there. The checkpoints before it are "
-            "whole: make room, or mend what is wrong, "
-            "and the same command goes on"
+            "whole: make room, or mend what is wrong, and the same command goes on"
         )
         failure.__cause__ = error
         return failure
@@ -337,14 +337,13 @@ class Checkpoints:
         """Make the folder for the first checkpoint, and never again.
 
         Raises:
-            DirectoryError: what must be there is not.
+            DirectoryError: the folder, or the run's, was moved or removed.
         """
         self._standing.refuse_lost(DirectoryError)
         if self._is_made and not self.directory.exists():
             raise DirectoryError(
                 f"{self.directory}: was moved or removed while a run worked with it, and no checkpoint is "
-                "written; put it back, and the same command "
-                "goes on from the last one in it"
+                "written; put it back, and the same command goes on from the last one in it"
             )
         if not self._is_made:
             self.directory.mkdir(exist_ok=True)
@@ -384,15 +383,15 @@ class Checkpoints:
 
 
 class _Damaged(Exception):
-    """Says what is wrong with a checkpoint."""
+    """A checkpoint does not verify; the text says why."""
 
 
 def _read(folder: Path) -> Loaded:
-    """A checkpoint that verifies.
+    """Verify and load a checkpoint.
 
     Raises:
-        _Damaged: it does not.
-        CheckpointError: it is of another schema.
+        _Damaged: it does not verify, or cannot be read.
+        CheckpointError: it has another schema version.
     """
     if (problem := verify(folder)) is not None:
         raise _Damaged(problem)
@@ -407,8 +406,11 @@ def _read(folder: Path) -> Loaded:
 
 
 def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dict[str, torch.Tensor]:
-    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them; copies of all,
-    or of those that have to be."""
+    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them.
+
+    Args:
+        copy: copy all of them; False: only where it is necessary.
+    """
     seen: set[int] = set()
     own = {}
     for name, tensor in tensors.items():

@@ -1,15 +1,15 @@
-"""What a run's ledger must at least hold, so that nothing goes on beside a missing, older or half one and
-pays again for what was learned from.
+"""The least that a run's ledger must hold. A run with less, beside a missing, older or cut ledger, would pay
+again for answers that it has learned from, so it is refused.
 
-A checkpoint says of each purpose how many takes there were, what all answers had cost at the last of them,
-and a checksum of what that one took. All of it follows from takes recorded before its step, and nothing from
-what came since: equal runs say the same, and a ledger that is ahead (after a kill, of a run that was turned
-back, of a fork's origin) has it. A row of `metrics.jsonl` says that the take before it was made, so that what
-is lost behind the newest checkpoint is seen too.
+A checkpoint states three things for each purpose: the number of takes, what all answers had cost at the last
+of them, and a checksum of what that take took. All of it follows from takes recorded before its step, and
+from nothing that came since. So equal runs state the same, and a ledger that is ahead (after a kill, of a run
+that was turned back, of a fork's origin) holds it. A row of `metrics.jsonl` states that the take before it
+was made, so a loss behind the newest checkpoint is found too.
 
 Covered: a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that is another
-run's. Not covered: rows that were changed within, which `ledger/audit.py` looks for; answers that no
-step had taken.
+run's. Not covered: rows that were changed within, which `ledger/audit.py` looks for; answers that no step had
+taken.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from oat.rundir.checkpoint_files import newest_state, place_of
 from oat.rundir.reading import is_step
 
 HELD = "ledger"
-"""In a checkpoint, beside the parts."""
+"""The key of these statements in a checkpoint's state, beside the parts."""
 
 _NUMBERS = ("queries", "tokens", "cost")
 _TAIL = 2**20
@@ -35,24 +35,28 @@ _TAIL = 2**20
 
 
 class Holdings:
-    """What one ledger holds, for the checkpoints of its run."""
+    """States for the checkpoints of a run what its ledger holds."""
 
     def __init__(self, store: Reader):
         self.store = store
 
     def before(self, step: int, *, evaluated: bool) -> dict[str, Any]:
-        """What a checkpoint keeps of the takes before a step of training.
+        """The statements about the takes before a step of training, for a checkpoint.
 
         Args:
-            evaluated: the evaluation after so many steps is over.
+            evaluated: the evaluation after so many steps is over, so its takes count.
+
+        Returns:
+            Under `HELD`, by purpose: `takes`, `last` (the step of the last one), `queries`, `tokens`, `cost`
+            and `sha256`.
 
         Raises:
             LedgerError: the ledger is no longer the file that was opened.
         """
         self.store.standing.refuse_lost(LedgerError)
         sql = (
-            "SELECT purpose, COUNT(*), MAX(step) FROM takes WHERE step < ? OR (step = ? AND purpose != "
-            "'train' AND ?) GROUP BY purpose"
+            "SELECT purpose, COUNT(*), MAX(step) FROM takes "
+            "WHERE step < ? OR (step = ? AND purpose != 'train' AND ?) GROUP BY purpose"
         )
         db, held = self.store.db, {}
         for purpose, count, last in db.execute(sql, (step, step, evaluated)).fetchall():
@@ -63,11 +67,11 @@ class Holdings:
 
 
 class _Claim(NamedTuple):
-    """That a ledger has the take of a step, or of an evaluation.
+    """A claim that the ledger holds the take of a step, or of an evaluation.
 
     Attributes:
-        by: who says so.
-        held: as `Holdings.before` gives it of a purpose, or a part of that.
+        by: the file that makes the claim.
+        held: the statements of `Holdings.before` about one purpose, or some of them.
     """
 
     by: str
@@ -80,28 +84,31 @@ class _Claim(NamedTuple):
 
 
 def refuse_lost(run_dir: Path, step: int | None = None) -> None:
-    """Whether a run's ledger can be gone on with; nothing of it is changed.
+    """Refuse a ledger with which a run cannot be continued; nothing of it is changed.
 
     Args:
-        step: of the checkpoint that is gone on with; None: the newest, up to the one that the pointer names,
-        and the rows behind it count too.
+        step: the step of the checkpoint that is continued from; None: the newest one, up to the one that the
+            pointer names; then the last row of metrics counts too.
 
     Raises:
-        LedgerError: it lacks what they say, or cannot be read.
+        LedgerError: the ledger lacks what they claim, or cannot be read.
     """
     if found := lacking(run_dir, step):
         raise LedgerError(
             f"{run_dir / 'ledger.sqlite'}: {found[0]}. What is lost would be asked and paid again: put "
-            "back the ledger that the run wrote, "
-            "with the files -wal and -shm beside it; or turn the run back to a checkpoint that this "
-            "ledger reaches (checkpoints/latest), and take "
-            "the rows behind that out of metrics.jsonl; or begin anew in another run_dir"
+            "back the ledger that the run wrote, with the files -wal and -shm beside it; or turn the run "
+            "back to a checkpoint that this ledger reaches (checkpoints/latest), and take the rows behind "
+            "that out of metrics.jsonl; or begin anew in another run_dir"
         )
 
 
 def lacking(run_dir: Path, step: int | None = None) -> list[str]:
-    """What a run's ledger lacks, in sentences."""
-    # first, since a run may be working on all of it
+    """Sentences about everything that a run's ledger lacks; empty: it can be continued with.
+
+    Args:
+        step: as in `refuse_lost`.
+    """
+    # claims first: a run that works meanwhile may only add to the ledger
     claims = [*_of_checkpoint(run_dir, step), *(_of_last_row(run_dir) if step is None else ())]
     path = run_dir / "ledger.sqlite"
     if claims and not path.exists():
@@ -116,6 +123,7 @@ def lacking(run_dir: Path, step: int | None = None) -> list[str]:
 
 
 def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
+    """A sentence about what the ledger lacks of a claim, or None."""
     purpose = claim.purpose
     held = claim.held
     last = claim.held["last"]
@@ -145,15 +153,14 @@ def _taker(purpose: str, step: int) -> str:
 
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
-    """What all answers had taken when a step took its own, by these names; None where it has not."""
-    row = db.execute(
-        f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
-    ).fetchone()
+    """The sums at the take of a step, by these names; None: the step has no take."""
+    sql = f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)"
+    row = db.execute(sql, (purpose, step)).fetchone()
     return dict(zip(names, row[1:], strict=True)) if row else None
 
 
 def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
-    """SHA-256 of what a step took, in its order: no row numbers or clock times."""
+    """SHA-256 of what a step took, in its order, without row numbers and clock times."""
     sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number,
             q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id
@@ -165,6 +172,7 @@ def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
 
 
 def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
+    """The claims of a checkpoint, those of training first."""
     found = newest_state(run_dir / "checkpoints", step)
     if found is None:
         return
@@ -178,14 +186,13 @@ def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
     elif number > 0:
         warn(
             f"{run_dir / 'checkpoints' / name}: an earlier version of oat wrote it, without what its "
-            "ledger must hold; only the queries of its row "
-            "are held against the ledger"
+            "ledger must hold; only the queries of its row are held against the ledger"
         )
         yield from _of_row(by, number, {**state.get("metrics", {}), **state.get("row", {})})  # `loop.ROW`
 
 
 def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
-    """The last whole row that was written, whether or not a checkpoint stands behind it."""
+    """The claims of the last whole row of metrics, whether or not a checkpoint stands behind it."""
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
@@ -204,13 +211,10 @@ def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
 
 
 def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
-    """What a row of metrics says: the take of the step before it, and that of an evaluation with a result."""
+    """The claims of a row of metrics: the take of the step before it, and of an evaluation with a result."""
     queries = row.get("oracle/queries")
     if step > 0:
-        yield _Claim(
-            by,
-            "train",
-            {"last": step - 1, **({"queries": queries} if isinstance(queries, int | float) else {})},
-        )
+        spent = {"queries": queries} if isinstance(queries, int | float) else {}
+        yield _Claim(by, "train", {"last": step - 1, **spent})
     if "eval/sampled" in row or "eval/greedy" in row:
         yield _Claim(by, "eval", {"last": step})

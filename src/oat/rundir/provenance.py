@@ -1,8 +1,8 @@
-"""With what the rows of a run were made: `RUN/environment.json`, a list with an entry for each process that
-made some.
+"""The provenance of a run's rows: `RUN/environment.json`, a list with one entry for each process that made
+rows.
 
-No variables of the environment, no names of users or machines; and of a command line no values of flags that
-are called like secrets.
+It has no environment variables and no names of users or machines, and no values of command-line flags that
+are named like secrets.
 
 A process writes its entry with its first row (in a new run before it), so re-running a finished run changes
 no file. A fork has entries of its own from its first row on. An entry has `inputs` where they differ from
@@ -40,8 +40,8 @@ LIBRARIES = (
     ),
     *("peft", "datasets", "pyarrow", "vaderSentiment", "tensorboard", "wandb", "mlflow-skinny"),
 )
-"""Whose versions are told, where they are installed: those that can touch what a run computes, reads or
-writes."""
+"""Libraries whose versions are recorded where they are installed: those that can touch what a run computes,
+reads or writes."""
 
 _SECRET = re.compile(r"(--)?(.*[._])?(api_key|token|secret|password)")
 _SECRET_WITHIN = re.compile(r"""((?:api_key|token|secret|password)['"]?\s*:\s*)[^,}\s]+""")
@@ -49,8 +49,8 @@ _PATIENCE_S = 5.0
 
 
 def environment_of(seed: int) -> dict[str, Any]:
-    """What this process is: when, by which command and seed, versions, machine, and the git state of the
-    working directory."""
+    """The entry of this process: time, command, seed, versions, machine, and the git state of the working
+    directory."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
@@ -67,7 +67,7 @@ def environment_of(seed: int) -> dict[str, Any]:
 
 
 def entries(file: Path) -> list[dict[str, Any]]:
-    """What stands in an `environment.json`, the first process first; nothing where there is none.
+    """The entries of an `environment.json`, the first process first; none if there is no file.
 
     Raises:
         ConfigError: it is no list of entries.
@@ -87,16 +87,17 @@ def entries(file: Path) -> list[dict[str, Any]]:
 
 
 def add_entry(file: Path, entry: Mapping[str, Any]) -> None:
-    """Append an entry; those before it stay as they are."""
+    """Append an entry; the entries before it stay as they are."""
     _write(file, [*entries(file), entry])
 
 
 def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[str, Any] | None:
-    """What rows were made from, by the last entry that says it; None where none does.
+    """The inputs of a run's rows, by the last entry that has `inputs`; None: no entry has.
 
     Args:
         found: entries.
-        first_row: by the last one that had begun by then; by the first where none had.
+        first_row: the last entry whose first row is not later than this one counts, or the first entry if all
+            are later; None: the last of all.
     """
     told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
     by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
@@ -104,16 +105,16 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
 
 
 class Told:
-    """Tells of one process, with its first row, so that one that has nothing to add changes no file. What its
-    rows are made from (`build/fingerprints.py`) stands there where it is not what the entries before have.
+    """Writes the entry of one process, with its first row; a process without rows changes no file.
 
     Args:
-        environment: what the process is.
-        inputs: what its rows are made from, but for
-        modules: the user's own files that it has imported so far.
+        environment: gives the entry.
+        inputs: the inputs of the rows (`build/fingerprints.py`) without the user's modules. They are written
+            where they differ from those of the entries before.
+        modules: gives the user's own files that the process has imported so far.
 
     Attributes:
-        untold: the first row of this process, as long as nothing tells of it.
+        untold: the first row of this process, until its entry is written.
     """
 
     def __init__(
@@ -132,19 +133,19 @@ class Told:
         self.written = Standing()
 
     def begin(self, row: int) -> None:
-        """Rows from this one on are of this process.
+        """Note that this process makes the rows from this one on.
 
         Raises:
-            ConfigError: the file is not what was written there.
+            ConfigError: the file is no list of entries.
         """
         entries(self.file)
         self.untold = row
 
     def tell(self) -> None:
-        """Write down what this process is, once.
+        """Write the entry of this process, once.
 
         Raises:
-            DirectoryError: what was written is not there any more.
+            DirectoryError: the file that this process wrote is gone.
         """
         self.written.refuse_lost(DirectoryError)
         if self.untold is not None:
@@ -173,8 +174,8 @@ def _write(file: Path, entries: Sequence[Any]) -> None:
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
-    """A command line as typed, but for the folder of the program, and for the values of flags that are called
-    like secrets."""
+    """A command line as typed, without the folder of the program, and with `***` for the values of flags that
+    are named like secrets."""
     name = Path(argv[0]).name if argv else ""
     told = ["oat" if name == "__main__.py" else name]
     hides = False
@@ -193,7 +194,7 @@ def command_line(argv: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field is called like something that nobody should read."""
+    """True if a field is named like something that nobody should read."""
     return _SECRET.fullmatch(name) is not None
 
 
@@ -202,7 +203,7 @@ def _is_flag(word: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """The installed ones of `LIBRARIES`."""
+    """The versions of the installed libraries of `LIBRARIES`."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -213,10 +214,8 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The commit of the working directory, and whether files that git knows differ from it; None where there
-    is no git or no commit.
-
-    Of `dirty` None means that git did not say so in time.
+    """The commit of the working directory, and in `dirty` whether files that git tracks differ from it (None:
+    git did not say so in time). None: there is no git, or no commit.
     """
     commit = _git("rev-parse", "HEAD")
     if commit is None:
@@ -226,7 +225,8 @@ def git_state() -> dict[str, Any] | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints; None if it fails. It starts nothing that the repository names, and writes nothing."""
+    """The output of a git command; None if it fails. Git starts no program that the repository names, and
+    writes nothing."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],

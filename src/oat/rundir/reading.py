@@ -1,11 +1,11 @@
-"""What a run left, read back as tables. Nothing is written, and the run may still be going on.
+"""The files of a run as tables. Nothing is written, and the run may still be going on.
 
     run = oat.load_run("runs/mine")
     run.metrics["eval/sampled"]
 
-A table is a pandas data frame where pandas is installed (`oat-align[data]` brings it), and otherwise a dict
-of lists, one a column: `table["step"]` is a column of either. What a row does not have is NaN in the one and
-None in the other. Columns that every row has are there without rows too.
+A table is a pandas data frame if pandas is installed (`oat-align[data]` brings it), and otherwise a dict of
+lists, one a column: `table["step"]` is a column of either. A value that a row does not have is NaN in a data
+frame, and None in a dict. A table without rows has the columns that every row has.
 """
 
 import importlib
@@ -53,24 +53,25 @@ _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "ma
 _ADDRESS = ("purpose", "step", "round", "occurrence", "number", "kind", "oracle")
 _ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned")
 _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
-"""Columns that a table has even without rows; of evaluations, those behind `step` and the prompt's two."""
+"""Columns that each table has even without rows; for evaluations, those behind `step` and the prompt's
+two."""
 
 _NAMED = 5
-"""Spans of numbers that a message names."""
+"""The most spans of numbers that a message names."""
 _BOUND = 2**63
-"""No whole number of a row reaches it; a longer one fits neither a float nor the ledger."""
+"""Whole numbers of a row are below it; larger ones fit neither a float nor the ledger."""
 
 _Spans = Sequence[tuple[int, int]]
-"""Ascending numbers, as the first and the last of each stretch without a gap."""
+"""Ascending numbers, as the first and the last number of each stretch without a gap."""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run directory. Every attribute but `path` reads its files anew, so a run that goes on shows what it
+    """A run directory. Every attribute but `path` reads the files anew, so a run that goes on shows what it
     has by then.
 
     Attributes:
-        path: the run directory, absolute: whatever the working directory becomes, it stays this one.
+        path: the absolute path of the run directory.
     """
 
     path: Path
@@ -102,16 +103,15 @@ class LoadedRun:
 
     @property
     def environment(self) -> list[dict[str, Any]]:
-        """With what its rows were made: one entry for each process that worked on it, the first one first
-        (docs/watching.md)."""
+        """One entry for each process that made rows of the run, the first one first (docs/watching.md)."""
         from oat.rundir.provenance import entries
 
         return entries(self.path / "environment.json")
 
     @property
     def metrics(self) -> Table:
-        """One row a step, from row 0, the start; the columns are `step` and the names of docs/metrics.md.
-        Damage is warned of (`read_metrics`)."""
+        """One row a step, from row 0, which is the start. The columns are `step` and the names of
+        docs/metrics.md. Damage is warned of (`read_metrics`)."""
         return table(read_metrics(self.path / "metrics.jsonl"), _METRICS)
 
     @property
@@ -135,17 +135,15 @@ class LoadedRun:
 
         Columns:
             purpose, step, round, occurrence, number: its address; purposes are `train`, `eval` and `gold`.
-            kind, oracle: `score` or `compare`, and whom it was addressed to.
-            prompt, reference, columns, candidates: what it was about; the prompt as a list of messages.
-            values, marks, label, by, queries, tokens, cost, seconds: its answer; none of them while there is
-            none.
-            learned: the step that learned from it, or the evaluation that read it; none where that has not
-            happened, or it came too late.
-            again: how often it was asked once more after a kill.
+            kind, oracle: `score` or `compare`, and the oracle that it was addressed to.
+            prompt, reference, columns, candidates: its content; the prompt is a list of messages.
+            values, marks, label, by, queries, tokens, cost, seconds: its answer; all None without one.
+            learned: the step that learned from it, or the evaluation that read it; None if that has not
+                happened, or the answer came too late.
+            again: number of times that it was asked once more after a kill.
 
         Raises:
-            LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows say that it
-            holds.
+            LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows claim.
         """
         from oat.ledger.reader import Reader
         from oat.rundir.holdings import refuse_lost
@@ -161,7 +159,7 @@ class LoadedRun:
 
 
 def load_run(path: str | Path) -> LoadedRun:
-    """A run directory, to be read from Python.
+    """Open a run directory for reading from Python.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -174,10 +172,10 @@ def load_run(path: str | Path) -> LoadedRun:
 
 
 def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
-    """Rows as columns, in the order in which they first occur.
+    """Turn rows into columns, in the order in which their names first occur.
 
     Args:
-        names: of columns that are there without a row too.
+        names: columns that the table has even without rows; they come first.
     """
     rows = list(rows)
     names = list(dict.fromkeys(name for row in (dict.fromkeys(names), *rows) for name in row))
@@ -190,7 +188,7 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, none if there is no file; a last line that is still being written is left
+    """The objects of a JSONL file; none if there is no file. A last line that is still being written is left
     out.
 
     Raises:
@@ -218,8 +216,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The sound rows of a `metrics.jsonl`, none if there is no file. What else stands there, and what is
-    missing, is warned of with its numbers."""
+    """The sound rows of a `metrics.jsonl`; none if there is no file. Other lines, and missing rows, are
+    warned of with their numbers."""
     rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
     if damage:
         warn(f"{file}: {damage}; the others are read")
@@ -227,14 +225,16 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 
 def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
-    """The rows of a `metrics.jsonl`, each with its line, and what is wrong with the file; a last line that is
-    still being written is left out.
+    """The rows of a `metrics.jsonl`, and what is wrong with the file. A last line that is still being written
+    is left out.
 
     Args:
-        end: so many rows have to be there, of which those are given; None: as many as the last one says.
+        end: the rows of this many steps are wanted, and must be there; None: of as many as the last row says.
+
     Returns:
-        Rows in the order of the file; a sentence about lines that are no rows, steps without a row or with
-        two, and rows that are not in the order of their steps; empty if nothing is wrong.
+        Each row with its line, in the order of the file; and a sentence about lines that are no rows, steps
+        without a row or with several, and rows that are not in the order of their steps. The sentence is
+        empty if nothing is wrong.
     """
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
@@ -261,7 +261,7 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
 
 
 def _metrics_row(line: bytes) -> dict[str, Any] | None:
-    """A step and numbers by name, or None for a line that is something else."""
+    """A row of metrics, which has a step and numbers by name; None for a line that is something else."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -279,7 +279,7 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
 
 
 def is_step(value: Any) -> bool:
-    """Whether this may stand for a step in a file."""
+    """True if a value from a file can be the number of a step."""
     return isinstance(value, int) and 0 <= value < _BOUND
 
 
@@ -294,7 +294,7 @@ def _spans(numbers: Iterable[int]) -> _Spans:
 
 
 def _without(numbers: Iterable[int], end: int) -> _Spans:
-    """The numbers from 0 to before `end` that are none of these, all of which lie there."""
+    """The numbers from 0 up to, but without, `end` that are not among `numbers`, which all lie there."""
     return [
         (before + 1, after - 1)
         for before, after in pairwise([-1, *sorted(numbers), end])
@@ -303,7 +303,7 @@ def _without(numbers: Iterable[int], end: int) -> _Spans:
 
 
 def _said(what: str, spans: _Spans) -> str:
-    """For example "lines 3 to 5 and 9"."""
+    """Spans in words, such as "lines 3 to 5 and 9"."""
     count, rest = (sum(end - begin + 1 for begin, end in some) for some in (spans, spans[_NAMED:]))
     said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + (
         [f"{rest} more"] if rest else []

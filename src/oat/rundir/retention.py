@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay: the newest, the best by a metric, and as many as there is room for."""
+"""The choice of the checkpoints that stay: the newest, the best by a metric, within a limit of size."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Retention:
     max_gb: float | None = None
 
     def ranked(self, directory: Path, names: list[str]) -> list[str]:
-        """Those of these checkpoints whose row has a finite value of the metric, the best last."""
+        """The checkpoints among `names` whose row has a finite value of the metric, the best last."""
         values = {
             name: value
             for name in names

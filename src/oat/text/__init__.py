@@ -1,1 +1,1 @@
-"""Messages become tokens, and tokens text."""
+"""The way from messages to tokens, and from tokens to text."""

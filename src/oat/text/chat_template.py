@@ -1,4 +1,4 @@
-"""A chat template at work with one tokenizer: conversations become text, and that text ids."""
+"""A chat template with one tokenizer: it renders conversations to text, and that text becomes ids."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens that a model writes within its turn. They are no control tokens in its own messages, nor in a system
+"""Tokens that a model writes within its turn. In its own messages they are no control tokens, nor in a system
 message, which may ask for them."""
 
 USER = Message("user", "oatuser")
@@ -24,10 +24,10 @@ RESPONSE = Message("assistant", "oatassistant")
 
 
 class ChatTemplate:
-    """Renders conversations.
+    """Renders conversations with one template.
 
     Args:
-        source: the template's text, with the day's date written into it.
+        source: the template's text, with the date written into it.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: Encoder, source: str):
@@ -37,7 +37,7 @@ class ChatTemplate:
         self.set_control(special_tokens(tokenizer))
 
     def set_control(self, tokens: Collection[str]) -> None:
-        """Set which tokens are ordinary text where a message holds them; at first the special ones are."""
+        """Set the tokens that are ordinary text in messages; at first the special ones."""
         self._control = any_of(tokens)
         self._control_but_own = any_of({*tokens} - OWN)
 
@@ -73,7 +73,7 @@ class ChatTemplate:
         return without_json_escapes(str(text)) if "tojson" in self.source else str(text)
 
     def behind_response(self, messages: Sequence[Message] = (), *, generate: bool) -> str:
-        """The text behind that of a response: the end of its turn, and the messages that follow it.
+        """The text behind a response: the end of its turn, and the messages that follow.
 
         Raises:
             TemplateError: the template fails, or leaves the response out.
@@ -93,4 +93,5 @@ class ChatTemplate:
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> set[str]:
+    """The texts of a tokenizer's special tokens."""
     return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}

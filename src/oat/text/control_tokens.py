@@ -1,8 +1,8 @@
-"""Control tokens in data: they stay ordinary text, so data cannot end a turn or open another.
+"""Control tokens in data stay ordinary text, so data cannot end a turn or open another.
 
-A template renders messages to one text, in which nothing tells a control token that the template wrote from
-one that a message holds. So those of messages are marked before rendering, with characters that no text has,
-and `marked_ids` reads what is marked as ordinary text.
+A template renders messages to one text. Nothing in it tells a control token that the template wrote from one
+that a message holds. So control tokens of messages are marked before rendering, with characters that no text
+has, and `marked_ids` reads what is marked as ordinary text.
 """
 
 import json
@@ -19,14 +19,14 @@ _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds any of some texts, the longest first; nothing where there are none."""
+    """A pattern that finds any of these texts, the longest first; without texts it finds nothing."""
     return re.compile(
         "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)"
     )
 
 
 def marked(value: Any, control: re.Pattern[str]) -> Any:
-    """The same value with control tokens marked in every text of it, in lists and in dicts too."""
+    """A copy of a value with control tokens marked in every text of it, within lists and dicts too."""
     if isinstance(value, str):
         clean = value.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
         return control.sub(lambda match: _OPEN + match[0] + _CLOSE, clean)
@@ -36,14 +36,14 @@ def marked(value: Any, control: re.Pattern[str]) -> Any:
 
 
 def without_json_escapes(text: str) -> str:
-    """The same text with marks that a template wrote as JSON in ASCII (`\\ufdd0`) as characters again."""
+    """A text in which marks that a template wrote as JSON in ASCII (`\\ufdd0`) are characters again."""
     for mark in (_OPEN, _CLOSE):
         text = text.replace(json.dumps(mark)[1:-1], mark)
     return text
 
 
 def marked_ids(encoder: Encoder, text: str) -> np.ndarray:
-    """The ids of a text, (T,) int32, in which what is marked is ordinary text.
+    """The ids of a text, (T,) int32; what is marked in it is read as ordinary text.
 
     Raises:
         TemplateError: the tokenizer does not know the text.

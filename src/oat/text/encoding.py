@@ -1,5 +1,5 @@
-"""One text to ids, by the library `tokenizers` itself where a tokenizer of transformers adds nothing to it:
-that takes two thirds of the time."""
+"""The encoding of one text. Where a tokenizer of transformers adds nothing to the library `tokenizers`, that
+library is called directly, which takes two thirds of the time."""
 
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ class Encoder:
         )
 
     def ids(self, text: str, *, adds: bool, splits: bool | None = None) -> tuple[list[int], list[int]]:
-        """The ids of a text, and a mask that is 1 on the special ones among them that were added.
+        """The ids of a text, and a mask that is 1 on special tokens that were added.
 
         Args:
-            adds: whether special tokens are added.
-            splits: whether special tokens within the text are read as text; None leaves it to the tokenizer.
+            adds: add special tokens.
+            splits: read special tokens within the text as ordinary text; None: as the tokenizer does.
 
         Raises:
             TemplateError: the tokenizer does not know the text.

@@ -1,5 +1,5 @@
-"""Forms in which a question is put to a model that has not been told what to do: an instruction, worked
-examples, the question, and the cue behind which the answer begins. The examples are our own.
+"""Forms of a question for models that were not tuned to follow instructions: an instruction, worked examples,
+the question, and the cue behind which the answer begins. The examples are our own.
 """
 
 from dataclasses import dataclass
@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Example:
-    """A question, how it is worked out, and the answer alone."""
+    """A worked example.
+
+    Attributes:
+        worked: the response to the question, with its answer.
+        answer: the answer alone.
+    """
 
     question: str
     worked: str
@@ -19,10 +24,11 @@ class Form:
     """One form.
 
     Attributes:
-        instruction: stands first, and says how an answer ends.
-        before, cue: stand before a question, and behind it.
-        examples: are put before the question, the first so many.
-        stop: strings that end a response: a model that goes on with a question of its own has answered.
+        instruction: the first lines, which say how an answer ends.
+        before: the word before a question.
+        cue: the word behind a question, where the answer begins.
+        examples: worked examples; a prompt shows the first ones.
+        stop: strings that end a response, since a model that writes a further question has answered.
     """
 
     instruction: str
@@ -32,10 +38,10 @@ class Form:
     stop: tuple[str, ...]
 
     def render(self, question: str, few_shot: int = 0) -> str:
-        """The text to be continued: it ends in the cue, without a blank behind it.
+        """The text that a model continues; it ends in the cue, without a blank behind it.
 
         Args:
-            few_shot: worked examples, from 0 to `len(examples)`.
+            few_shot: number of worked examples, from 0 to `len(examples)`.
         """
         assert 0 <= few_shot <= len(self.examples), "checked with the configuration"
         shown = [

@@ -1,14 +1,15 @@
-"""Text to token ids and back: the only place where text becomes tokens.
+"""The renderer: text to token ids and back. Nowhere else does text become tokens.
 
-A response that a model sampled is never tokenised again. A later message is appended to its ids, so what the
-learner trains on is what was sampled, id by id.
+A response that a model sampled is never tokenised again. A later message is appended to its ids, so the
+learner trains on exactly the ids that were sampled.
 
-Covered: a control token (a special one, or an added one that the template names or writes) in the content of
-a chat message, or in any other field of it, stays ordinary text, so data cannot end a turn or open another.
-Only `OWN` in the content of an assistant's message, or of a system message that speaks of them, are the
-tokens. Not covered: plain prompts (`template=None`) are tokenised as the tokenizer does by default, special
-tokens included, since people write their own formats in them; a template that builds control tokens out of a
-message's role.
+Covered: control tokens in chat messages stay ordinary text, so data cannot end a turn or open another
+(`text/control_tokens.py`). A control token is a special one, or an added one that the template names or
+writes. Only the tokens of `chat_template.OWN` count as themselves in the content of an assistant's message,
+or of a system message, which may ask for them.
+
+Not covered: plain prompts (`template=None`), which people write their own formats in, so the tokenizer reads
+special tokens there; and a template that builds control tokens out of a message's role.
 """
 
 import datetime
@@ -43,23 +44,23 @@ class Renderer:
     Args:
         template: None for plain prompts (one user message, whose content is the prompt); "chatml";
             "tokenizer" for the tokenizer's own; or the path of a .jinja file.
-        system: put first, as a system message, in conversations that have none; needs a template.
-        date: the day that a template reads with `strftime_now("...")`, at midnight; None takes the day on
-        which this is made.
+        system: the content of a system message that is put before conversations without one; needs a
+            template.
+        date: the day that a template reads with `strftime_now("...")`, at midnight; None: today.
         stop: strings that cut a response's text.
         eos_ids: further ids that end a response, usually those of the model's generation config.
-        question: form in which a prompt's one user message is put, before the template sees it.
-        few_shot: its worked examples.
-        has_turns: responses are followed by further turns, so that a template that rewrites history is
-        refused; otherwise it is warned of.
+        question: the form in which a prompt's one user message is put before the template sees it.
+        few_shot: the number of worked examples in that form.
+        has_turns: further turns follow responses, so a template that rewrites history is refused; otherwise
+            it is warned of.
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and
-        `eos_ids`.
+            `eos_ids`.
         num_tokens: ids that the tokenizer knows, added ones included.
         template: the text of the chat template, or None.
-        source: the same on the day of this renderer; "" without one.
-        definition: what it was made with beside the tokenizer, as plain data, of which `of` makes it again.
+        source: that text with the date written into it; "" without a template.
+        definition: the arguments beside the tokenizer, as plain data; `of` makes an equal renderer of them.
 
     Raises:
         TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read
@@ -122,7 +123,7 @@ class Renderer:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
-        """Another one with this `definition`."""
+        """A renderer with this `definition`."""
         form, day = definition["question"], definition["date"]
         question = form and Form(
             **{
@@ -137,12 +138,12 @@ class Renderer:
         )
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt. The last one is
-        remembered, since the recorded responses to a prompt come one after another.
+        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt. The last result
+        is remembered, since the recorded responses to a prompt come one after another.
 
         Raises:
-            TemplateError: the template refuses the conversation, or nothing of it becomes a token; it is not
-            one question where a form is set.
+            TemplateError: the template refuses the conversation; nothing of it becomes a token; or it is not
+                one question, and `question` is set.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
@@ -161,26 +162,25 @@ class Renderer:
         return ids
 
     def extend(self, ids: np.ndarray, message: Message) -> np.ndarray:
-        """The ids of a conversation that goes on with `message` after a sampled response, ready for the next
-        response.
+        """Append a message to a conversation that ends with a sampled response, ready for the next response.
 
-        The result begins with `ids`. A response that did not end its turn (cut at its length) is closed as
-        the template closes it; a plain one is followed by the content as it stands.
+        A response that did not end its turn, since it was cut at its length, is closed as the template closes
+        it. In plain prompts the message's content follows as it stands.
 
         Args:
             ids: (T,) prompt and response.
+
         Returns:
-            (T + S,) int32.
+            (T + S,) int32; begins with `ids`.
+
         Raises:
             TemplateError: the message is an assistant's, or the template refuses it.
         """
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], self._is_ended(ids))])
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
-        """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end:
-        what reward models read.
-
-        A plain one is the prompt and the response, end-of-text included.
+        """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end.
+        Reward models read this. Without a template: the prompt and the response, with end-of-text.
 
         Raises:
             TemplateError: the template refuses the conversation.
@@ -196,17 +196,18 @@ class Renderer:
         return self._ids(self._turn.trailing)
 
     def reads(self, field: str) -> bool:
-        """Whether the template names a field of messages, such as `tool_calls`."""
+        """True if the template names a field of messages, such as `tool_calls`."""
         return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
 
     def response(self, message: str | Message) -> np.ndarray:
         """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32.
 
-        In a chat they are what the template adds to a prompt when it renders this response too, up to the end
-        of its turn (Qwen3's adds an empty reasoning block to a response without one, and breaks the lines
-        around another; Llama 3's trims). A template that does not go on from its own prompt, or leaves out
-        more than white space, is not followed: the text stands as it is, but for a <think> that the prompt
-        has opened, between what the template writes before and after a response.
+        In a chat they are the ids that the template adds to a prompt when it renders this response too, up to
+        the end of its turn. (Qwen3's template adds an empty reasoning block to a response without one, and
+        breaks the lines around another; Llama 3's trims.) A template is not followed if it does not go on
+        from its own prompt, or leaves out more than white space. Then the text is kept as it is, without a
+        <think> that the prompt has opened already, between what the template writes before and after a
+        response.
 
         Args:
             message: a text, or an assistant's message whose further fields (reasoning, tool calls) the
@@ -214,8 +215,8 @@ class Renderer:
 
         Raises:
             TemplateError: the prompt opens reasoning, and neither the response nor the template closes it;
-                the response has fields that the template writes before or behind what it adds to a prompt, or
-                nothing but fields that it does not write.
+                the template writes a field of the response outside what it adds to a prompt; or the response
+                has only fields that the template does not write.
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         is_text = not response.fields or self._is_text(response)
@@ -233,14 +234,18 @@ class Renderer:
     def recorded(
         self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A prompt with a response that data have: a text, or messages. Without a prompt the text is learned
-        whole.
+        """The ids and the mask of a prompt with a response that data give.
+
+        Args:
+            prompt: empty: all of the text is learned.
+            response: a text, or messages.
 
         Returns:
             As `loss_mask`.
+
         Raises:
-            TemplateError: as `loss_mask`; or the response has several turns, and the template writes an
-            earlier one otherwise once it has a later.
+            TemplateError: as `loss_mask`; or the response has several turns, and the template rewrites an
+                earlier one when a later one follows.
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
@@ -257,16 +262,18 @@ class Renderer:
         return ids, mask
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """A whole conversation, built message by message so that the boundaries are exact.
+        """The ids and the mask of a whole conversation, built message by message so the boundaries are exact.
 
         Args:
-            messages: end with an assistant's; no two of those in a row; a plain one begins with one user
-            message.
-            prompt: so many messages at the beginning are the prompt of a response that follows: rendered as
-            `prompt` does, and false throughout.
+            messages: the last is an assistant's, and no two of those stand in a row. Without a template the
+                first is a user's.
+            prompt: so many messages at the beginning are the prompt of the response that follows. They are
+                rendered as `prompt` does, and nothing of them is learned.
+
         Returns:
-            (T,) int32 ids, and (T,) bool, true on the assistant's tokens and the ends of its turns, but for
+            (T,) int32 ids; and (T,) bool, true on the assistant's tokens and the ends of its turns, except in
             messages of weight 0.
+
         Raises:
             TemplateError: the messages do not alternate like that, or the template refuses them.
         """
@@ -302,14 +309,14 @@ class Renderer:
         return np.concatenate(parts), mask
 
     def text(self, ids: np.ndarray) -> str:
-        """The text of a response for oracles and people: without special tokens, cut before the first stop
-        string."""
+        """The text of a response for oracles and people: without special tokens, and cut before the first
+        stop string."""
         kept = [int(i) for i in ids if int(i) not in self.stop_ids]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids with nothing left out; where the engine looks for stop strings."""
+        """The text of ids with nothing left out. The engine looks for stop strings in it."""
         return str(
             self.tokenizer.decode(
                 [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -317,7 +324,7 @@ class Renderer:
         )
 
     def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The conversation with its question in the form that is set."""
+        """The conversation with its question in the form of `question`."""
         if self._question is None:
             return messages
         *before, last = messages
@@ -330,6 +337,7 @@ class Renderer:
         return [*before, Message("user", self._question.render(last.content, self._few_shot))]
 
     def _plain(self, messages: Sequence[Message]) -> np.ndarray:
+        """The ids of a plain prompt, without an end-of-text that the tokenizer adds."""
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
             raise TemplateError(
@@ -342,11 +350,11 @@ class Renderer:
         return np.array(ids, dtype=np.int32)
 
     def _is_ended(self, ids: np.ndarray) -> bool:
-        """Whether ids end with the end of a turn."""
+        """True if ids end with the end of a turn."""
         return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
 
     def _tail(self, messages: Sequence[Message], is_ended: bool) -> np.ndarray:
-        """The ids that follow a response: the end of its turn, if it has not ended, the messages, and the
+        """The ids that follow a response: the end of its turn unless it has ended, the messages, and the
         generation prompt."""
         if any(message.role == "assistant" for message in messages):
             raise TemplateError(
@@ -364,7 +372,7 @@ class Renderer:
         return [Message("system", self.system), *messages]
 
     def _response_text(self, chat: ChatTemplate, response: Message, is_text: bool) -> str:
-        """The text of a response in a chat, up to the end of its turn; see `response`."""
+        """The text of a response in a chat, up to the end of its turn; `response` says how it is found."""
         turn = self._turn
         rendered = chat.render([USER, response], generate=False)
         written = chat.content(response)
@@ -387,7 +395,7 @@ class Renderer:
         return turn.lead + written
 
     def _check_history(self, chat: ChatTemplate, messages: Sequence[Message], ids: np.ndarray) -> None:
-        """Hold what is learned turn by turn against what the template writes of the whole conversation, white
+        """Compare the ids built turn by turn with what the template writes of the whole conversation, white
         space aside.
 
         Raises:
@@ -407,7 +415,7 @@ class Renderer:
         )
 
     def _is_text(self, response: Message) -> bool:
-        """Whether a response is written as if it had no further fields."""
+        """True if a response is written as if it had no further fields."""
         if self._chat is None:
             return True
         whole = self._chat.render([USER, response], generate=False)

@@ -1,4 +1,4 @@
-"""What a chat template does, found by rendering conversations with it: how it begins and ends a response,
+"""The study of a chat template: conversations are rendered with it to find how it begins and ends a response,
 which tokens control it, and whether it rewrites earlier messages."""
 
 from contextlib import suppress
@@ -18,7 +18,7 @@ _TOOL = Message("tool", "oattool")
 
 @dataclass(frozen=True)
 class Turn:
-    """How a response begins and ends; the defaults are those of plain prompts, which have no template.
+    """The beginning and the end of a response. The defaults are those of plain prompts, without a template.
 
     Attributes:
         end_id: the token that ends a response; None: there is none.
@@ -71,10 +71,10 @@ def study_turn(chat: ChatTemplate) -> Turn:
 
 
 def study_control(chat: ChatTemplate, template: str) -> set[str]:
-    """Find the control tokens of a template: the special ones, and those added ones that it names or writes.
+    """Find the control tokens of a template: the special ones, and the added ones that it names or writes.
 
     Args:
-        template: its text, without a date.
+        template: its text, before a date is written into it.
 
     Raises:
         TemplateError: the template cannot render a conversation.
@@ -90,10 +90,10 @@ def study_control(chat: ChatTemplate, template: str) -> set[str]:
 
 
 def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
-    """Warn where a template changes or shortens earlier messages once later ones follow.
+    """Warn of a template that changes or shortens earlier messages when later ones follow.
 
     Args:
-        is_refused: that is an error instead.
+        is_refused: such a template is an error.
 
     Raises:
         TemplateError: the template rewrites history, and may not.
@@ -136,7 +136,7 @@ def common_length(first: str, second: str) -> int:
 
 
 def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
-    """By id the added tokens that are no plain words: those that may be control tokens."""
+    """The added tokens that are no plain words, by id: any of them may be a control token."""
     return {
         int(id): token.content
         for id, token in tokenizer.added_tokens_decoder.items()

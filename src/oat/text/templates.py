@@ -1,4 +1,4 @@
-"""Chat templates: the built-in one, a tokenizer's own, and those of files, in Jinja."""
+"""The texts of chat templates, in Jinja: the built-in one, a tokenizer's own, and those of files."""
 
 import datetime
 import re
@@ -21,11 +21,11 @@ CHATML = (
 """ChatML (OpenAI, 2023; the format of Qwen and others), without a default system prompt."""
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-"""What the template needs as single tokens."""
+"""Texts that must be single tokens of a tokenizer with which ChatML is used."""
 
 
 def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether a template, named as in `Renderer`, writes the day into what it renders.
+    """True if a template, named as in `Renderer`, writes the date into what it renders.
 
     Raises:
         TemplateError: the template is missing.
@@ -63,7 +63,11 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def on_day(template: str, date: datetime.date) -> str:
-    """The template as it is on one day: transformers gives its own clock to every template."""
+    """A template with one day's date written into it, since transformers would give it its own clock.
+
+    Raises:
+        TemplateError: the template computes the format of its date.
+    """
     source = _DATE.sub(lambda match: repr(date.strftime(match[1] or match[2] or "")), template)
     if re.search(r"\bstrftime_now\s*\(", source):
         raise TemplateError(
@@ -74,7 +78,7 @@ def on_day(template: str, date: datetime.date) -> str:
 
 
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """The templates that can work with a tokenizer."""
+    """Advice for error messages: the templates that can work with a tokenizer."""
     ours = [
         *(["tokenizer"] if tokenizer.chat_template else []),
         *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else []),

@@ -1,10 +1,10 @@
-"""Whether a tokenizer can be the one of a model, as far as numbers can tell.
+"""The size of a tokenizer against the embeddings of a model: can they belong together?
 
-Many published models have more rows of embeddings than their tokenizer has tokens: rounded up to a multiple
-(OPT has 50,272 for 50,265, HyenaDNA 16 for 12), or with room for tokens to come (BLOOM has 250,880 for
-250,680, DeepSeek's first ones 102,400 for 100,015). Of the language models that we know the least share is
-0.977; SELFormer, which reads molecules, has 800 rows for 428 tokens. Rows that no token has are never
-sampled.
+Many published models have more rows of embeddings than their tokenizer has tokens. Some round up to a
+multiple (OPT has 50,272 for 50,265, HyenaDNA 16 for 12); others leave room for tokens to come (BLOOM has
+250,880 for 250,680, DeepSeek's first models 102,400 for 100,015). The lowest share of rows with a token is
+0.977 among the language models that we know; SELFormer, which reads molecules, has 800 rows for 428 tokens.
+Rows without a token are never sampled.
 """
 
 from typing import Any
@@ -12,22 +12,22 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""Fewer spare rows than this are those of rounding up, however few tokens there are."""
+"""Fewer rows without a token than this come from rounding up, however few tokens there are."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
-"""Shares of rows that tokens have, below which a pair is warned of, and refused."""
+"""Shares of rows with a token below which a pair is warned of, and refused."""
 
 
 def num_ids(tokenizer: Any) -> int:
-    """Ids that a tokenizer writes and reads: up to its greatest, whether or not each below is a token."""
+    """The number of ids of a tokenizer, up to its greatest, even if some below it are no tokens."""
     return 1 + max(tokenizer.get_vocab().values())
 
 
 def check_vocabulary(tokenizer: Any, rows: int, whose: str) -> None:
-    """Hold a tokenizer against the embeddings of a model, and warn where they are an unlikely pair.
+    """Compare a tokenizer with the embeddings of a model, and warn if they are an unlikely pair.
 
     Args:
-        rows: of the embeddings.
-        whose: the tokenizer, as the subject of a sentence.
+        rows: rows of the embeddings.
+        whose: the tokenizer's name for messages, as the subject of a sentence.
 
     Raises:
         ModelError: a token has no row, or most rows have no token.
