@@ -1,4 +1,8 @@
-"""Defaults that follow from other settings, for people: what each came to, and from which."""
+"""Defaults that follow from other settings, for people: what each came to, and from which.
+
+Sampling, learner and the sizes of a step have defaults; how a run ends (`stop`) has none in a file. From
+Python, a run without an end is one pass over its prompts.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

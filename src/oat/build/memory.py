@@ -8,6 +8,9 @@ counted. Nothing is loaded, so the answer takes seconds for any model.
 Counted in bytes of tensors, beyond what the process holds after its imports. Not counted: the interpreter and
 its libraries; scratch memory within an operation; what the allocator keeps of freed memory (with large models
 it gives all back, `oat.hardware.allocator`); data, ledger, texts.
+
+The estimate does a step instead of keeping formulas, so whatever changes in the learner is in it. The
+engine's work depends on values, so only its two largest moments are done: a pass over prompts, and a draw.
 """
 
 import re

@@ -1,5 +1,12 @@
 """A model that answers outside of any training: the policy of a run's checkpoint, or a model as it lies
-there, with its tokenizer and template."""
+there, with its tokenizer and template.
+
+A checkpoint is loaded as `oat export` loads it, with the same refusals, and the engine samples, so people
+hear what training and evaluation sample. A chat renders the whole conversation anew at each turn, as the
+model is used elsewhere, though a template may then drop reasoning that the model sampled; episodes of
+training keep their ids. Each answer is one pass over the whole conversation, since the engine's KV cache ends
+with a request.
+"""
 
 import math
 import warnings

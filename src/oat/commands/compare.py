@@ -4,6 +4,9 @@ Both models answer the same prompts with the same random numbers, and response i
 the other. A comparing oracle is asked in both orders, and the mean of both is taken, so that a preference for
 the first place cancels. With a scoring oracle, the scores are compared. Equal responses are a tie, which
 counts as half a win.
+
+Only one model is in memory at a time. The questions are about groups that have the responses of both, and a
+ledger of their own holds them, so every kind of oracle works and neither run is touched.
 """
 
 import tempfile

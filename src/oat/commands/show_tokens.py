@@ -1,4 +1,9 @@
-"""What `oat check --show-tokens` prints: prompts as the model sees them, and what it does after them."""
+"""What `oat check --show-tokens` prints: prompts as the model sees them, and what it does after them.
+
+This part of `oat check` loads the weights, since nothing but the model can say what it does after a prompt. A
+greedy response that spells the end of text before it stops counts too: some tokenizers of small models have
+learned to spell it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,6 +10,11 @@ which would be gone for the shell that stands in it; one with folders, such as a
 run; and any on a file system that exchanges nothing. There the files, which are whole and on disk by then,
 are moved in one by one. Those without which nothing is loaded leave first and come last: for that moment a
 reader finds no model, and never parts of two.
+
+To rename the old directory aside first would leave a moment without a model, and a half-done exchange for a
+later start to find. A directory with folders is not exchanged, since a clone or a run in it may be in use.
+Moving files in one by one is better than refusing, since containers export to mounted folders. A lock, which
+ends with its process, tells a folder of a killed export from one in use.
 """
 
 import ctypes

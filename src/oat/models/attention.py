@@ -8,6 +8,9 @@ and the step of a cache (`engines/paged_cache.py`).
 `Packed` takes spans of nearly one length together. On a GPU in half precision one kernel of variable-length
 attention takes all spans, if its values and gradients are those of the other way; that is tried once for
 every shape of heads.
+
+One call for each span took 0.3 ms forward and backward, whatever it computed, which was half of a tiny
+model's update. So spans of nearly one length share a call, padded by an eighth at most.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,8 @@
 """Linear layers of a model that compute with our products (`functional/products.py`); nothing else of them
-changes."""
+changes.
+
+A layer changes its class when the model is loaded. What PEFT adds stays torch's.
+"""
 
 import torch
 from torch import Tensor

@@ -4,6 +4,10 @@ B A x.
 The layers go into the model's own module, so that a model with an adapter is a `CausalLM` like any other; its
 reference is the same module with the adapter off. B starts as zero, A as PEFT draws it, from the given seed.
 No dropout, no biases.
+
+An existing adapter is named by a field of its own, `model.adapter`: as `model.path` it would leave open
+whether it is trained on or merged, and tokenizer and context are the base's. What the adapter says of itself
+becomes `model.lora` when the configuration is resolved, so nothing else knows where an adapter came from.
 """
 
 import os

@@ -10,6 +10,13 @@ Departures:
    which would round otherwise than learning.
 3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is
    rounded once.
+
+The layers of bitsandbytes decode single rows by a kernel that rounds otherwise than learning, and keep state
+that we do not see; so only its format is used. Packed weights and scales are parameters, so proof, sharing,
+checksums and the memory estimate see them. Packing happens on the CPU, and the mean is rounded once
+(`math.fsum`), because sums of threads and of devices differ in the last bit, and exports and continued runs
+on other machines hold their weights against the checksum. An export merges the adapter into the unpacked
+weights, since it learned beside those and not beside the files.
 """
 
 import logging

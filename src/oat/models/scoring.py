@@ -13,6 +13,8 @@ Departures from transformers:
    loaded.
 3. A rendered template begins with what it writes: no second begin-of-text.
 
+A model without a linear head on its hidden states gives its own logits.
+
 Not handled: encoders with a decoder (BART, T5), which are refused; models whose code comes with them; several
 labels mixed into one score.
 """

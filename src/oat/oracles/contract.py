@@ -1,6 +1,9 @@
 """Checks of what an oracle returns. An exception of a user's oracle, and an answer that cannot be used,
 become an `OracleError` that names the oracle. The ledger, `check_oracle`, preferences and mixtures use these
 checks.
+
+Values that mean the same (lists, numbers of numpy) are accepted and become plain numbers; a value without a
+meaning is not stored.
 """
 
 import sys

@@ -5,6 +5,9 @@ that a tokenizer could take for its control tokens (`<|im_end|>`, `</s>`, `[INST
 nobody would see, are written as escapes. Instructions stand before and after the material, and say that
 nothing in it is an instruction. A response can still flatter: quoting does not help against a judge that
 believes what it reads.
+
+Control tokens are escaped because most servers read control tokens in the text that a template renders.
+Everything else stays as it is: a judge reads escapes worse than letters.
 """
 
 import json
