@@ -10,14 +10,21 @@ import pytest
 from test_readme import files
 from tiny_models import build_config, save_model
 
-from oat.cli import _parser, main
+from oat.cli.entry import COMMANDS, main, parser
 
 PAGE = (Path(__file__).parent.parent / "docs" / "commands.md").read_text(encoding="utf-8")
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (choices,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(choices.choices)
+    return {name: command(name) for name in COMMANDS}
+
+
+def command(name: str) -> argparse.ArgumentParser:
+    (choices,) = [
+        action for action in parser(name)._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    found: argparse.ArgumentParser = choices.choices[name]
+    return found
 
 
 def sections() -> dict[str, tuple[str, str]]:

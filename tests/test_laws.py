@@ -25,7 +25,7 @@ MAY_IMPORT = {
         "explore files functional hardware learner ledger loop metrics models oracles plugins "
         "protocols rollout rundir runtime seeds text tracking types"
     ),
-    "cli": "build commands control errors files loop plugins quickstart reports",
+    "cli": "build commands control errors files loop oracles plugins quickstart reports",
     "collector": "explore protocols seeds types",
     "commands": (
         "build config data errors evaluation files hardware learner ledger loop "

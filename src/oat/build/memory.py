@@ -206,7 +206,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     weights, a_token = policy.weights, policy.a_token
     if config.model.reference:
         lms = load_models(config, {"reference"}, Seeds(config.seed), resolved.outlines.on_meta)
-        reference = outline_of(lms["reference"], policy.device)
+        reference = outline_of(lms["reference"], config.compute.profile)
         weights, a_token = weights + reference.weights, a_token + reference.a_token
     plan = resolved.plan
     rows = _questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))

@@ -44,8 +44,8 @@ class ModelOutline:
     context_length: int | None
 
 
-def outline_of(lm: CausalLM, device: torch.device) -> ModelOutline:
-    """The outline of a model that will be on a device; quickest of one without weights.
+def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
+    """The outline of a model under a compute profile; quickest of one without weights.
 
     Raises:
         ModelError: its attention takes no layout.
@@ -56,7 +56,7 @@ def outline_of(lm: CausalLM, device: torch.device) -> ModelOutline:
     )
     weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
     return ModelOutline(
-        device,
+        device_of(profile),
         weights,
         a_token,
         config.num_attention_heads * config.num_hidden_layers,

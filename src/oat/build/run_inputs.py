@@ -20,7 +20,7 @@ from oat.build.fingerprints import (
     warn_of_other_prompts,
     weights_read,
 )
-from oat.build.models import ModelOutline, check_tokenizer, device_of, load_models, outline_of
+from oat.build.models import ModelOutline, check_tokenizer, load_models, outline_of
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import stored_config
@@ -119,7 +119,7 @@ def gather_inputs(
     objective = resolved.objective
     with blame("model.path"):
         lm = load_models(config, (), seeds, resolved.outlines.on_meta)["policy"]
-        outline = outline_of(lm, device_of(config.compute.profile))
+        outline = outline_of(lm, config.compute.profile)
         tokenizer = load_tokenizer(config.model.path)
     with blame("model.reference" if config.model.reference else "model.path"):
         inputs = inputs_of_models(config, lm, tokenizer)

@@ -40,7 +40,7 @@ _MOMENTS = 2
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
-def outline(
+def check_run(
     resolved: Resolved,
     source: str | None = None,
     *,

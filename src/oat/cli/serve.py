@@ -1,4 +1,4 @@
-"""What is behind `oat serve`: the settings of a server, from the command line."""
+"""`oat serve`: serve a reward model over HTTP."""
 
 import argparse
 from dataclasses import fields
@@ -10,8 +10,7 @@ _LEAST = {"port": 0, "max_wait_ms": 0}
 """Numbers that may be 0; all others are at least 1."""
 
 
-def add_serve(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `oat serve`."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("what", metavar="reward", choices=("reward",), help="a reward model is what can be served")
     add(
@@ -33,6 +32,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="precision of the weights",
     )
     add("--label", type=int, metavar="N", help="which of several labels is the score")
+    _add_address(parser)
+    _add_limits(parser)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    """Where the server listens, and whom it answers."""
+    add = parser.add_argument
     add(
         "--host",
         default="127.0.0.1",
@@ -41,6 +47,11 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     add("--port", type=int, default=8000, metavar="N", help="0 takes a free one")
     add("--token-file", type=Path, metavar="FILE", help="holds the token that requests have to bear")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """The limits of batches and requests."""
+    add = parser.add_argument
     add(
         "--max-batch-size",
         type=int,
@@ -76,7 +87,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def serve(arguments: argparse.Namespace) -> int:
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
     """Run the server until it is told to end; returns the exit code."""
     from oat.oracles.remote.front import Limits
     from oat.oracles.remote.server import ServerConfig, all_devices, read_token, run_server

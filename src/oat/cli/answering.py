@@ -1,0 +1,79 @@
+"""The arguments of commands with which a model answers: which one, and how."""
+
+import argparse
+from typing import TYPE_CHECKING, Literal
+
+from oat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oat.build.speaker import Manner
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model that answers."""
+    parser.add_argument(
+        "model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id"
+    )
+
+
+def add_manner(parser: argparse.ArgumentParser) -> None:
+    """How the model is to answer."""
+    add = parser.add_argument
+    add("--step", metavar="N|best", help="of a run's checkpoint, as for oat export; by default the newest")
+    add(
+        "--template",
+        metavar="T",
+        help=(
+            "as render.template, or none: text is continued as it stands; by default the run's or the model's"
+        ),
+    )
+    add("--system", metavar="TEXT", help="a system message for conversations that have none")
+    add(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of a response; by default the run's, or 256",
+    )
+    add("--temperature", type=float, metavar="X", help="0 is greedy; by default the run's, or 1")
+    add("--top-p", type=float, metavar="X", help="as sampling.top_p; by default the run's, or 1")
+    add("--seed", type=int, default=0, metavar="N", help="of the random numbers; by default 0")
+    add(
+        "--device",
+        choices=("cpu", "gpu"),
+        metavar="cpu|gpu",
+        help="where it computes; by default as the run, or on the CPU",
+    )
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        metavar="bfloat16|float32",
+        help="of a model's weights; by default float32",
+    )
+
+
+def manner_of(arguments: argparse.Namespace) -> "Manner":
+    """The manner that the arguments of `add_manner` ask for.
+
+    Raises:
+        ConfigError: as `checkpoint_of`.
+    """
+    from oat.build.speaker import Manner
+
+    names = ("template", "system", "temperature", "top_p", "max_new_tokens", "dtype", "seed")
+    own = {name: getattr(arguments, name) for name in names}
+    return Manner(step=checkpoint_of(arguments.step), profile=arguments.device, **own)
+
+
+def checkpoint_of(step: str | None) -> int | Literal["best"] | None:
+    """The checkpoint that `--step` names.
+
+    Raises:
+        ConfigError: it is neither a number nor best.
+    """
+    if step is None:
+        return None
+    if step == "best":
+        return "best"
+    if not step.isdecimal():
+        raise ConfigError(f"--step is {step!r}; give the step of a checkpoint, or best")
+    return int(step)

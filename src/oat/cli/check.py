@@ -1,0 +1,39 @@
+"""`oat check`: say what a configuration would run."""
+
+import argparse
+
+from oat.cli.train import add_run_arguments
+from oat.errors import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it"
+    )
+    parser.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
+    parser.add_argument(
+        "--show-tokens",
+        action="store_true",
+        help="also print an example of what is learned from, token by token",
+    )
+    add_run_arguments(parser)
+
+
+def call(arguments: argparse.Namespace, flags: list[str]) -> int:
+    from oat.build.targets import resolve_file
+
+    resolved = resolve_file(arguments.target, flags)
+    if arguments.print_config:
+        print(resolved.as_yaml(), end="")
+        return 0
+    from oat.commands.check import check_run
+
+    lines = check_run(
+        resolved,
+        arguments.source,
+        accept_changed=arguments.accept_changed,
+        with_tokens=arguments.show_tokens,
+        with_memory=arguments.memory,
+    )
+    print(printable("\n".join([f"oat check: {arguments.target} is sound", *lines])))
+    return 0

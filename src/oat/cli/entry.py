@@ -1,0 +1,129 @@
+"""The entry of the command line: finds the command, and turns every error into one line and an exit code."""
+
+import argparse
+import importlib
+import os
+import sqlite3
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from oat.errors import Interrupted, OatError, OatWarning, described, printable
+from oat.files import seen_from
+from oat.plugins.loading import naming, place_of
+
+COMMANDS = {
+    "train": "start a run, or continue the one in its directory",
+    "check": (
+        "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded"
+    ),
+    "eval": "evaluate a run's newest checkpoint, or the start model of a configuration",
+    "export": "write a run's policy as a model directory that transformers loads",
+    "generate": "write responses to the prompts of a file, as lines of JSON",
+    "chat": "talk to a run's policy, or to a model; through a pipe, lines in and answers out",
+    "samples": "show prompts, responses and what the oracle said of them, newest first",
+    "ledger": "say what a run asked, of whom, and what came back; or write its answers as a data set",
+    "plot": "plot a metric of runs; those that differ only in their seed become one line with a band",
+    "digest": "print hashes of a run; two runs with equal hashes are equal",
+    "bench": "measure what this machine can do: bandwidth, matrix products, and what they mean for a model",
+    "serve": "serve a reward model over HTTP, for the oracle `remote`",
+    "quickstart": "train, align and compare a tiny model on this machine in a few minutes",
+}
+"""What each command does, by its name, which is also that of its module."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code; docs/exit-codes.md has the table."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    words = sys.argv[1:] if argv is None else argv
+    command = next((word for word in words if not word.startswith("-")), None)
+    arguments, rest = parser(command).parse_known_args(words)
+    if rest and not hasattr(arguments, "target"):
+        print(
+            (
+                f"oat {arguments.command}: {rest[0]!r} is not an argument of it; see oat {arguments.command} "
+                "--help"
+            ),
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        with seen_from(), _short_warnings(), naming({}):
+            code: int = arguments.call(arguments, rest)
+        return code
+    except OatError as error:
+        print(f"oat {arguments.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # whoever read our lines has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (sqlite3.DatabaseError, OSError) as error:
+        what = printable(f"{type(error).__name__}: {error}")
+        print(f"oat {arguments.command}: {what}; mend this and run the same command again", file=sys.stderr)
+        return 1
+    except Interrupted as end:
+        how = "goes on where it stopped" if arguments.command == "train" else "begins anew"
+        print(f"oat {arguments.command}: {end.name} ended it; the same command {how}", file=sys.stderr)
+        return end.exit_code
+    except KeyboardInterrupt:
+        how = (
+            "; the same command goes on from the last checkpoint"
+            if arguments.command in ("train", "quickstart")
+            else ""
+        )
+        print(f"oat {arguments.command}: stopped{how}", file=sys.stderr)
+        return 130
+    except BaseException as error:  # of a user's algorithm or explorer, say
+        place = place_of(error)
+        if place is None or os.environ.get("OAT_TRACEBACK"):
+            raise
+        what = f"{place} raised {printable(described(error))}"
+        print(
+            (
+                f"oat {arguments.command}: {what}; mend it and run the same command again (OAT_TRACEBACK=1 "
+                "shows all of it)"
+            ),
+            file=sys.stderr,
+        )
+        return 1
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Within it a warning of ours is one line, without a place in the source."""
+    before = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, OatWarning):
+            return f"oat: warning: {' '.join(str(message).splitlines())}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line.
+
+    Args:
+        command: whose arguments it knows; it imports no other command's module.
+    """
+    found = argparse.ArgumentParser(
+        prog="oat",
+        description="Align language models online: sample, ask, learn, repeat.",
+        allow_abbrev=False,
+    )
+    choices = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        one = choices.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name == command:
+            module = importlib.import_module(f"oat.cli.{name}")
+            module.add_arguments(one)
+            one.set_defaults(call=module.call)
+    return found

@@ -1,0 +1,34 @@
+"""`oat export`: write a run's policy as a model directory."""
+
+import argparse
+from pathlib import Path
+
+from oat.cli.answering import checkpoint_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("out", metavar="OUT")
+    parser.add_argument(
+        "--step",
+        metavar="N|best",
+        help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model",
+    )
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.commands.export import export_run
+
+    out = Path(arguments.out)
+    replaced = any((out / name).exists() for name in ("config.json", "adapter_config.json"))
+    step = export_run(Path(arguments.run), out, checkpoint_of(arguments.step), adapter=arguments.adapter)
+    print(
+        f"oat export: the model after {step} steps is in "
+        f"{arguments.out}{', in place of the model that was there' if replaced else ''}"
+    )
+    return 0

@@ -1,0 +1,52 @@
+"""`oat generate`: write responses to the prompts of a file."""
+
+import argparse
+
+from oat.cli.answering import add_manner, add_model, manner_of
+from oat.cli.interruptible import hearing_signals
+from oat.errors import ConfigError, printable
+from oat.files import seen
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add = parser.add_argument
+    add(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="as prompts.path: a file, a saved dataset or one of the hub",
+    )
+    add("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
+    add(
+        "--out",
+        metavar="FILE",
+        help="a new file, there whole or not at all; by default the standard output",
+    )
+    add("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
+    add_manner(parser)
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    with hearing_signals() as told, told.at_once():
+        from oat.build.speaker import load_speaker
+        from oat.commands.generate import generate, refuse_known, write_lines
+
+        if arguments.n < 1:
+            raise ConfigError(f"--n is {arguments.n}; give at least 1 response a prompt")
+        out = None if arguments.out is None else seen(arguments.out)
+        if out is not None:
+            refuse_known(out)
+        lines = generate(
+            load_speaker(arguments.model, manner_of(arguments)),
+            arguments.prompts,
+            arguments.n,
+            prompt_key=arguments.prompt_key,
+        )
+        if out is None:
+            for line in lines:
+                print(line, flush=True)
+            return 0
+        count = write_lines(lines, out)
+        print(printable(f"oat generate: {arguments.n} responses to each of {count:,} prompts are in {out}"))
+    return 0

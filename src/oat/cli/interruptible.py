@@ -1,0 +1,17 @@
+"""Commands that signals end."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from oat.control.interruption import Interruption
+
+
+@contextmanager
+def hearing_signals() -> Iterator[Interruption]:
+    """Within it the command handles signals. One that comes while torch is imported waits until it is: an
+    exception that is raised within its C++ aborts the process."""
+    told = Interruption()
+    with told.heard():
+        importlib.import_module("torch")
+        yield told

@@ -1,0 +1,40 @@
+"""`oat ledger`: say what a run asked, or write its answers as a data set."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from oat.errors import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument(
+        "--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound"
+    )
+    parser.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
+    parser.add_argument(
+        "--layout",
+        default="preference",
+        metavar="preference|scored",
+        help="of the exported rows, as TRL reads them",
+    )
+
+
+def call(arguments: argparse.Namespace, _: list[str]) -> int:
+    from oat.reports.accounts import accounts_table, export_answers, problems
+
+    run_dir = Path(arguments.run)
+    if arguments.check:
+        found = problems(run_dir)
+        for problem in found:
+            print(printable(f"oat ledger: {run_dir}: {problem}"), file=sys.stderr)
+        if found:
+            return 1
+        print("the ledger is sound")
+    if arguments.export is None:
+        print(printable(accounts_table(run_dir)))
+    else:
+        rows = export_answers(run_dir, Path(arguments.export), arguments.layout)
+        print(f"oat ledger: {rows} rows are in {arguments.export}")
+    return 0

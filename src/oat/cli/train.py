@@ -1,0 +1,99 @@
+"""`oat train`: start a run, or continue the one in its directory."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from oat.cli.interruptible import hearing_signals
+from oat.control.interruption import Interruption
+from oat.errors import ConfigError, printable
+from oat.files import seen
+
+if TYPE_CHECKING:
+    from oat.build.resolved import Resolved
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it"
+    )
+    parser.add_argument(
+        "--profile",
+        type=int,
+        metavar="N",
+        help="trace N steps from the second one on; the trace goes to RUN/profile",
+    )
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `train` and `check` have in common."""
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN@STEP",
+        help="begin a new run where that one stood, under settings that differ",
+    )
+    parser.add_argument(
+        "--accept-changed",
+        action="append",
+        default=[],
+        metavar="reward",
+        help="go on though the reward's file has changed",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the resolved configuration as YAML, and do nothing else",
+    )
+
+
+def call(arguments: argparse.Namespace, flags: list[str]) -> int:
+    with hearing_signals() as told:
+        with told.at_once():  # a start is over soon, and leaves nothing
+            from oat.build.targets import resolve_file
+
+            if arguments.profile is not None and arguments.profile < 1:
+                raise ConfigError(
+                    f"--profile is {arguments.profile}; give the number of steps to trace, at least 1"
+                )
+            resolved = resolve_file(arguments.target, flags)
+            if arguments.print_config:
+                print(resolved.as_yaml(), end="")
+                return 0
+        return _train(arguments, resolved, told)
+
+
+def _train(arguments: argparse.Namespace, resolved: "Resolved", told: Interruption) -> int:
+    about = resolved.about
+    with told.at_once():
+        from oat.build.open_run import open_run
+        from oat.loop import train
+        from oat.reports.outcome import Outcome
+        from oat.reports.progress import opening, shown
+        from oat.reports.trace import train_traced
+
+    with open_run(resolved, arguments.source, arguments.accept_changed, told) as run:
+        outcome = Outcome(run, about)
+        print(printable("\n".join(f"oat train: {line}" for line in opening(run, about.run_dir))), flush=True)
+        with shown(run, about.run_dir) as show:
+
+            def report(step: int, metrics: dict[str, float]) -> None:
+                show(step, metrics)
+                outcome.note_step(step)
+
+            if arguments.profile is None:
+                reason, trace = train(run, report), None
+            else:
+                reason, trace = train_traced(run, report, seen(about.run_dir) / "profile", arguments.profile)
+        if arguments.profile is not None:
+            where = (
+                f"the trace is {trace}; open it in Perfetto or chrome://tracing"
+                if trace
+                else "no trace: the run had no second step"
+            )
+            print(f"oat train: {where}")
+        closing = outcome.lines(
+            reason, outcome.nothing_learned(), f"; write its model with: oat export {about.run_dir} OUT"
+        )
+    print(printable("\n".join(f"oat train: {line}" for line in closing)))
+    return 0
