@@ -137,3 +137,28 @@ def test_decisions_are_short_and_whole() -> None:
             ("Consequence", ""),
         ]
         assert len(text.splitlines()) <= 80, record.name
+
+
+WRITTEN = [*sorted(DOCS.rglob("*.md")), *sorted(DOCS.parent.glob("*.md"))]
+
+
+def test_every_module_that_a_page_names_is_there() -> None:
+    """By its path from the project, from `src/`, from `src/oat/`, or from its box."""
+    roots = [
+        DOCS.parent,
+        *(DOCS.parent / "src" / place for place in ("", "oat", "oat/functional")),
+    ]
+    gone = {
+        (page.name, name)
+        for page in WRITTEN
+        for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8"))
+        if not any((root / name).is_file() for root in roots)
+    }
+    assert gone == set()
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(DOCS.parent).as_posix())
+def test_prose_keeps_to_110_columns(page: Path) -> None:
+    """Tables, pictures and blocks of code are as wide as they are."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith(("|", "!["))] == []
