@@ -17,6 +17,7 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
     serialise_by_default,
     world,
 )
+from suites import mark_slow
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
@@ -42,9 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("large"):
-            item.add_marker("slow")
+    mark_slow(items, are_whole=not any("[" in argument for argument in config.args))
     row = config.getoption("--fault")
     if row is not None:
         proves = [any(row in mark.args for mark in item.iter_markers("fault")) for item in items]

@@ -328,6 +328,7 @@ COLLAPSES = {
 }
 
 
+@pytest.mark.sample("kl", "truncated", "growing", "constant scores", "tied comparisons", seconds=5.3)
 @pytest.mark.parametrize("collapse", COLLAPSES.values(), ids=COLLAPSES.keys())
 def test_a_collapse_is_noticed(collapse: Collapse, world: World, tmp_path: Path) -> None:
     """By the rule's defaults, but where the model is too small for them; and by no rule that is off."""
@@ -348,6 +349,7 @@ def test_a_collapse_is_noticed(collapse: Collapse, world: World, tmp_path: Path)
     assert all(row["alarms/raised"] == 0 for row in rows[1:patience])
 
 
+@pytest.mark.sample("grpo", seconds=1.4)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo", "sft"])
 def test_a_healthy_run_is_silent(algorithm: str, world: World, tmp_path: Path) -> None:
     changes = {"stop.max_steps": 12, **({"algorithm.threshold": 0.0} if algorithm == "sft" else {})}

@@ -179,6 +179,7 @@ def test_64_concurrent_askers_spend_it_exactly(
     figure(f"{paid[0]:,} of {limit:,} queries spent by {askers} threads that asked {asked:,}")
 
 
+@pytest.mark.slow(instead="tests/faults/test_waves_killed.py", seconds=1.6)
 def test_a_killed_run_spends_what_the_unbroken_one_spends(world: World, tmp_path: Path) -> None:
     changes = {"stop": {"max_queries": 31}, "oracle.repeats": 0}
     configs = []

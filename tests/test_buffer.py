@@ -150,6 +150,7 @@ def test_a_schedule_ends_with_the_steps_that_there_are(run: Path) -> None:
     assert config.learner.schedule_steps == rows_of(run)[-1]["optim/steps"] == 30
 
 
+@pytest.mark.sample("*_step-15", seconds=2.9)
 @pytest.mark.parametrize(
     ("place", "call"),
     [

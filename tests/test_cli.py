@@ -101,6 +101,7 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
     assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in done.stderr
 
 
+@pytest.mark.sample("dpo", seconds=1.4)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_the_configuration_that_a_run_wrote_continues_it(
     world: World, tmp_path: Path, algorithm: str
@@ -172,6 +173,7 @@ def test_what_may_change_is_taken_and_kept(world: World, tmp_path: Path) -> None
     ] == [True] * 4
 
 
+@pytest.mark.sample("dpo", seconds=2.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, algorithm: str) -> None:
     """The shorter end is a multiple of `evaluation.every`: an evaluation that stands at an end alone would
@@ -336,6 +338,7 @@ def test_two_processes_do_not_share_a_directory(
     assert train(config) == 0
 
 
+@pytest.mark.slow(instead="tests/faults/test_signals.py holds other ends of a command", seconds=5.8)
 def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: Path) -> None:
     """As `oat train CONFIG | head -1` does."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 60})

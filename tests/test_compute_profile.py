@@ -78,6 +78,7 @@ def test_settings_that_make_no_sense(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.sample("dpo-measured", seconds=19.0)
 @pytest.mark.parametrize(
     ("algorithm", "case"),
     [

@@ -62,6 +62,7 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
     assert config.algorithm.name == given.get("algorithm", BASE["algorithm"])["name"]
 
 
+@pytest.mark.sample(slow=("python-2", "python-3"), seconds=3.4)
 @pytest.mark.parametrize("block", blocks("python"))
 def test_every_block_of_python_runs(
     block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -187,6 +187,7 @@ def learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     return found
 
 
+@pytest.mark.slow(instead="learning runs of tests/learning, and what the engine records", seconds=2.9)
 def test_learning_raises_the_reward(learnt: Mapping[str, Path]) -> None:
     rows = rows_of(learnt["plain"])
     assert rows[-1]["eval/sampled"] > rows[0]["eval/sampled"] + 0.8
@@ -201,6 +202,7 @@ def test_old_log_probabilities_are_the_learners_own(learnt: Mapping[str, Path]) 
         assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.sample("adapter-2", seconds=7.7)
 @pytest.mark.parametrize("sync_every", [1, 2])
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["whole", "adapter"])
 def test_a_killed_run_goes_on_bitwise(

@@ -140,6 +140,7 @@ def test_a_request_may_take_every_page(lms, decodings, prompt, each):
     assert max(pages for *_, pages in decodings) == 3
 
 
+@pytest.mark.sample("0", "1", seconds=1.4)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_crowd_passes_through_a_cache_that_just_holds_its_longest(lms, decodings, seed):
     requests = crowd(prompts=8, each=3, seed=seed)
@@ -231,6 +232,7 @@ def test_pages_that_move_are_the_last_ones(backwards):
     assert pages.close_gaps(1.0) is None
 
 
+@pytest.mark.sample("0", seconds=1.5)
 @pytest.mark.parametrize("seed", range(3))
 def test_shared_pages_and_others_stay_within_one_memory(lms, decodings, monkeypatch, seed):
     """Which starts as no number."""

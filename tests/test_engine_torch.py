@@ -155,6 +155,7 @@ JOINT = {
 }
 
 
+@pytest.mark.sample("none", "all", seconds=5.4)
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("name", JOINT)
 def test_joint_law_of_three_tokens(tmp_path_factory, name, figure):
@@ -210,6 +211,7 @@ def bits(completion) -> tuple:
     )
 
 
+@pytest.mark.sample("gpt_neox-3-float32", "llama-24-float32", "qwen3-24-bfloat16", seconds=9.2)
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize(("max_rows", "dtype"), [(3, "float32"), (24, "float32"), (24, "bfloat16")])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -314,6 +314,7 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
+@pytest.mark.sample("*_write-2", seconds=1.8)
 @pytest.mark.parametrize(
     ("place", "call"),
     [("oat.ledger.outstanding:Outstanding.submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
@@ -328,6 +329,7 @@ def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, plac
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
+@pytest.mark.slow(instead="tests/faults/test_state.py evaluates the reference", seconds=2.5)
 def test_any_slot(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a sync after the third step the sampler answers after two steps as at the start; the reference
     always does, and the policy never. `oat eval` finds in the checkpoint what each slot held at the end."""
@@ -372,6 +374,7 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in held.items()}
 
 
+@pytest.mark.sample("kept0-", "kept1-submit", "kept2-answers", seconds=3.6)
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("fails", ["", "submit", "collect", "answers"])
 @pytest.mark.parametrize(
@@ -415,6 +418,7 @@ def test_an_evaluation_leaves_every_weight_as_it_was(
     run.ledger.close()
 
 
+@pytest.mark.sample("grpo", seconds=3.0)
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(
@@ -468,6 +472,7 @@ def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
     assert found[0][0][2]["eval/sampled"] != found[0][0][4]["eval/sampled"]
 
 
+@pytest.mark.sample("oracle-submit", "gold-half", seconds=3.8)
 @pytest.mark.parametrize("fails", ["submit", "collect", "half"])
 @pytest.mark.parametrize("judge", ["oracle", "gold"])
 def test_an_evaluation_that_failed_fails_in_a_replay_too(
@@ -510,6 +515,7 @@ def played(judges: str, environment: str) -> dict[str, Any]:
     return {"oracle.name": "environment", "sampling.environment": f"{judges}:{environment}"}
 
 
+@pytest.mark.sample("environment", "price", seconds=2.2)
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("what", ["environment", "price", "price of the second", "file"])
 def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
@@ -593,6 +599,7 @@ def test_an_environment_that_fails_in_training_ends_the_run(
     assert "in an episode from record" in error
 
 
+@pytest.mark.sample("True-*", seconds=1.0)
 @pytest.mark.parametrize(("after", "failed"), [(False, {}), (True, {2: 1.0})])
 def test_a_kill_while_an_evaluation_fails(
     world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]
@@ -630,6 +637,7 @@ def test_oat_eval_says_that_it_failed(
     assert json.loads(capsys.readouterr().out) == {"step": 0, "eval/failed": 1.0}
 
 
+@pytest.mark.sample("section0-*", "section3-*", seconds=2.9)
 @pytest.mark.inventory(101)
 @pytest.mark.parametrize(
     ("section", "steps"),
@@ -654,6 +662,7 @@ def test_an_evaluation_that_is_due_waits_for_queries(
     assert list(evaluated(tmp_path / "grpo")) == steps
 
 
+@pytest.mark.sample("*-3-9", "*-5-15", seconds=1.9)
 @pytest.mark.inventory(101)
 @pytest.mark.parametrize(
     ("place", "call", "by"),

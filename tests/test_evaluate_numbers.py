@@ -301,6 +301,7 @@ def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Pa
         assert "gold" not in records(folder / "grpo", 4)[0]
 
 
+@pytest.mark.sample("*_write-2", seconds=3.0)
 @pytest.mark.parametrize(
     ("place", "call"),
     [

@@ -94,6 +94,7 @@ def test_the_loop_is_short_and_needs_no_framework() -> None:
     }
 
 
+@pytest.mark.slow(instead="test_the_loop_without_a_framework_has_the_losses_of_the_loop", seconds=1.3)
 def test_the_loop_shows_what_is_learned(started: Started) -> None:
     first, *_, last = re.findall(
         r"^step +\d+ .* reward (\S+)   a=", started("00_loop.py"), flags=re.MULTILINE
@@ -110,6 +111,12 @@ def test_there_is_one_of_each_kind() -> None:
     assert {*EXTENSIONS} - {*LEARNED} == {"03_custom_explorer.py"}
 
 
+@pytest.mark.sample(
+    "01_custom_reward.py",
+    "05_environment.py",
+    instead="tests/test_extending.py runs parts of each kind",
+    seconds=2.2,
+)
 @pytest.mark.parametrize("name", EXTENSIONS)
 def test_an_extension_runs_and_names_itself_in_its_configuration(
     name: str, started: Started, tmp_path: Path

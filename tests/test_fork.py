@@ -68,6 +68,7 @@ def test_a_fork_goes_its_own_way_from_there_on(
     assert oat("train", parent / "grpo.yaml", "--run_dir", tmp_path / "fork", *flags) == 0
 
 
+@pytest.mark.sample("*Store.cut", seconds=1.6)
 @pytest.mark.parametrize(
     "place", ["oat.build.open_run:copy_state", "oat.build.fork:Store.cut", "oat.build.open_run:build"]
 )

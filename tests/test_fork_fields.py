@@ -217,6 +217,16 @@ def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None
     assert not {*FORKED} & {*REFUSED}
 
 
+@pytest.mark.sample(
+    "seed",
+    "sampling.temperature",
+    "algorithm.kl_coef",
+    "algorithm.epochs",
+    "evaluation.path",
+    "learner.learning_rate",
+    "oracle.labels",
+    seconds=19.1,
+)
 @pytest.mark.parametrize("field", FORKED)
 def test_a_field_that_may_change(
     world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str
@@ -256,6 +266,7 @@ def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: P
     assert not (tmp_path / "fork").exists()
 
 
+@pytest.mark.sample("True-False", seconds=0.6)
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_whole_evaluation_may_come_or_go(world: World, tmp_path: Path, before: bool, after: bool) -> None:
     """One that comes is due at once."""

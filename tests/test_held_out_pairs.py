@@ -130,6 +130,7 @@ def _logps(model: Path, prompt: str, response: str) -> torch.Tensor:
     return learner.forward("policy", [row], {"raw"})["raw"]
 
 
+@pytest.mark.sample("dpo", "simpo", "aot", "orpo", seconds=1.9)
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
     """The same in one pass or pair by pair; the objective is left as it is, and so is every weight."""
@@ -167,6 +168,7 @@ def test_training_does_not_notice(world: World, tmp_path: Path) -> None:
     assert [digests[0][part] == digests[1][part] for part in ("weights", "optimiser", "ledger")] == [True] * 3
 
 
+@pytest.mark.slow(instead="tests/faults/test_kill.py", seconds=1.2)
 def test_a_killed_run_measures_the_same(world: World, tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()

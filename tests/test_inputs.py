@@ -327,6 +327,7 @@ def test_a_reference_and_an_adapter_are_held_against_what_they_were(world: World
     ), said
 
 
+@pytest.mark.sample("train.jsonl*", seconds=0.8)
 @pytest.mark.parametrize(
     ("file", "words"),
     [
@@ -351,6 +352,7 @@ def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows
     assert (code, words in said) == (2, True), said
 
 
+@pytest.mark.slow(instead="test_a_change_of_model_or_text_is_refused_by_file_and_field", seconds=1.5)
 def test_the_start_may_go_where_nobody_reads_it_any_more(world: World, tmp_path: Path) -> None:
     """Without a reference the checkpoint has every weight."""
     folder = make(world, tmp_path, "grpo")
@@ -360,6 +362,7 @@ def test_the_start_may_go_where_nobody_reads_it_any_more(world: World, tmp_path:
     assert (code, "warning" in said) == (0, False), said
 
 
+@pytest.mark.slow(instead="test_a_reference_and_an_adapter_are_held_against_what_they_were", seconds=1.4)
 def test_a_distance_that_only_evaluations_measure_is_from_the_same_reference(
     world: World, tmp_path: Path
 ) -> None:
@@ -402,6 +405,7 @@ def test_a_changed_reward_goes_on_only_when_that_is_accepted(copy: Path) -> None
     assert ["inputs" in entry for entry in told(copy / "run")] == [True, True, False]
 
 
+@pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=2.1)
 def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> None:
     """The change counts from the first question on: no command needs to accept it twice, and the rows are
     those of the run that nobody killed."""
@@ -483,6 +487,7 @@ class Declared(LocalOracle):
 """
 
 
+@pytest.mark.slow(instead="tests/test_accounts.py and the refusal without a version", seconds=2.2)
 def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
     folder = make(world, tmp_path, "grpo", {"oracle.name": "declared.py:Declared"})
     (folder / "declared.py").write_text(DECLARED.format(version="1"))
@@ -541,6 +546,7 @@ def test_an_evaluation_says_that_it_is_another(copy: Path) -> None:
     assert "held-out prompts" not in said, "who names others knows it"
 
 
+@pytest.mark.sample("False", seconds=1.5)
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_runs_begun_before_go_on_with_one_warning(copy: Path, is_removed: bool) -> None:
     """Also one whose file was removed, which nobody can tell from them."""
@@ -590,6 +596,7 @@ def train(steps, **options):
 """
 
 
+@pytest.mark.slow(instead="the same by the command line", seconds=1.9)
 def test_from_python_likewise(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (copy / "first.py").write_text(
         "def reward(prompts, completions, **columns):\n    return [float(len(text)) for text in "
@@ -708,6 +715,7 @@ def test_a_reward_in_a_worker_and_what_it_imports_there(world: World, tmp_path: 
     assert (code, "reward.py: its text" in said) == (2, True), said
 
 
+@pytest.mark.slow(instead="test_a_reward_in_a_worker_and_what_it_imports_there", seconds=1.6)
 def test_what_a_worker_imports_only_when_it_is_asked(world: World, tmp_path: Path) -> None:
     folder = make(
         world,

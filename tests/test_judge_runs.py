@@ -34,6 +34,7 @@ def section(url: str, **options: Any) -> dict[str, Any]:
     return {"name": "judge", "model": "m", "url": url, "timeout_s": 5.0, **options}
 
 
+@pytest.mark.sample("True", seconds=0.8)
 @pytest.mark.inventory(83)
 @pytest.mark.parametrize("serialise", [False, True])
 def test_a_pair_is_judged_in_training_and_in_evaluation(
@@ -104,6 +105,7 @@ def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None
     )
 
 
+@pytest.mark.sample("compare-max_cost", "score-max_tokens", seconds=1.8)
 @pytest.mark.fault("R13")
 @pytest.mark.parametrize("limit", ["max_cost", "max_tokens"])
 @pytest.mark.parametrize("mode", ["compare", "score"])
@@ -156,6 +158,7 @@ def test_a_budget_is_never_passed(
     )
 
 
+@pytest.mark.slow(instead="tests/test_budget.py, of queries; tests/test_waves.py", seconds=2.0)
 @pytest.mark.fault("R13")
 def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[str], None]) -> None:
     with judging(counts("a")) as (_, model, url):
@@ -238,6 +241,7 @@ def test_a_deadline_ends_after_an_outage(
     )
 
 
+@pytest.mark.sample("OAI_KEY", seconds=2.4)
 @pytest.mark.fault("R29")
 @pytest.mark.parametrize("name", ["OAI_KEY", "OPENAI_API_KEY", "MY_KEY"])
 def test_a_key_is_in_the_header_and_nowhere_else(

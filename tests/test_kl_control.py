@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from fixtures import World, forked, kill_at, oat
 
 from oat.commands.export import digest_run
@@ -22,6 +23,7 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow(instead="tests/faults/test_state.py walks over a run with such a coefficient", seconds=2.1)
 def test_a_killed_run_has_the_coefficient_of_the_unbroken_one(world: World, tmp_path: Path) -> None:
     config = world.config("grpo", tmp_path, {**ADAPTS, "algorithm.kl_target": 1e-3})
 
@@ -54,6 +56,7 @@ def test_over_the_wire_the_learner_gets_the_coefficient_with_the_batch(world: Wo
     assert digest_run(tmp_path / "wire") == digest_run(tmp_path / "plain")
 
 
+@pytest.mark.slow(instead="tests/test_group.py holds the coefficient of each step by hand", seconds=5.9)
 def test_it_comes_to_its_target(world: World, tmp_path: Path) -> None:
     """A fixed coefficient lets the policy go far beyond the target; adapted from the same start it holds it
     near."""

@@ -53,6 +53,7 @@ def renderer(tmp_path):
     return Renderer(load_tokenizer(str(tmp_path / "model")), template=None)
 
 
+@pytest.mark.sample("data.jsonl", seconds=15.6)
 @pytest.mark.parametrize("name", ["data.jsonl", "data.csv", "data.parquet", "saved", "mine.py:records"])
 def test_records_do_not_stay_in_memory(tmp_path, renderer, name):
     count = large(tmp_path / "data.jsonl", 20_000_000)

@@ -42,6 +42,7 @@ def played(
         return found, store.digest()
 
 
+@pytest.mark.sample("*-11", seconds=1.2)
 @pytest.mark.parametrize("ahead", [0, 11])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, Any], ahead: int) -> None:
@@ -102,6 +103,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample("a budget", seconds=1.3)
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS.keys())
 def test_runs_whose_answers_come_at_other_times_are_one(
     world: World, tmp_path: Path, changes: dict[str, Any]

@@ -2,6 +2,7 @@
 the source, nothing is run."""
 
 import ast
+import functools
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -107,6 +108,7 @@ def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
         yield from walk(node, at_import=at_import)
 
 
+@functools.cache
 def imports(file: Path, *, at_import: bool = False) -> set[str]:
     """The modules that a file imports, by full name: `from oat import wire` is oat.wire."""
     found = set()

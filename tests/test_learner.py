@@ -164,6 +164,7 @@ def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
     return report["loss/total"], torch.cat([part.flatten() for part in found.values()])
 
 
+@pytest.mark.sample("*-float64-*", instead="the same objectives in float64, to 1e-10", seconds=7.3)
 @pytest.mark.fault("R5")
 @pytest.mark.inventory(110)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
@@ -204,6 +205,7 @@ def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, nam
     assert (one - other).abs().max() < 1e-8
 
 
+@pytest.mark.slow(instead="tests/golden, bitwise, and tests/faults/test_same_run.py", seconds=2.6)
 @pytest.mark.inventory(108)
 def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> None:
     """Ten steps, to the last digit; another seed gives others."""

@@ -383,6 +383,7 @@ def test_an_exported_adapter_is_the_policy(
     assert "trained every weight, so there is no adapter" in capsys.readouterr().err
 
 
+@pytest.mark.sample("2", seconds=2.9)
 @pytest.mark.parametrize("sync_every", [1, 2])
 def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, sync_every: int) -> None:
     """Bitwise, killed between two syncs, in bfloat16 and with gradient checkpointing at once; what the
@@ -424,6 +425,7 @@ def test_an_evaluation_of_a_run_has_its_adapter(finished: Path, capsys: pytest.C
     assert found["eval/greedy"] == last["eval/greedy"]
 
 
+@pytest.mark.sample("reference", seconds=1.7)
 @pytest.mark.parametrize(
     "changes", [LORA, {"model.reference": "reference"}], ids=["base of an adapter", "reference"]
 )

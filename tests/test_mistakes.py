@@ -766,6 +766,11 @@ def cases() -> Iterator[Any]:
             )
 
 
+@pytest.mark.sample(
+    slow=("memory: weights and moments",),
+    instead="tests/test_outline.py holds the message of a model that is too large",
+    seconds=8.6,
+)
 @pytest.mark.parametrize("mistake", [*cases()])
 def test_a_mistake_is_one_message(
     mistake: Mistake,

@@ -311,6 +311,7 @@ def test_a_comparison_is_no_source(code: str) -> None:
         Mixture([{"name": f"{code}:compare"}])
 
 
+@pytest.mark.sample("check-oracle", "train-gold", seconds=0.8)
 @pytest.mark.parametrize("field", ["oracle", "gold"])
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_relative_scores_are_no_evaluation(
@@ -332,6 +333,7 @@ def test_relative_scores_are_no_evaluation(
     assert oat("check", world.config("grpo", tmp_path, {"oracle": relative, "evaluation.oracle": plain})) == 0
 
 
+@pytest.mark.sample("True", seconds=1.7)
 @pytest.mark.parametrize("after", [False, True])
 def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(
     world: World, tmp_path: Path, after: bool

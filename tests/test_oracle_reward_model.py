@@ -119,6 +119,7 @@ def test_a_template_that_refuses_a_prompt_is_named(tmp_path: Path) -> None:
         asked(oracle, make_questions([make_group(0, "a")], "score", 0, oracle="reward_model"))
 
 
+@pytest.mark.sample("grpo", seconds=1.0)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_runs_learn_from_it_and_are_watched_by_it(
     world: World, judge: str, tmp_path: Path, algorithm: str

@@ -46,6 +46,7 @@ def held() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "oat-http"]
 
 
+@pytest.mark.sample("grpo", seconds=1.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_run_leaves_no_client(algorithm: str, world: World, tmp_path: Path, server: FaultyServer) -> None:
     """Of training, where preferences are made of scores or not, of evaluations, of the gold oracle, and of

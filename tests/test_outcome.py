@@ -79,6 +79,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample("equal rewards", "equal rewards of pairs", "an unreached threshold", seconds=1.6)
 @pytest.mark.parametrize(("algorithm", "reward", "changes", "cause"), CASES.values(), ids=CASES.keys())
 def test_nothing_learned(
     world: World,
@@ -187,6 +188,7 @@ def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.Captu
     assert last.startswith(f"{NOTHING}it made no step. It ended, since it ran for 0.00 hours")
 
 
+@pytest.mark.sample("2-learned1", "4-learned2", seconds=3.9)
 @pytest.mark.parametrize("learned", [(), (1,), (3,)])
 @pytest.mark.parametrize("killed", [2, 4])
 def test_of_all_lives(
@@ -220,6 +222,7 @@ def test_a_fork_is_of_its_own_steps(world: World, tmp_path: Path, capsys: pytest
     assert [text[:14] for text in early] == ["after 4 steps:"]
 
 
+@pytest.mark.sample("behind it", seconds=1.2)
 @pytest.mark.parametrize(
     "flags",
     [[], ["--stop.max_steps", 1], ["--stop.max_steps", 9, "--stop.max_queries", 12]],

@@ -50,6 +50,7 @@ def lines_of(printed: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.sample("grpo", "an adapter, sampled in half precision", seconds=7.5)
 @pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
 def test_the_arithmetic_is_that_of_the_run(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]
@@ -97,6 +98,7 @@ def test_a_run_without_a_known_end(world: World, tmp_path: Path, capsys: pytest.
     )
 
 
+@pytest.mark.sample("3-*", seconds=1.3)
 @pytest.mark.parametrize(("epochs", "times"), [(1, "each once"), (3, "each 3 times")])
 def test_how_often_prompts_come(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int, times: str
@@ -404,6 +406,7 @@ def test_help_needs_no_torch() -> None:
     assert shown.count("usage: oat") == len(names) + 1
 
 
+@pytest.mark.sample("grpo", seconds=6.2)
 @pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
 def test_what_is_not_estimated_is_small(
     world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]
@@ -417,6 +420,7 @@ def test_what_is_not_estimated_is_small(
         assert found.phases[found.part] == found.peak
 
 
+@pytest.mark.slow(instead="tests/test_mistakes.py holds the message", seconds=5.9)
 def test_a_run_that_does_not_fit_goes_on_when_it_is_told(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def config(
     return file
 
 
+@pytest.mark.sample("thread", seconds=6.1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_reward_that_changes_the_working_directory_changes_nothing(
     world: World, project: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -274,6 +275,7 @@ def replaced(run_dir: Path) -> None:
     shutil.copytree(run_dir.with_name("moved"), run_dir)
 
 
+@pytest.mark.sample("asked-moved", "learned-removed", "last-replaced", seconds=8.2)
 @pytest.mark.parametrize("what", [moved, removed, replaced])
 @pytest.mark.parametrize("when", ["asked", "learned", "last"])
 def test_a_run_whose_directory_vanishes_ends(

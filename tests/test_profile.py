@@ -30,6 +30,7 @@ def events(trace: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.sample("grpo-True", seconds=1.5)
 @pytest.mark.parametrize(("algorithm", "serialise"), [("dpo", False), ("grpo", True)])
 def test_the_boxes_of_the_traced_steps(algorithm: str, serialise: bool, world: World, tmp_path: Path) -> None:
     """Of four steps the second and third; the evaluation between them takes its answers too. The run is the
@@ -54,6 +55,7 @@ def test_the_boxes_of_the_traced_steps(algorithm: str, serialise: bool, world: W
         assert any(begin <= first and last <= end for first, last in spans["aten::mm"])
 
 
+@pytest.mark.slow(instead="test_the_boxes_of_the_traced_steps", seconds=1.8)
 def test_a_continued_run_is_traced_again(world: World, tmp_path: Path) -> None:
     config = world.config("dpo", tmp_path)
     folder = tmp_path / "dpo" / "profile"

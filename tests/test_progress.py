@@ -153,6 +153,7 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
     assert re.fullmatch("(lh)+h", "".join(seen.cursor)), "the cursor is never left hidden"
 
 
+@pytest.mark.slow(instead="test_a_run_in_a_terminal", seconds=1.3)
 def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) -> None:
     """Also where the rows of the process before go beyond the checkpoint that it continues from; and that it
     has two rewards."""
@@ -173,6 +174,7 @@ def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) ->
     assert len(row_of(seen, "eval/sampled")[2]) == 5
 
 
+@pytest.mark.sample("signals1-*", seconds=1.2)
 @pytest.mark.parametrize(
     ("signals", "code"),
     [((signal.SIGINT,), 130), ((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGKILL,), -9)],

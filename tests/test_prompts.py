@@ -365,6 +365,7 @@ def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.sample("prompts.path", seconds=1.3)
 @pytest.mark.parametrize("section", ["prompts.path", "evaluation.path"])
 def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_work(
     world, tmp_path, capsys, section

@@ -72,6 +72,7 @@ def test_a_fork_has_its_own(world: World, tmp_path: Path) -> None:
     assert len(told(tmp_path / "dpo")) == 1
 
 
+@pytest.mark.sample("nested", seconds=0.9)
 @pytest.mark.parametrize("text", ["{", "{}", "[" * 100_000], ids=["cut", "an object", "nested"])
 def test_a_file_that_is_not_ours_is_left_alone(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str

@@ -273,6 +273,9 @@ def configuration(world: World, folder: Path) -> Path:
     return world.config("grpo", folder, {**changes, "learner.learning_rate": 0.03})
 
 
+@pytest.mark.slow(
+    instead="tests/test_lora.py::test_a_killed_run_is_the_unbroken_run, of an adapter", seconds=2.5
+)
 def test_a_killed_run_is_the_unbroken_one(world: World, finished: Path, tmp_path: Path) -> None:
     config = configuration(world, tmp_path)
 
@@ -305,6 +308,7 @@ def test_what_is_exported(world: World, finished: Path, tmp_path: Path) -> None:
     assert (logits(load_model(taken_up), ids) - plain).abs().max() > 1e-4
 
 
+@pytest.mark.slow(instead="test_an_outline_has_the_shapes", seconds=7.3)
 def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`oat check --memory` packs tensors without memory: what a wide model holds beside its adapter is an
     eighth."""
@@ -400,6 +404,7 @@ def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
     assert told_by(code + "print(sys.modules.get('kernels') is before)", tmp_path) == (0, "True", "")
 
 
+@pytest.mark.slow(instead="test_no_code_is_fetched_when_it_is_imported", seconds=6.7)
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
     """PEFT imports bitsandbytes wherever it is installed."""
     code = (

@@ -144,6 +144,7 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
     assert [questions[name][15] for name in ("marks", "by", "queries", "learned")] == [None] * 4
 
 
+@pytest.mark.sample("both", "nested", seconds=2.6)
 @pytest.mark.parametrize(
     ("lines", "steps", "said"),
     [

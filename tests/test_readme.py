@@ -180,6 +180,7 @@ OWN_TESTS = ("stories", "dpo_remote", "dpo_judge")
 RECIPES = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.stem.startswith(OWN_TESTS)]
 
 
+@pytest.mark.sample("grpo", seconds=0.8)
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -117,6 +117,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run_of
 
 
+@pytest.mark.sample("adapter", "an engine in bfloat16", seconds=1.4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_what_the_formula_says_after_every_step(finished: Callable[[str], Path], kind: str) -> None:
     """By the policies of the checkpoints: an update after the second and the fourth step, none elsewhere."""
@@ -178,6 +179,7 @@ def test_prepare_and_engine_have_the_moved_one(
     run.ledger.close()
 
 
+@pytest.mark.sample("adapter", seconds=1.7)
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 def test_killed_and_continued(
     world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str

@@ -271,6 +271,9 @@ def test_a_token_file_holds_one_token(tmp_path: Path, model: str, capsys: pytest
         assert "holds no token" in said
 
 
+@pytest.mark.slow(
+    instead="test_the_predecessors_command_is_read, and the server of `oat serve reward`", seconds=10.3
+)
 @pytest.mark.inventory(81)
 def test_the_predecessors_command_works_and_one_process_spans_all_devices(model: str) -> None:
     words = ["--remote_rm_model", model, "--max-wait-time", "1", "--cuda-devices", "all", "--multi_gpu"]
@@ -281,6 +284,10 @@ def test_the_predecessors_command_works_and_one_process_spans_all_devices(model:
         )
 
 
+@pytest.mark.slow(
+    instead="tests/faults/test_workers.py and tests/faults/test_leaves_nothing.py, of other processes",
+    seconds=3.9,
+)
 @pytest.mark.parametrize(
     "number",
     [
@@ -320,6 +327,7 @@ def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow(instead="test_a_mistake_is_one_message", seconds=9.4)
 def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> None:
     """The weights are damaged, which shows when they are read."""
     damaged = tmp_path / "damaged"

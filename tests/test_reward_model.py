@@ -84,6 +84,7 @@ def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
     ], found
 
 
+@pytest.mark.sample("a chat", "an adapter beside four bits", seconds=1.7)
 @pytest.mark.parametrize("case", ["plain", "a chat", "an adapter", "an adapter beside four bits"])
 @pytest.mark.inventory(112)
 def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:
@@ -234,6 +235,7 @@ def test_margins_of_a_csv_are_numbers_and_records_without_one_are_malformed(
     ) in capsys.readouterr().err
 
 
+@pytest.mark.slow(instead="tests/faults/test_state.py walks over a reward model", seconds=1.6)
 def test_a_killed_run_ends_as_the_unbroken_one(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

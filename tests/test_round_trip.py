@@ -98,6 +98,7 @@ def offline(ending: World, folder: Path, algorithm: str, data: Path, **prompts: 
     return config.with_suffix("")
 
 
+@pytest.mark.sample("parquet", seconds=1.0)
 @pytest.mark.inventory(115)
 @pytest.mark.parametrize("ending_of_name", ["jsonl", "parquet"])
 def test_what_was_learned_online_is_learned_again_offline(

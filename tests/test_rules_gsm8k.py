@@ -242,6 +242,7 @@ def check_data_set(path: Path, rule: str, template: str | None) -> int:
     return size
 
 
+@pytest.mark.sample("gsm8k-None", "gsm8k_marked-chatml", seconds=1.9)
 @pytest.mark.parametrize("template", [None, "chatml"])
 @pytest.mark.parametrize("rule", ["gsm8k", "gsm8k_marked"])
 def test_the_test_set_of_gsm8k(rule, template):
@@ -269,6 +270,7 @@ def test_rows_in_the_form_of_gsm8k(tmp_path, rule):
     assert check_data_set(write_jsonl(tmp_path / "rows.jsonl", rows), rule, "chatml") == 3
 
 
+@pytest.mark.sample("grpo-0-True", seconds=1.0)
 @pytest.mark.parametrize(
     ("algorithm", "usable", "told"), [("grpo", 0, True), ("dpo", 0, True), ("grpo", 1, False)]
 )

@@ -73,6 +73,7 @@ TASKS = {
 }
 
 
+@pytest.mark.sample("gsm8k", seconds=0.7)
 @pytest.mark.inventory(125)
 @pytest.mark.parametrize("name", TASKS)
 def test_dpo_by_a_rule_from_start_to_export(name: str, world: World, tmp_path: Path) -> None:
@@ -157,6 +158,7 @@ def reward(prompts, completions, reference, answer, place, **columns):
 '''
 
 
+@pytest.mark.sample("grpo", "dpo, asked ahead", seconds=1.0)
 @pytest.mark.inventory(91)
 @pytest.mark.parametrize(
     ("algorithm", "changes"),

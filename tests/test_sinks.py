@@ -96,6 +96,7 @@ def test_a_sink_gets_the_rows_the_configuration_and_only_where_asked_the_texts(
     assert "warning" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.sample("oat.tracking.files:Tracking.row-4", seconds=3.1)
 @pytest.mark.parametrize(
     ("place", "call"),
     [
@@ -182,6 +183,7 @@ def test_a_sink_that_comes_late_has_all_rows_and_one_that_was_away_what_it_misse
     assert [later - sooner for sooner, later in pairwise(times)] == pytest.approx([100, 0], abs=20)
 
 
+@pytest.mark.slow(instead="test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing", seconds=1.9)
 def test_no_way_to_fail_touches_training(world: World, tmp_path: Path) -> None:
     """Three sinks at once: the run ends as one without them, bitwise, and each is told of once."""
     plain = world.config("grpo", tmp_path)

@@ -116,6 +116,7 @@ def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str)
         assert Path(str(path)).stem.endswith("_said")
 
 
+@pytest.mark.slow(instead="the other tests of the stories, of a tiny model", seconds=8.2)
 def test_the_default_model_goes_on_after_the_openings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +221,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return stories
 
 
+@pytest.mark.sample("dpo", seconds=0.8)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_recipe_runs_and_can_be_measured(
     algorithm: str,

@@ -195,6 +195,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.sample("chat", seconds=2.5)
 @pytest.mark.inventory(14)
 @pytest.mark.parametrize("kind", ["plain", "chat"])
 def test_learns_twenty_demonstrations_by_heart(world: World, tmp_path: Path, kind: str) -> None:

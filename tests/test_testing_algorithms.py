@@ -20,12 +20,14 @@ from oat.types import Batch, Feedback, Loss, Plan, Requires
 PROTOCOL = Path(__file__).parent / "protocol"
 
 
+@pytest.mark.sample("dpo", "bnf", "aot", "orpo", "kto", "sft", "grpo", "reward_model", seconds=7.5)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ours_pass(name: str) -> None:
     """As they are; what a configuration fills in (`max_length` of dr_grpo) is filled in here."""
     check_algorithm(ALGORITHMS[name])
 
 
+@pytest.mark.sample("grpo-*", seconds=1.8)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -81,6 +83,7 @@ def test_the_ensemble_passes() -> None:
     check_algorithm(EnsembleLearning, plan=Plan(8, {"sampler": 2}, 8), batch=4, steps=2)
 
 
+@pytest.mark.sample("ppo.py:PPO", seconds=0.7)
 @pytest.mark.parametrize("name", ["ppo.py:PPO", "xpo.py:XPO"])
 def test_those_of_the_protocol_tests_pass(name: str) -> None:
     check_algorithm(f"{PROTOCOL / name}")

@@ -267,6 +267,9 @@ def test_a_cut_response_is_a_truncated_one(world: World, tmp_path: Path) -> None
     assert row["response/tokens"] == 2 * (5 + 19)
 
 
+@pytest.mark.slow(
+    instead="test_a_run_cuts_and_counts, and test_a_run_from_before_the_rule_goes_on", seconds=0.9
+)
 def test_a_run_goes_on_by_the_rule_that_it_began_with(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

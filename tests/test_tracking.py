@@ -164,6 +164,9 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
 
 
+@pytest.mark.sample(
+    "continued-damaged", "continued-deleted", "forked-a hole of zeros", "forked-in another order", seconds=3.0
+)
 @pytest.mark.fault("R8")
 @pytest.mark.parametrize(
     ("lines", "said", "left"),
@@ -245,6 +248,7 @@ def test_the_line_for_people() -> None:
     )
 
 
+@pytest.mark.sample("3", seconds=2.1)
 @pytest.mark.parametrize("kill", [1, 3, 4])
 def test_each_step_stands_once_after_a_kill(world: World, tmp_path: Path, kill: int) -> None:
     config = world.config("grpo", tmp_path, {"evaluation": None})

@@ -176,6 +176,7 @@ def test_a_list_of_oracles_is_their_mixture(world: World, tmp_path: Path) -> Non
         Trainer(**lines(world, tmp_path / "none", oracle=[]), quiet=True).train()
 
 
+@pytest.mark.slow(instead="the other forks from Python", seconds=3.6)
 def test_commands_go_on_with_a_run_of_python_whose_function_is_named_by_file(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,6 +183,13 @@ def examples() -> list[Any]:
     return found
 
 
+@pytest.mark.sample(
+    "prompt-only-record0-*",
+    "prompt-completion-record3-*",
+    "preference-record5-*",
+    "unpaired preference-record1?-*",
+    seconds=9.5,
+)
 @pytest.mark.inventory(106)
 @pytest.mark.parametrize(("form", "record", "responses"), examples())
 def test_every_format_runs_by_naming_the_path_alone(

@@ -144,6 +144,7 @@ def test_what_costs_and_fails_ends_the_run_with_another_hint(
     assert "it failed: look at the log of what was asked" in said
 
 
+@pytest.mark.sample("1", seconds=0.9)
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_run_that_is_killed_between_ends_at_the_same_step(world: World, tmp_path: Path, every: int) -> None:
     with judging(lambda shown: "Hmm.") as (_, _, url):
@@ -163,6 +164,7 @@ def test_a_run_that_is_killed_between_ends_at_the_same_step(world: World, tmp_pa
     assert [row["alarms/raised"] for row in rows_of(tmp_path / "dpo")[1:]] == [0, 1, 2]
 
 
+@pytest.mark.sample("grpo-place % 3*", seconds=0.8)
 @pytest.mark.parametrize(
     ("algorithm", "condition", "raised"),
     [("grpo", "place % 2", [0, 1, 1]), ("grpo", "place % 3 == 0", [0, 0, 0]), ("sft", "True", [0, 1, 1])],

@@ -33,6 +33,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.sample(slow=("Qwen2.5, large", "BLOOM"), seconds=1.2)
 @pytest.mark.parametrize(("tokens", "rows"), PUBLISHED.values(), ids=PUBLISHED)
 def test_embeddings_that_are_filled_up_are_normal(tokens: int, rows: int) -> None:
     with warnings.catch_warnings():

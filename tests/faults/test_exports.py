@@ -321,6 +321,7 @@ def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: 
         done += 1
 
 
+@pytest.mark.slow(instead="test_files_of_an_export_that_may_not_grow", seconds=2.5)
 @pytest.mark.fault("R9")
 def test_a_full_disk_under_an_export(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure

@@ -269,6 +269,7 @@ def limited_ledger(pages: int) -> Callable[[pytest.MonkeyPatch], None]:
     return arm
 
 
+@pytest.mark.sample("1", "5", seconds=1.6)
 @pytest.mark.fault("R9")
 @pytest.mark.parametrize("pages", [0, 1, 2, 5])
 def test_a_full_disk_under_the_ledger(
@@ -285,6 +286,7 @@ def test_a_full_disk_under_the_ledger(
     figure("ledger full: one message, then bitwise")
 
 
+@pytest.mark.sample("60000", seconds=1.5)
 @pytest.mark.fault("R9")
 @pytest.mark.parametrize("limit", [9_000, 60_000, 150_000])
 def test_files_of_a_run_that_may_not_grow(

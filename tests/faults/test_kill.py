@@ -144,6 +144,22 @@ def unbroken(
     return make
 
 
+@pytest.mark.sample(
+    "*-run made, its configuration not yet written",
+    "*-answers made, not on disk",
+    "*-inside an answer batch's transaction",
+    "*-answers on disk, the take not recorded",
+    "*-after an optimiser step",
+    "*-files of a save written, no manifest",
+    "*-saved, before the pointer",
+    "*-before old checkpoints are removed",
+    "*-between the modes of a later evaluation",
+    "*-an evaluation taken, its file not written",
+    "*-inside a weight sync of a copy",
+    "*-some late answers on disk, the take not recorded",
+    "*-without a wire, *",
+    seconds=16.0,
+)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
 def test_a_killed_run_is_the_unbroken_run(
     world: World, tmp_path: Path, unbroken: Any, moment: Moment

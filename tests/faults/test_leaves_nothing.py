@@ -65,6 +65,16 @@ def in_session(session: int) -> list[str]:
     return found
 
 
+@pytest.mark.sample(
+    "done",
+    "an oracle that raises",
+    "SIGTERM",
+    "Ctrl-C twice",
+    "a closed terminal",
+    "oat eval, an oracle that raises",
+    "oat eval, SIGTERM",
+    seconds=2.4,
+)
 @pytest.mark.fault("R4")
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_no_end_leaves_anything(

@@ -210,6 +210,7 @@ TAKEN_AWAY = {
 }
 
 
+@pytest.mark.sample("removed", "moved", seconds=1.0)
 @pytest.mark.parametrize("how", TAKEN_AWAY)
 def test_a_ledger_that_vanishes_under_a_run_ends_it(
     run: Path, world: World, tmp_path: Path, how: str, figure: Figure

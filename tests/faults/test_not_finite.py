@@ -155,6 +155,7 @@ GUARDED: dict[str, Callable[..., tuple[int, int]]] = {
 WITHOUT_COLUMNS = {"sft", "simpo", "cpo", "orpo", "reward_model"}
 
 
+@pytest.mark.sample("dpo-gradients", "grpo-*", seconds=0.9)
 @pytest.mark.fault("R20")
 @pytest.mark.parametrize("what", GUARDED)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])

@@ -126,6 +126,7 @@ def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure
     figure("unwritable: exit code 2, nothing left")
 
 
+@pytest.mark.sample("ledger.sqlite", "checkpoints", seconds=1.4)
 @pytest.mark.fault("R10")
 @pytest.mark.parametrize(
     "name", ["ledger.sqlite", "lock", "checkpoints", "checkpoints/step_00000002", "evaluations"]

@@ -82,6 +82,7 @@ def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
     return found
 
 
+@pytest.mark.sample("500", "half a response", "NaN", seconds=7.6)
 @pytest.mark.fault("R12")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_changes_nothing_of_a_run(

@@ -112,6 +112,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return make
 
 
+@pytest.mark.sample("True", seconds=3.9)
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
     world: World, tmp_path: Path, is_gone: bool

@@ -32,7 +32,10 @@ def processes_agree(
 SINGLE = {"engine": {"name": "torch", "threads": 1}}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    instead="tests/faults/test_kill.py::test_from_a_cold_shell, whose two processes have other hashes",
+    seconds=11.1,
+)
 @pytest.mark.fault("R2")
 def test_other_hashes_give_the_same_run(world: World, tmp_path: Path, figure: Callable[[str], None]) -> None:
     equal = processes_agree(world, tmp_path, "dpo", SINGLE)
@@ -60,6 +63,7 @@ def test_other_hashes_give_the_same_longer_run(
     assert equal == 2
 
 
+@pytest.mark.sample("grpo", seconds=1.5)
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_run_does_not_depend_on_who_is_decoded_together(

@@ -224,6 +224,7 @@ LONG_REPLIES = {
 """The oracle, what it says of every question, and the exit code."""
 
 
+@pytest.mark.sample("a server that refuses", "a reply without end", "a judge that talks", seconds=1.3)
 @pytest.mark.parametrize("name", LONG_REPLIES)
 def test_of_what_a_service_says_at_length_the_beginning_is_shown(
     name: str, world: World, tmp_path: Path, told: Callable[[], str], figure: Figure

@@ -99,6 +99,9 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
+@pytest.mark.sample(
+    "before the first question", "while it learns", "in a save", "by Ctrl-C twice", seconds=7.0
+)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
 def test_an_interrupted_run_is_the_unbroken_run(
     world: World,
@@ -148,6 +151,7 @@ def test_a_run_that_is_told_to_end_while_it_starts(
         assert digest_run(tmp_path / "cut") == unbroken["grpo"]
 
 
+@pytest.mark.sample("train", seconds=1.4)
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_it_hears_signals_while_torch_is_imported(world: World, tmp_path: Path, command: str) -> None:
     """In a process of its own, whose first seconds are that."""
@@ -188,6 +192,7 @@ sys.exit(main(sys.argv[1:]))
 that, and aborts the process."""
 
 
+@pytest.mark.sample("train-*", seconds=1.4)
 @pytest.mark.parametrize(("command", "how"), [("train", "goes on where it stopped"), ("eval", "begins anew")])
 def test_a_signal_within_the_import_of_torch_aborts_nothing(
     world: World, tmp_path: Path, command: str, how: str

@@ -221,6 +221,7 @@ def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> 
     assert whole.waves[-1][-1] < LIMIT < whole.waves[-1][-1] + 2 * 0.05 * (2 if series == "ahead" else 3)
 
 
+@pytest.mark.sample("mixture", seconds=0.8)
 @pytest.mark.parametrize("series", SERIES)
 def test_a_fork_that_changes_nothing_is_granted_the_same(
     world: World, tmp_path: Path, wholes: Any, series: str

@@ -80,6 +80,9 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(
+    "dpo-one batch", "grpo-micro-batches of 3 rows", "grpo-the head in chunks of 7 tokens", seconds=2.1
+)
 @pytest.mark.parametrize("changes", PATHS.values(), ids=PATHS.keys())
 @pytest.mark.parametrize("algorithm", make.ALGORITHMS)
 def test_other_paths(algorithm: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -99,6 +102,7 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert len(calls) > 100
 
 
+@pytest.mark.sample("grpo", seconds=0.8)
 @pytest.mark.parametrize("algorithm", make.ALGORITHMS)
 def test_products_by_onednn(algorithm: str, by_onednn: None, tmp_path: Path) -> None:
     assert_near(make.replay(algorithm, tmp_path), GOLDEN[algorithm])

@@ -1,10 +1,6 @@
 """The algorithms that learn in the tests of learning, with settings of each."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import pytest
 
 
 @dataclass(frozen=True)
@@ -64,12 +60,3 @@ CASES = {
     "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
 }
 OFFLINE = {name: case for name, case in CASES.items() if case.records}
-
-
-def params(cases: Mapping[str, Case], usual: Collection[str]) -> list[Any]:
-    """All of them for `parametrize`; those that are not in `usual` are left to the slow suite."""
-    assert set(usual) <= cases.keys()
-    return [
-        pytest.param(case, id=name, marks=[] if name in usual else pytest.mark.slow)
-        for name, case in cases.items()
-    ]

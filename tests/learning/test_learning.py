@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, OFFLINE, Case, params
+from cases import CASES, OFFLINE, Case
 from fixtures import write_jsonl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -101,14 +101,16 @@ def run(
 
 
 @pytest.mark.fault("R22")
-@pytest.mark.parametrize("case", params(CASES, ("dpo", "grpo")))
+@pytest.mark.sample("dpo", "grpo", instead="test_signs.py holds the sign of every loss", seconds=26.0)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_learns(root: Path, tmp_path: Path, case: Case) -> None:
     start, end = run(root, tmp_path, case, case.name)
     assert end >= start + RISE
 
 
 @pytest.mark.fault("R22")
-@pytest.mark.parametrize("case", params(CASES, ("dpo", "grpo")))
+@pytest.mark.sample("dpo", "grpo", instead="test_signs.py flips the sign of every loss", seconds=26.5)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_flipped_sign_is_noticed(
     root: Path, tmp_path: Path, case: Case, figure: Callable[[str], None]
 ) -> None:
@@ -119,7 +121,8 @@ def test_a_flipped_sign_is_noticed(
 
 
 @pytest.mark.fault("R22")
-@pytest.mark.parametrize("case", params(OFFLINE, ("simpo", "kto")))
+@pytest.mark.sample("simpo", "kto", instead="test_signs.py holds the sign of every loss", seconds=15.8)
+@pytest.mark.parametrize("case", OFFLINE.values(), ids=OFFLINE)
 def test_learns_from_what_is_recorded(root: Path, tmp_path: Path, case: Case) -> None:
     start, end = run(root, tmp_path, case, case.name, is_offline=True)
     assert end >= start + RISE
@@ -164,7 +167,7 @@ def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
     return once, again
 
 
-@pytest.mark.slow
+@pytest.mark.slow(instead="tests/test_buffer.py: what a buffer holds and learns from", seconds=1.9)
 def test_learning_again_gains_at_equal_queries(root: Path, tmp_path: Path) -> None:
     once, again = gains(root, tmp_path)
     assert again > once + 0.05

@@ -84,13 +84,13 @@ def test_learns(tmp_path: Path) -> None:
     assert abs(sum(centre) / len(centre)) < 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(instead="test_learns, from recorded pairs", seconds=3.6)
 @pytest.mark.fault("R22")
 def test_learns_from_what_is_sampled(tmp_path: Path) -> None:
     assert learned(tmp_path, "reward_model", is_online=True)[1] > LEAST
 
 
-@pytest.mark.slow
+@pytest.mark.slow(instead="test_signs.py flips its sign", seconds=2.2)
 @pytest.mark.fault("R22")
 def test_a_flipped_sign_is_noticed(tmp_path: Path, figure) -> None:
     _, accuracy = learned(tmp_path, f'"{HERE}/flipped.py:FlippedRewardModelling"')

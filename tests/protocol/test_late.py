@@ -121,6 +121,7 @@ def die_with_answers_in_hand() -> None:
     kill_at(Outstanding, "_record", 5)
 
 
+@pytest.mark.sample("DurableLateOracle-*", seconds=3.5)
 @pytest.mark.parametrize(
     ("oracle", "arm"), [("LateOracle", die_before_an_update), ("DurableLateOracle", die_with_answers_in_hand)]
 )
@@ -231,6 +232,7 @@ def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_pa
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow(instead="test_steps_that_wait_for_each_answer_take_them_in_order", seconds=2.0)
 def test_a_run_made_longer_is_still_a_replay_of_its_ledger(bench: Bench, tmp_path: Path) -> None:
     """Its third step once was the last, and asked nothing ahead; the replay must not ask then either."""
     config, run_dir = config_of(bench, tmp_path, f"{HERE / 'rewards.py'}:graded"), tmp_path / "late"

@@ -264,6 +264,7 @@ def die_in_a_save() -> None:
     kill_at(Checkpoints, "_publish", 2)
 
 
+@pytest.mark.sample("die_in_an_epoch", seconds=2.4)
 @pytest.mark.parametrize("arm", [die_in_an_epoch, die_in_a_save])
 def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None]) -> None:
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)

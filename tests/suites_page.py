@@ -1,0 +1,70 @@
+"""Writes docs/test_suites.md from the markers `slow` and `sample` of the tests: `python tests/suites_page.py`."""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "test_suites.md"
+HEAD = """# Which tests run when
+
+`make test` runs every test without the marker `slow`; `make test-slow` runs the slow ones, but for the `large`
+rows of the fault table, which `make faults` runs (docs/faults.md).
+
+Golden runs, runs that are killed at named moments (`tests/faults/test_kill.py`) and the walks over a run's state
+(`tests/faults/test_state.py`) go through the wire encoding in `make test`, and each has a plain twin there: golden
+runs both ways, two moments without a wire, one walk without it, and the digests of unbroken runs, which are equal
+bit by bit. Without the wire all moments and walks run in `make test-slow`. The tests of `tests/protocol` hold the
+digest of each run over the wire against that of the plain one.
+
+Learning runs: six in `make test`, online, from recorded data, and with flipped signs. The sign of every loss is held
+there by `tests/learning/test_signs.py`, without a run.
+
+These tests are left to `make test-slow`, or some of their cases; seconds are of one core. `python
+tests/suites_page.py` makes the table from the markers.
+
+| test | seconds | what remains in `make test` |
+| --- | --- | --- |
+"""
+
+
+def moved() -> list[tuple[str, float, str]]:
+    """Each test that has left `make test`, or whose cases have, with the seconds and what remains."""
+    found = []
+    for file in sorted(ROOT.glob("tests/**/test_*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            place = f"{file.relative_to(ROOT).as_posix()}::{node.name}"
+            for mark in node.decorator_list:
+                if not isinstance(mark, ast.Call):
+                    continue
+                given = {
+                    each.arg: ast.literal_eval(each.value) for each in mark.keywords if each.arg in _SAID
+                }
+                match ast.unparse(mark.func):
+                    case "pytest.mark.slow":
+                        found.append((place, given["seconds"], given["instead"]))
+                    case "pytest.mark.sample":
+                        found.append((place, given["seconds"], _remaining(mark, given)))
+    return found
+
+
+_SAID = ("seconds", "instead", "slow")
+
+
+def _remaining(mark: ast.Call, given: Mapping[str, Any]) -> str:
+    cases = [ast.literal_eval(case) for case in mark.args] or given["slow"]
+    names = ", ".join(f"`{case}`" for case in cases)
+    text = f"its cases {names}" if mark.args else f"all of its cases but {names}"
+    return f"{text}; {given['instead']}" if "instead" in given else text
+
+
+def page() -> str:
+    rows = [f"| `{place}` | {seconds:.1f} | {' '.join(text.split())} |" for place, seconds, text in moved()]
+    return HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
