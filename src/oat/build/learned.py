@@ -26,13 +26,13 @@ from oat.text.renderer import Renderer
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The model that a run is about, as a checkpoint has it.
+    """The main model of a run, with the weights of a checkpoint.
 
     Attributes:
         name: "policy" or "reward".
-        step: of the checkpoint.
-        lm: with its adapter, if it has one, beside the other weights.
-        model: the same, or the reward model on it.
+        step: the checkpoint's step.
+        lm: the language model; an adapter, if there is one, is not merged into its weights.
+        model: `lm` itself, or the reward model on it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Learned:
 
 
 def run_config(run_dir: Path) -> Config:
-    """The resolved configuration of a run.
+    """Read the resolved configuration of a run.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -58,7 +58,7 @@ def run_config(run_dir: Path) -> Config:
 
 
 def about_run(run_dir: Path) -> About:
-    """The settings of a run that its reports name.
+    """Read the settings of a run that its reports name.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -69,11 +69,15 @@ def about_run(run_dir: Path) -> About:
 def policy_weights(
     run_dir: Path, which: int | Literal["best"] | None = None
 ) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """A checkpoint's step, the policy's weights by parameter name (or those of a reward model), all its
-    tensors, and its state.
+    """Read a checkpoint.
 
     Args:
-        which: of a step, or the one whose row had the highest `checkpoint.best_metric`; None: the newest.
+        which: the step of the checkpoint; "best": the one whose row has the highest `checkpoint.best_metric`;
+            None: the newest.
+
+    Returns:
+        Its step; the weights of the run's main model (the policy, or else the reward model) by parameter
+        name; all its tensors; its state.
 
     Raises:
         CheckpointError: the run has no usable checkpoint yet, or not this one.
@@ -100,7 +104,7 @@ def policy_weights(
 
 
 def learned_model(tensors: Collection[str]) -> str:
-    """The model that the run of these tensors is about."""
+    """Return the name of the main model of the run that saved these tensors."""
     return "policy" if any(name.startswith(weights_prefix("policy")) for name in tensors) else "reward"
 
 
@@ -109,12 +113,12 @@ def weights_prefix(model: str) -> str:
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Give a run's boxes the policy of the newest checkpoint of another run of the same model, and its slots
-    the weights that they had; or the reward model, where that is what it has learned. Returns the
+    """Load the newest checkpoint of another run of the same model: its main model (the policy, or else the
+    reward model) into this run's learner, and the weights of its slots into this run's slots. Return the
     checkpoint's step.
 
     Raises:
-        ConfigError: it has learned a reward model, and these boxes have none.
+        ConfigError: the other run has learned a reward model, and this run has none.
         CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
     """
     step, weights, tensors, state = policy_weights(run_dir)
@@ -130,7 +134,7 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
             f"the model is not the one that the adapter of {run_dir} was trained beside; put its files "
             "back as they were"
         )
-    if "following" in own:  # an evaluation may be of the reference
+    if "following" in own:  # an evaluation may sample from the moving reference, too
         learner.load_state(
             {
                 **state["learner"],
@@ -152,14 +156,15 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
 def load_learned(
     run_dir: Path, which: int | Literal["best"] | None = None, device: torch.device | str = "cpu"
 ) -> Learned:
-    """The model of a run's checkpoint, with its weights.
+    """Load the main model of a run with the weights of a checkpoint.
 
     Args:
         which: as for `policy_weights`.
 
     Raises:
         CheckpointError: the run has no usable checkpoint yet, or not this one.
-        ModelError, TemplateError: the model that the run started from cannot be loaded, or is not what it was.
+        ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
+            changed.
     """
     config = run_config(run_dir)
     step, weights, tensors, state = policy_weights(run_dir, which)

@@ -1,4 +1,5 @@
-"""What a run leaves behind: a model others can load, and a digest that proves two runs equal."""
+"""`oat export` and `oat digest`: a run's model as other programs load it, and a digest that proves two runs
+equal."""
 
 import hashlib
 import json
@@ -35,35 +36,39 @@ _WEIGHTS = (
     "adapter_model.safetensors",
 )
 _BESIDE = (
-    *(
-        "README.md",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
-    *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
-    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    "README.md",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
 )
-"""What stands beside a model, and goes with it when another one comes: the card, and what transformers writes
-of tokenizers and of generation."""
+"""Files beside a model, which are replaced together with it: the model card, and what transformers writes of
+tokenizers and of generation."""
 
 
 def export_run(
     run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False
 ) -> int:
-    """Write the model of a run's checkpoint as a directory that `AutoModelForCausalLM.from_pretrained` loads,
-    or that of a reward model `AutoModelForSequenceClassification`, with a model card; returns its step. A
-    model that stands there is replaced in one step (`oat.commands.swap`).
+    """Write the model of a run's checkpoint, with a model card, into a directory that
+    `AutoModelForCausalLM.from_pretrained` loads (a reward model: `AutoModelForSequenceClassification`). A
+    model that is there already is replaced in one step (`oat.commands.swap`). Return the checkpoint's step.
 
     Args:
-        which: as `policy_weights`.
-        adapter: of a run with LoRA the adapter alone, as PEFT has it; otherwise it is merged into the model.
+        which: as for `policy_weights`.
+        adapter: write the LoRA adapter alone, in PEFT's format; otherwise it is merged into the model.
 
     Raises:
-        ConfigError: the directory holds no run, or none with an adapter, or `out` is a file or the model that
-            the run started from, or nothing can be made there.
+        ConfigError: the directory holds no run; `adapter` is set and the run has none; `out` is a file, or
+            the model that the run started from; or nothing can be written there.
         CheckpointError: the run has no usable checkpoint yet, or not this one.
         ExportError: the model cannot be written.
     """
@@ -85,12 +90,10 @@ def export_run(
     tokenizer = found.tokenizer
     renderer = found.renderer
     lm = found.lm if adapter else merged(found.lm)
-    place, card = (
-        seen(out).resolve(),
-        model_card(run_dir, about, found.step, out, is_adapter=adapter, is_reward=found.name == "reward"),
-    )
+    place = seen(out).resolve()
+    card = model_card(run_dir, about, found.step, out, is_adapter=adapter, is_reward=found.name == "reward")
     try:
-        with saying_what_is_free(place), swapped_in(place, partial(_of_a_model, place), _KEYS) as new:
+        with saying_what_is_free(place), swapped_in(place, partial(_model_files, place), _KEYS) as new:
             if isinstance(model, RewardModel):
                 save_classifier(lm, model.score.weight, tokenizer, renderer, new)
             else:
@@ -100,23 +103,23 @@ def export_run(
         needed = sum(tensor.nbytes for tensor in (lm.trainable() if adapter else lm.tensors()).values())
         raise ExportError(
             f"{place}: the model of step {found.step} could not be written ({error.strerror}); it needs "
-            f"{needed:,} bytes, beside a model that it "
-            "replaces. What stood there is as it was, and no part of the new one is left: make room, or "
-            "give another directory, and run the same "
-            "command again"
+            f"{needed:,} bytes, beside a model that it replaces. What stood there is as it was, and no part "
+            "of the new one is left: make room, or give another directory, and run the same command again"
         ) from error
     return found.step
 
 
-def _of_a_model(folder: Path) -> set[str]:
-    """The files in a folder that are of a model, or of what an export that was killed has left of one; none
-    where no part of a model is."""
+def _model_files(folder: Path) -> set[str]:
+    """Return the names of the files in a folder that belong to a model, also to one that a killed export has
+    written in part; none if the folder holds neither a model's configuration nor weights."""
     if not folder.is_dir():
         return set()
-    found = {
-        pattern: {file.name for file in folder.glob(pattern)} for pattern in (*_KEYS, *_WEIGHTS, *_BESIDE)
-    }
-    return set().union(*found.values()) if any(found[pattern] for pattern in (*_KEYS, *_WEIGHTS)) else set()
+
+    def matching(patterns: Iterable[str]) -> set[str]:
+        return {file.name for pattern in patterns for file in folder.glob(pattern)}
+
+    model = matching((*_KEYS, *_WEIGHTS))
+    return model | matching(_BESIDE) if model else set()
 
 
 def _save_policy(
@@ -133,10 +136,8 @@ def _save_policy(
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:
-    """SHA-256 of a run in canonical form: weights, optimiser and every other state, metrics and ledger,
-    without clock times.
-
-    Two runs with the same digest are the same run.
+    """Return the SHA-256 of each part of a run in canonical form: weights, optimiser, every other state,
+    metrics and ledger, without clock times. Two runs with equal digests are the same run.
 
     Raises:
         ConfigError: the directory holds no run, or not all of it.
@@ -153,8 +154,8 @@ def digest_run(run_dir: Path) -> dict[str, str]:
         for name, tensor in tensors.items()
         if not name.startswith(weights_prefix(learned_model(tensors)))
     }
-    state.pop("stop", None)  # hours
-    state.pop(HELD, None)  # the ledger itself is below
+    state.pop("stop", None)  # it counts hours
+    state.pop(HELD, None)  # the ledger itself is hashed below
     state.get("evaluation", {}).pop("seconds", None)
     rows = _all_rows(run_dir / "metrics.jsonl", 0 if step == 0 else step + (ROW not in state))
     with closing(Reader(run_dir / "ledger.sqlite")) as store:
@@ -168,7 +169,11 @@ def digest_run(run_dir: Path) -> dict[str, str]:
 
 
 def _all_rows(file: Path, least: int) -> list[dict[str, Any]]:
-    """The rows of metrics, so many or more, and nothing else."""
+    """Read all rows of a file of metrics.
+
+    Raises:
+        DataError: a row is damaged, or the file has fewer than `least` rows.
+    """
     rows, damage = sound_rows(file.read_bytes())
     if not damage and len(rows) < least:
         damage = sound_rows(file.read_bytes(), least)[1]
