@@ -17,7 +17,7 @@ from test_progress import in_a_terminal
 from tiny_models import build_config, build_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oat.build.speaker import Manner, load_speaker
+from oat.build.speaker import GenerationOptions, load_speaker
 from oat.commands.chat import _certain
 from oat.engines.decoding import Decoding
 from oat.errors import ConfigError
@@ -258,7 +258,7 @@ def chatted(
 
 def test_a_pipe_has_lines_in_and_answers_out(runs: Path, chatted: Callable[..., list[str]]) -> None:
     """Each answer is the model's to the whole conversation so far, as its template writes it."""
-    speaker = load_speaker(str(runs / "chatty"), Manner(max_new_tokens=6))
+    speaker = load_speaker(str(runs / "chatty"), GenerationOptions(max_new_tokens=6))
     messages: list[Message] = []
     expected = []
     for turn, line in enumerate(("how are you", "why")):
@@ -296,7 +296,7 @@ def test_a_growing_text_holds_back_what_may_change() -> None:
 def test_a_stream_ends_as_a_request_does(runs: Path) -> None:
     """The same ids, one more at a time, whether batches are fixed or not."""
     for model in ("chatty", "grpo"):
-        speaker = load_speaker(str(runs / model), Manner(max_new_tokens=5))
+        speaker = load_speaker(str(runs / model), GenerationOptions(max_new_tokens=5))
         messages = [Message("user", "1+1=")]
         *parts, last = speaker.answer(messages, 0)
         assert [len(part.ids) for part in parts] == list(range(1, len(last.ids)))
@@ -325,7 +325,7 @@ def test_a_terminal_is_asked_and_sees_the_answer(runs: Path) -> None:
     assert "chatty answers, and remembers; /exit ends, /new begins anew, Ctrl-C cuts an answer" in " ".join(
         seen.lines
     )
-    speaker = load_speaker(str(runs / "chatty"), Manner(max_new_tokens=6, temperature=0.0))
+    speaker = load_speaker(str(runs / "chatty"), GenerationOptions(max_new_tokens=6, temperature=0.0))
     *_, last = speaker.answer([Message("user", "how are you")], 0)
     assert any(speaker.renderer.text(last.ids) in line for line in seen.lines)
 
@@ -338,7 +338,7 @@ def test_ctrl_c_cuts_an_answer_and_not_the_conversation(runs: Path) -> None:
 
     seen = in_a_terminal(child)
     assert seen.code == 0, seen.raw
-    speaker = load_speaker(str(runs / "chatty"), Manner(max_new_tokens=8))
+    speaker = load_speaker(str(runs / "chatty"), GenerationOptions(max_new_tokens=8))
     asked = [Message("user", "how")]
     cut = speaker.renderer.text([*speaker.answer(asked, 0)][1].ids)
     *_, last = speaker.answer([*asked, Message("assistant", cut), Message("user", "are")], 1)
@@ -375,4 +375,4 @@ def test_a_table_of_numbers() -> None:
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 def test_numbers_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="give"):
-        Manner(**{name: -1.0})
+        GenerationOptions(**{name: -1.0})

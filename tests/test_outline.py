@@ -24,7 +24,7 @@ from oat.build.open_run import outlined
 from oat.build.resolve import resolve
 from oat.build.run_inputs import gather_inputs
 from oat.cli.entry import COMMANDS, main
-from oat.commands.show_tokens import _seen
+from oat.commands.show_tokens import _quoted
 from oat.config.load import dump, load_config
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -239,7 +239,7 @@ def test_what_the_model_does_with_the_end_of_a_prompt(
     assert end == repr(prompts[int(row) - 1])
     best = shares[int(row) - 1].topk(4)
     assert tokens == ", ".join(
-        f"{_seen(tokenizer.decode([id]))} {share:.3f}"
+        f"{_quoted(tokenizer.decode([id]))} {share:.3f}"
         for share, id in zip(*map(torch.Tensor.tolist, best), strict=True)
     )
 
@@ -369,7 +369,7 @@ def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_space_is_seen() -> None:
-    assert [_seen(text) for text in (" ", "  ", " a", "\n", "")] == [
+    assert [_quoted(text) for text in (" ", "  ", " a", "\n", "")] == [
         "'\u2423'",
         "'\u2423\u2423'",
         "' a'",

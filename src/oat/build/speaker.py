@@ -1,11 +1,11 @@
-"""A model that answers outside of any training: the policy of a run's checkpoint, or a model as it lies
-there, with its tokenizer and template.
+"""A model that answers outside of training, with its tokenizer and template: the policy of a run's
+checkpoint, or a model without a run.
 
-A checkpoint is loaded as `oat export` loads it, with the same refusals, and the engine samples, so people
-hear what training and evaluation sample. A chat renders the whole conversation anew at each turn, as the
-model is used elsewhere, though a template may then drop reasoning that the model sampled; episodes of
-training keep their ids. Each answer is one pass over the whole conversation, since the engine's KV cache ends
-with a request.
+A checkpoint is loaded as `oat export` loads it, with the same refusals. The engine of training and evaluation
+samples, so people read what training samples. A chat renders the whole conversation anew at each turn, as
+other programs do with the exported model, although a template may then drop reasoning that the model sampled.
+Episodes of training keep their ids. Each answer is one pass over the whole conversation, since the engine
+drops the KV cache at the end of a request.
 """
 
 import math
@@ -38,17 +38,17 @@ NO_TEMPLATE = "none"
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How a model is to answer. None: as its run samples in training; of a model without a run, as
-    `SamplingConfig` and its tokenizer have it.
+class GenerationOptions:
+    """Options of generation outside of training. None takes the value with which the run samples in training;
+    for a model without a run, the default of `SamplingConfig` or of its tokenizer.
 
     Attributes:
-        step: of the checkpoint, or "best"; None: the newest.
-        template: as `render.template`, or "none": a prompt is a text that the model continues.
-        system: put first, as a system message, in conversations that have none.
-        profile: where it computes, as `compute.profile`; None: as the run, where its device is here; of a
-        model without a run the CPU.
-        dtype: precision of a model without a run; a run's is its own.
+        step: step of the checkpoint, or "best"; None: the newest.
+        template: as `render.template`; "none": the model continues a prompt as plain text.
+        system: system message that is put first in conversations without one.
+        profile: where the model computes, as `compute.profile`; None: where the run computed, if this machine
+            has a GPU, and else on the CPU. A model without a run computes on the CPU.
+        dtype: precision of a model without a run. A run has its own.
     """
 
     seed: int = 0
@@ -88,7 +88,7 @@ class Speaker:
     """A model that answers.
 
     Attributes:
-        name: as it was given, with the step of the checkpoint.
+        name: the name that the user gave; for a run with the checkpoint's step.
         prompt_key, reference_key: columns of the run's data; a model without a run has "prompt" and None.
         context: most tokens of a sequence; None: no limit.
     """
@@ -104,28 +104,28 @@ class Speaker:
 
     @property
     def is_chat(self) -> bool:
-        """Whether prompts are conversations."""
+        """True if prompts are conversations."""
         return self.renderer.template is not None
 
     @property
     def remembers(self) -> bool:
-        """Whether a prompt may have earlier turns; not where the run puts one question in a form of its own
-        (`render.question`)."""
+        """True if a prompt may contain earlier turns. It may not where the run puts a single question into a
+        form of its own (`render.question`)."""
         return self.is_chat and self.renderer.definition["question"] is None
 
     def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Completion]:
-        """The answer to a conversation, after each token (`TorchEngine.stream`).
+        """Yield the answer to a conversation after each of its tokens (`TorchEngine.stream`).
 
         Args:
-            turn: the address of its random numbers.
+            turn: address of the random numbers of this answer.
         """
-        return self.engine.stream(
-            Request(self.renderer.prompt(messages), self.sampling, self.seeds.key("chat", turn)), SLOT
-        )
+        key = self.seeds.key("chat", turn)
+        return self.engine.stream(Request(self.renderer.prompt(messages), self.sampling, key), SLOT)
 
 
-def load_speaker(target: str, manner: Manner) -> Speaker:
-    """
+def load_speaker(target: str, options: GenerationOptions) -> Speaker:
+    """Load a model that answers.
+
     Args:
         target: a run directory; or a model: a directory, an adapter's directory, or a hub id.
 
@@ -135,90 +135,94 @@ def load_speaker(target: str, manner: Manner) -> Speaker:
     """
     path = Path(target)
     with warnings.catch_warnings():
-        # here the template sees every conversation whole, as the model does in use
+        # the warning is about training: here the template renders every conversation as a whole
         warnings.filterwarnings("ignore", message="the chat template rewrites history", category=OatWarning)
         if (path / "config.yaml").exists():
-            return _of_run(path, manner)
+            return _load_run(path, options)
         if path.is_file():
             raise ConfigError(
                 f"{target} is a file; give a run directory, the directory of a model, or a hub id"
             )
-        return _of_model(target, manner)
+        return _load_plain_model(target, options)
 
 
-def _of_run(run_dir: Path, manner: Manner) -> Speaker:
+def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
     config = run_config(run_dir)
-    if manner.dtype is not None:
+    if options.dtype is not None:
         raise ConfigError(
-            f"--dtype is {manner.dtype}, and {run_dir} has a precision of its own; leave it out, or give "
+            f"--dtype is {options.dtype}, and {run_dir} has a precision of its own; leave it out, or give "
             "an exported model"
         )
-    here = config.compute.profile if torch.cuda.is_available() else "cpu"
-    found = load_learned(run_dir, manner.step, device_of(manner.profile or here))
+    profile = config.compute.profile if torch.cuda.is_available() else "cpu"
+    found = load_learned(run_dir, options.step, device_of(options.profile or profile))
     if found.name == "reward":
         raise ConfigError(
             f"{run_dir}: trained a reward model, which answers nothing; give a run that trained a policy, "
             "or a model"
         )
     render = config.render
-    if manner.template is not None or manner.system is not None:
-        template = _named(manner.template) if manner.template is not None else render.template
-        _refuse_system(run_dir, manner, template)
+    if options.template is not None or options.system is not None:
+        template = _template(options, default=render.template)
+        _refuse_system(run_dir, options, template)
         is_other = template != render.template
         render = replace(
             render,
             template=template,
-            system=manner.system or (render.system if template else None),
+            system=options.system or (render.system if template else None),
             date=None if is_other else render.date,
         )
     renderer = make_renderer(replace(config, render=render), found.lm, found.tokenizer)
     name = f"{run_dir} after {found.step} steps"
-    return _made(name, found.lm, renderer, plain_sampling(config), manner, config)
+    return _speaker(name, found.lm, renderer, plain_sampling(config), options, config)
 
 
-def _of_model(target: str, manner: Manner) -> Speaker:
-    if manner.step is not None:
-        raise ConfigError(f"--step is {manner.step}, and {target} is no run; leave it out")
-    model = ModelConfig(target, dtype=manner.dtype or "float32")
+def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
+    if options.step is not None:
+        raise ConfigError(f"--step is {options.step}, and {target} is no run; leave it out")
+    model = ModelConfig(target, dtype=options.dtype or "float32")
     if is_adapter_directory(target):
         lora, base = described_adapter(target)
         model = replace(model, path=base, lora=lora, adapter=target)
-    lm, tokenizer = load_model(model, device=device_of(manner.profile or "cpu")), load_tokenizer(model.path)
-    template = (
-        _named(manner.template)
-        if manner.template is not None
-        else "tokenizer"
-        if tokenizer.chat_template
-        else None
-    )
-    _refuse_system(target, manner, template)
-    renderer = Renderer(tokenizer, template=template, system=manner.system, eos_ids=lm.eos_ids)
+    lm = load_model(model, device=device_of(options.profile or "cpu"))
+    tokenizer = load_tokenizer(model.path)
+    template = _template(options, default="tokenizer" if tokenizer.chat_template else None)
+    _refuse_system(target, options, template)
+    renderer = Renderer(tokenizer, template=template, system=options.system, eos_ids=lm.eos_ids)
     check_tokenizer(lm, model.path, renderer)
-    return _made(target, lm, renderer, Sampling(SamplingConfig.max_new_tokens), manner, None)
+    return _speaker(target, lm, renderer, Sampling(SamplingConfig.max_new_tokens), options, None)
 
 
-def _made(
-    name: str, lm: CausalLM, renderer: Renderer, sampling: Sampling, manner: Manner, config: Config | None
+def _speaker(
+    name: str,
+    lm: CausalLM,
+    renderer: Renderer,
+    sampling: Sampling,
+    options: GenerationOptions,
+    config: Config | None,
 ) -> Speaker:
-    options, threads = TorchEngineConfig(), None
+    engine_options = TorchEngineConfig()
+    threads = None
+    keys: tuple[str, str | None] = ("prompt", None)
     if config is not None:
-        options = settings_of(config, "engine")
+        engine_options = settings_of(config, "engine")
         threads = config.compute.threads if config.compute.profile == "cpu" else None
-    engine = make_engine({SLOT: lm}, renderer, options, options.threads or threads)
+        keys = (config.prompts.prompt_key, config.prompts.reference_key)
+    engine = make_engine({SLOT: lm}, renderer, engine_options, engine_options.threads or threads)
     given: dict[str, Any] = {
-        name: getattr(manner, name) for name in ("temperature", "top_p", "max_new_tokens")
+        name: getattr(options, name) for name in ("temperature", "top_p", "max_new_tokens")
     }
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
-    keys = ("prompt", None) if config is None else (config.prompts.prompt_key, config.prompts.reference_key)
-    return Speaker(name, *keys, renderer, engine, sampling, Seeds(manner.seed), lm.context_length)
+    return Speaker(name, *keys, renderer, engine, sampling, Seeds(options.seed), lm.context_length)
 
 
-def _refuse_system(target: str | Path, manner: Manner, template: str | None) -> None:
-    if manner.system is not None and template is None:
+def _refuse_system(target: str | Path, options: GenerationOptions, template: str | None) -> None:
+    if options.system is not None and template is None:
         raise ConfigError(
             f"--system is given, and {target} continues plain text; give a --template too, or leave it out"
         )
 
 
-def _named(template: str) -> str | None:
-    return None if template == NO_TEMPLATE else template
+def _template(options: GenerationOptions, default: str | None) -> str | None:
+    if options.template is None:
+        return default
+    return None if options.template == NO_TEMPLATE else options.template

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from oat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oat.build.speaker import Manner
+    from oat.build.speaker import GenerationOptions
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +16,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_manner(parser: argparse.ArgumentParser) -> None:
-    """How the model is to answer."""
+def add_generation_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how the model answers."""
     add = parser.add_argument
     add("--step", metavar="N|best", help="of a run's checkpoint, as for oat export; by default the newest")
     add(
@@ -51,17 +51,17 @@ def add_manner(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def manner_of(arguments: argparse.Namespace) -> "Manner":
-    """The manner that the arguments of `add_manner` ask for.
+def generation_options(arguments: argparse.Namespace) -> "GenerationOptions":
+    """Return the options that the arguments of `add_generation_options` give.
 
     Raises:
         ConfigError: as `checkpoint_of`.
     """
-    from oat.build.speaker import Manner
+    from oat.build.speaker import GenerationOptions
 
     names = ("template", "system", "temperature", "top_p", "max_new_tokens", "dtype", "seed")
     own = {name: getattr(arguments, name) for name in names}
-    return Manner(step=checkpoint_of(arguments.step), profile=arguments.device, **own)
+    return GenerationOptions(step=checkpoint_of(arguments.step), profile=arguments.device, **own)
 
 
 def checkpoint_of(step: str | None) -> int | Literal["best"] | None:

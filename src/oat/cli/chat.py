@@ -2,17 +2,20 @@
 
 import argparse
 
-from oat.cli.answering import add_manner, add_model, manner_of
+from oat.cli.answering import add_generation_options, add_model, generation_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    add_manner(parser)
+    add_generation_options(parser)
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.build.speaker import NO_TEMPLATE, load_speaker
     from oat.commands.chat import chat
 
-    chat(load_speaker(arguments.model, manner_of(arguments)), continues=arguments.template == NO_TEMPLATE)
+    chat(
+        load_speaker(arguments.model, generation_options(arguments)),
+        continues=arguments.template == NO_TEMPLATE,
+    )
     return 0

@@ -2,7 +2,7 @@
 
 import argparse
 
-from oat.cli.answering import add_manner, add_model, manner_of
+from oat.cli.answering import add_generation_options, add_model, generation_options
 from oat.cli.interruptible import hearing_signals
 from oat.errors import ConfigError, printable
 from oat.files import seen
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a new file, there whole or not at all; by default the standard output",
     )
     add("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
-    add_manner(parser)
+    add_generation_options(parser)
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
@@ -38,7 +38,7 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
         if out is not None:
             refuse_known(out)
         lines = generate(
-            load_speaker(arguments.model, manner_of(arguments)),
+            load_speaker(arguments.model, generation_options(arguments)),
             arguments.prompts,
             arguments.n,
             prompt_key=arguments.prompt_key,

@@ -1,4 +1,4 @@
-"""`oat chat`: a conversation with a model in a terminal, or line by line through a pipe."""
+"""`oat chat`: talk with a model in a terminal, or line by line through a pipe."""
 
 import codecs
 import importlib
@@ -10,58 +10,59 @@ from oat.build.speaker import NO_TEMPLATE, Speaker
 from oat.errors import ConfigError, DataError, OatError, printable
 from oat.types import Message
 
-_END, _ANEW = "/exit", "/new"
+_EXIT = "/exit"
+_NEW = "/new"
 _UNFINISHED = "\ufffd"
-"""What a tokenizer decodes a part of a character to."""
+"""The text to which a tokenizer decodes a part of a character."""
 
 
 def chat(speaker: Speaker, *, continues: bool = False) -> None:
-    """Answer what is typed, line by line, until there is no more, or `/exit`. `/new` forgets what was said.
+    """Answer the input line by line, up to its end or `/exit`. `/new` begins a new conversation.
 
     Args:
-        continues: text is to be continued as it stands, by a model without a template.
+        continues: let a model without a template continue each line as plain text.
 
     Raises:
-        ConfigError: the model has no template, and nobody asked for that.
-        DataError: a line of a pipe leaves no room for an answer.
+        ConfigError: the model has no template, and `continues` is not set.
+        DataError: a line of a pipe is not UTF-8, or leaves no room for an answer.
     """
     if not speaker.is_chat and not continues:
         raise ConfigError(
             f"{speaker.name} has no chat template, so nothing says where a turn ends; with --template "
-            f"{NO_TEMPLATE} it continues what you type, and "
-            "--template chatml, or a .jinja file, gives it one"
+            f"{NO_TEMPLATE} it continues what you type, and --template chatml, or a .jinja file, gives it one"
         )
-    is_seen = sys.stdin.isatty() and sys.stdout.isatty()
-    if is_seen:
-        what = (
-            "continues what you type"
-            if not speaker.is_chat
-            else "answers, and remembers"
-            if speaker.remembers
-            else "answers each line by itself"
-        )
-        print(
-            printable(f"{speaker.name} {what}; {_END} ends, {_ANEW} begins anew, Ctrl-C cuts an answer"),
-            flush=True,
-        )
+    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if in_terminal:
+        print(printable(_greeting(speaker)), flush=True)
     messages: list[Message] = []
-    for turn, line in enumerate(_typed() if is_seen else _piped()):
-        if line == _END:
+    for turn, line in enumerate(_terminal_lines() if in_terminal else _pipe_lines()):
+        if line == _EXIT:
             return
-        if line == _ANEW:
+        if line == _NEW:
             messages = []
             continue
         try:
-            asked = _fitting(speaker, [*(messages if speaker.remembers else []), Message("user", line)])
-            messages = [*asked, Message("assistant", _say(speaker, asked, turn, is_seen=is_seen))]
+            prompt = _fitting(speaker, [*(messages if speaker.remembers else []), Message("user", line)])
+            answer = _print_answer(speaker, prompt, turn, in_terminal=in_terminal)
+            messages = [*prompt, Message("assistant", answer)]
         except OatError as error:
-            if not is_seen:
+            if not in_terminal:
                 raise
             print(f"oat chat: {error}", file=sys.stderr)
 
 
-def _typed() -> Iterator[str]:
-    """Lines of a terminal, which may be edited while they are typed; those without a text are left out."""
+def _greeting(speaker: Speaker) -> str:
+    if not speaker.is_chat:
+        what = "continues what you type"
+    elif speaker.remembers:
+        what = "answers, and remembers"
+    else:
+        what = "answers each line by itself"
+    return f"{speaker.name} {what}; {_EXIT} ends, {_NEW} begins anew, Ctrl-C cuts an answer"
+
+
+def _terminal_lines() -> Iterator[str]:
+    """Read lines from a terminal, where they can be edited while they are typed. Blank lines are left out."""
     with suppress(ImportError):
         importlib.import_module("readline")
     while True:
@@ -74,11 +75,11 @@ def _typed() -> Iterator[str]:
             yield line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _piped() -> Iterator[str]:
-    """Lines of the standard input; those without a text are left out.
+def _pipe_lines() -> Iterator[str]:
+    """Read lines from the standard input. Blank lines are left out.
 
     Raises:
-        DataError: one is not UTF-8.
+        DataError: a line is not UTF-8.
     """
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
@@ -92,10 +93,10 @@ def _piped() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """The conversation without as many of its earliest turns as leave too little room for an answer.
+    """Drop the earliest turns of a conversation until there is enough room for an answer.
 
     Raises:
-        DataError: its last message alone leaves none.
+        DataError: the last message alone leaves no room.
     """
     if speaker.context is None:
         return messages
@@ -111,28 +112,29 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _say(speaker: Speaker, messages: Sequence[Message], turn: int, *, is_seen: bool) -> str:
-    """Print an answer as it comes; returns it. In a terminal Ctrl-C cuts it."""
+def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
+    """Print an answer while it is generated, and return it. In a terminal Ctrl-C cuts it short."""
     shown = ""
     try:
         for completion in speaker.answer(messages, turn):
-            text, is_last = speaker.renderer.text(completion.ids), completion.finish_reason != "aborted"
+            text = speaker.renderer.text(completion.ids)
+            is_last = completion.finish_reason != "aborted"
             text = text if is_last else _certain(text, speaker.renderer.stop)
             if is_last or text.startswith(shown):
                 print(printable(text[len(shown) :]), end="", flush=True)
                 shown = text
-        if is_seen and completion.finish_reason == "length":
+        if in_terminal and completion.finish_reason == "length":
             print(f" [cut off after {len(completion.ids)} tokens]", end="")
     except KeyboardInterrupt:
-        if not is_seen:
+        if not in_terminal:
             raise
     print(flush=True)
     return shown
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
-    """A text that grows, without the end of it that may become something else: half a character, or the
-    beginning of a stop string."""
+    """Return a growing text without an end that may still change: half a character, or the beginning of a
+    stop string."""
     text = text.rstrip(_UNFINISHED)
-    held = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
-    return text[: len(text) - max(held, default=0)]
+    begun = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return text[: len(text) - max(begun, default=0)]

@@ -1,5 +1,5 @@
-"""`oat generate`: responses to the prompts of a file, one line of JSON a prompt, with all that the record
-has."""
+"""`oat generate`: write responses to the prompts of a file, one line of JSON a prompt, with every column of
+the record."""
 
 import json
 import sys
@@ -20,23 +20,24 @@ from oat.rollout.actor import Actor
 from oat.types import Group
 
 _PROMPTS = 512
-"""That are answered together and then written."""
+"""Prompts that are answered together and then written."""
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
-    """A line for each prompt, in their order. Equal arguments give equal lines on a machine.
+    """Yield a line for each prompt, in the order of the file. On one machine, equal arguments give equal
+    lines.
 
     Args:
-        prompts: what `data/sources.py` lists: a file, a saved dataset or one of the hub.
-        samples: responses a prompt.
-        prompt_key: column of the prompt; None: the run's, or `prompt`.
+        prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
+        samples: number of responses to each prompt.
+        prompt_key: column of the prompt; None: the run's, or `prompt` for a model without a run.
 
     Returns:
-        JSON objects: `prompt`, as the data have it; `responses`; `finish`, how each ended ("stop", or
-        "length" where it was cut off); `reference` and `columns` of the record.
+        JSON objects: `prompt`, as in the record; `responses`; `finish`, how each of them ended ("stop", or
+        "length" if it was cut off); `reference` and `columns` of the record.
 
     Raises:
-        DataError: the prompts cannot be read, or one leaves no room for a token of its response.
+        DataError: the prompts cannot be read, or a prompt leaves no room for a response of one token.
     """
     layout = Layout(prompt_key or speaker.prompt_key, speaker.reference_key if prompt_key is None else None)
     room = None if speaker.context is None else speaker.context - 1
@@ -45,15 +46,12 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
         row, tokens = found.index.first_over
         raise DataError(
             f"{prompts}: record {row}: the prompt has {tokens} tokens, and the model's context holds "
-            f"{speaker.context}; shorten it, or leave it out "
-            f"(this long: {found.index.over} of {len(found)})"
+            f"{speaker.context}; shorten it, or leave it out (this long: {found.index.over} of {len(found)})"
         )
     actor = Actor(speaker.renderer, speaker.engine, speaker.sampling, speaker.seeds)
     for start in range(0, len(found), _PROMPTS):
-        some = [
-            replace(found[number], occurrence=number)
-            for number in range(start, min(start + _PROMPTS, len(found)))
-        ]
+        end = min(start + _PROMPTS, len(found))
+        some = [replace(found[number], occurrence=number) for number in range(start, end)]
         if not all(prompt.messages for prompt in some):
             raise DataError(
                 f"{prompts}: its records have texts and no prompts; --prompt-key text continues them"
@@ -63,9 +61,10 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
 
 
 def refuse_known(out: Path) -> None:
-    """
+    """Refuse to overwrite.
+
     Raises:
-        ConfigError: there is such a file, or a folder.
+        ConfigError: there is a file or a folder at `out`.
     """
     if out.exists():
         raise ConfigError(
@@ -74,11 +73,11 @@ def refuse_known(out: Path) -> None:
 
 
 def write_lines(lines: Iterable[str], out: Path) -> int:
-    """Write lines to a new file, which is there whole or not at all, and whose folder is made; returns how
-    many. In a terminal they are counted.
+    """Write lines to a new file, all of them or no file at all, and return their number. Missing folders are
+    made. A terminal shows the number so far.
 
     Raises:
-        ConfigError: it is there already.
+        ConfigError: `out` is there already.
     """
     new = out.with_name(f".new-{out.name}")
     count = 0

@@ -1,8 +1,8 @@
-"""What `oat check --show-tokens` prints: prompts as the model sees them, and what it does after them.
+"""`oat check --show-tokens`: show a prompt token by token, and how the model goes on after prompts.
 
-This part of `oat check` loads the weights, since nothing but the model can say what it does after a prompt. A
-greedy response that spells the end of text before it stops counts too: some tokenizers of small models have
-learned to spell it.
+This part of `oat check` loads the weights, since only the model can tell what it does after a prompt. A greedy
+response that spells the end of text in plain tokens before it stops counts as well: some small models, whose
+tokenizers spell it, have learned it so.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,24 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt, Segment, Trajectory
 
 _ENDS_SEEN = 16
-"""Prompts whose ends are shown to the model."""
+"""Prompts after which the model is asked how it goes on."""
 _SOON = 8
+"""Tokens within which a response ends soon."""
 _MUCH = 0.25
+"""Share of the probability from which on a remedy is named."""
 _LIKELIEST = 4
+"""First tokens that are shown, likeliest first."""
 _END_SHOWN = 6
+"""Tokens of a prompt's end that are shown."""
 _SPACE = "\u2423"
 
 
 def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
-    """What is learned from the first prompt of the run, token by token: where responses are sampled, the
-    reference stands for one, and the model itself is asked how it goes on."""
-    prompts, renderer = run_inputs.prompts.take(_ENDS_SEEN), run_inputs.renderer
+    """Return lines that show the run's first prompt and its responses token by token, with the tokens that
+    are trained. If responses are sampled, the reference stands for one, and more lines say how the model
+    itself goes on after prompts."""
+    prompts = run_inputs.prompts.take(_ENDS_SEEN)
+    renderer = run_inputs.renderer
     prompt = prompts[0]
     recorded = recorded_actor(resolved, run_inputs)
     if recorded is not None:
@@ -60,7 +66,7 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
             for id, is_trained in zip(segment.ids, masks, strict=True):
                 lines.append(
                     f"  {place:>5} {int(id):>7}  {segment.author:<8} {'yes' if is_trained else '-':<8} "
-                    f"{_seen(renderer.decode([int(id)]))}"
+                    f"{_quoted(renderer.decode([int(id)]))}"
                 )
                 place += 1
     ends = ", ".join(f"{id} {renderer.decode([id])!r}" for id in sorted(renderer.stop_ids)) or "none"
@@ -70,15 +76,15 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _GoesOn:
-    """How a model goes on after a prompt.
+class _Continuation:
+    """What a model generates after a prompt.
 
     Attributes:
         at_once: probability of a stop id as the first token.
         likeliest: the first tokens with their probabilities, likeliest first.
         greedy: its greedy response, of at most `_SOON` tokens.
-        is_ended: whether that ends with a stop id.
-        probability: of that response, all its tokens.
+        is_ended: the greedy response ends with a stop id.
+        probability: probability of the greedy response: the product over its tokens.
     """
 
     prompt: Prompt
@@ -90,12 +96,12 @@ class _GoesOn:
 
     @property
     def ends(self) -> float:
-        """Probability of ending at once, or as the greedy response does."""
+        """Probability of a response that ends at once, or is the greedy one and ends."""
         return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
 
 
 @torch.no_grad()
-def _goes_on(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _GoesOn:
+def _continuation(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _Continuation:
     stop_ids = sorted(renderer.stop_ids)
     response = list[int]()
     firsts = list[torch.Tensor]()
@@ -109,56 +115,53 @@ def _goes_on(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _GoesOn:
         response.append(int(probabilities_V.argmax()))
         probability *= float(probabilities_V[response[-1]])
     likeliest = firsts[0].argsort(descending=True)[:_LIKELIEST].tolist()
-    shares = [(id, float(firsts[0][id])) for id in likeliest]
-    return _GoesOn(
-        prompt, float(firsts[0][stop_ids].sum()), shares, response, response[-1] in stop_ids, probability
+    return _Continuation(
+        prompt,
+        at_once=float(firsts[0][stop_ids].sum()),
+        likeliest=[(id, float(firsts[0][id])) for id in likeliest],
+        greedy=response,
+        is_ended=response[-1] in stop_ids,
+        probability=probability,
     )
 
 
 def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
-    """What a model does with the ends of prompts: an end that its tokens never have leads it astray, or ends
-    the response at once."""
-    seen = [_goes_on(lm, renderer, prompt) for prompt in prompts]
-    at_once, soon = np.mean([one.at_once for one in seen]), [one for one in seen if one.is_ended]
-    worst = max(seen, key=lambda one: one.ends)
-    tokens = ", ".join(f"{_seen(renderer.decode([id]))} {share:.3f}" for id, share in worst.likeliest)
+    """Return lines that say how the model goes on after prompts. A prompt whose end never occurs in the texts
+    that the model has learned misleads it, or ends the response at once."""
+    found = [_continuation(lm, renderer, prompt) for prompt in prompts]
+    at_once = np.mean([one.at_once for one in found])
+    soon = [one for one in found if one.is_ended]
+    soon_share = sum(one.probability for one in soon) / len(found)
+    ending = f"greedy responses that end within {many(_SOON, 'token')}, {len(soon)} of {len(found)}"
+    worst = max(found, key=lambda one: one.ends)
+    tokens = ", ".join(f"{_quoted(renderer.decode([id]))} {share:.3f}" for id, share in worst.likeliest)
     end = renderer.decode(renderer.prompt(worst.prompt.messages)[-_END_SHOWN:].tolist())
     how = "and ends" if worst.is_ended else "and goes on"
-    share = sum(one.probability for one in soon) / len(seen)
-    remedy = (
-        "end prompts as the model's own texts go on (with a blank, or without one), or set render.template"
-    )
-    return [
-        (
-            "after the prompt, by the model itself at temperature 1, mean over the first "
-            f"{many(len(seen), 'prompt')}:"
-        ),
+    greedy = f"{_quoted(renderer.decode(worst.greedy))} {how}, with probability {worst.probability:.3f}"
+    mean = f"mean over the first {many(len(found), 'prompt')}"
+    lines = [
+        f"after the prompt, by the model itself at temperature 1, {mean}:",
         f"  ends at once         {at_once:.3f} of the probability is on the stop ids",
-        (
-            f"  ends soon            {share:.3f} of it is on greedy responses that end within "
-            f"{many(_SOON, 'token')}, {len(soon)} of {len(seen)}"
-        ),
-        f"  most of it, row {worst.prompt.row:<5}{_seen(end)} -> {tokens}",
-        (
-            f"                       greedy: {_seen(renderer.decode(worst.greedy))} {how}, with probability "
-            f"{worst.probability:.3f}"
-        ),
-        *(
-            [f"  otherwise            if responses should be longer: {remedy}"]
-            if at_once > _MUCH or share > _MUCH
-            else []
-        ),
+        f"  ends soon            {soon_share:.3f} of it is on {ending}",
+        f"  most of it, row {worst.prompt.row:<5}{_quoted(end)} -> {tokens}",
+        f"                       greedy: {greedy}",
     ]
+    if at_once > _MUCH or soon_share > _MUCH:
+        lines.append(
+            "  otherwise            if responses should be longer: end prompts as the model's own texts go on "
+            "(with a blank, or without one), or set render.template"
+        )
+    return lines
 
 
-def _seen(text: str) -> str:
-    """A token's text; one of nothing but spaces is seen, too."""
+def _quoted(text: str) -> str:
+    """Return a token's text in quotes. If it consists of spaces alone, they are made visible."""
     return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
 
 
 def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:
     try:
         ids = renderer.response(text)
-    except TemplateError:  # a template that opens its reasoning, which the text does not close
+    except TemplateError:  # the template opens its reasoning, and the text does not close it
         return ()
     return (Segment("model", ids, mask=ids == ids),)

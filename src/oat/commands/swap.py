@@ -1,20 +1,21 @@
-"""A directory that is replaced in one step: a reader, or a kill at any moment, finds the old one whole or the
-new one.
+"""Replacement of a directory in one step: at any moment, a reader or a kill finds either the old directory or
+the new one, whole.
 
-New files are written into a folder of their own beside it (`.oat-export-` and eight digits), brought to disk,
-and then the two exchange their names, as Linux can (`renameat2`). Foreign files stay: by then they are in
-both, as hard links.
+The new files are written into a folder beside the old directory (`.oat-export-` and eight hexadecimal digits)
+and synced to disk. Then the two exchange their names in one system call (Linux's `renameat2`). Foreign files
+in the old directory stay: before the exchange they are hard-linked into the new one.
 
-Some directories cannot be exchanged: a mount; one above which this user may not write; the working directory,
-which would be gone for the shell that stands in it; one with folders, such as a clone of a repository, or a
-run; and any on a file system that exchanges nothing. There the files, which are whole and on disk by then,
-are moved in one by one. Those without which nothing is loaded leave first and come last: for that moment a
-reader finds no model, and never parts of two.
+Some directories cannot be exchanged: a mount; a directory in a parent that this user may not write to; the
+working directory, since the shell in it would be left in a removed directory; a directory with folders, such
+as a clone of a repository, or a run, since it may be in use; and any directory on a file system without this
+call. There the files, complete and synced by then, are moved in one by one. The key files, without which no
+program loads a model, are removed first and moved in last: in between a reader finds no model, and never
+parts of two.
 
-To rename the old directory aside first would leave a moment without a model, and a half-done exchange for a
-later start to find. A directory with folders is not exchanged, since a clone or a run in it may be in use.
-Moving files in one by one is better than refusing, since containers export to mounted folders. A lock, which
-ends with its process, tells a folder of a killed export from one in use.
+Renaming the old directory aside first would leave a moment without a model, and after a kill a half-done
+exchange for the next export to find. Moving files in one by one is better than refusing, since containers
+export to mounted folders. A lock, which ends with its process, tells a folder of a killed export from one in
+use.
 """
 
 import ctypes
@@ -34,24 +35,26 @@ from oat.files import is_full, is_mounted, sync_to_disk
 _NAME = ".oat-export-"
 _OURS = re.compile(re.escape(_NAME) + "[0-9a-f]{8}")
 _CANNOT = (errno.EBUSY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EACCES)
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Errors of an exchange that this system, file system or user cannot make."""
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @contextmanager
 def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[str]) -> Iterator[Path]:
-    """A folder to write into; when this ends well its files stand in `out`, beside the foreign ones there,
-    and otherwise all is as before.
+    """Give the body a folder to write into. When the body ends without an error, its files replace those in
+    `out`, beside the foreign files there; otherwise everything is as before.
 
-    What killed processes have left there or beside it is removed.
+    Folders that killed processes have left in `out` or beside it are removed.
 
     Args:
-        out: absolute, and no symbolic link; what is missing above it is made.
-        stale: names of what goes from `out` when the new files come; asked at that moment.
-        keys: names of files without which nothing is loaded.
+        out: an absolute path, not a symbolic link; missing folders above it are made.
+        stale: returns the names of the files in `out` that the new ones replace; called just before.
+        keys: names of the key files, without which no program loads a model.
 
     Raises:
-        ConfigError: nothing can be made there.
-        OSError: it cannot be written.
+        ConfigError: no folder can be made there.
+        OSError: the files cannot be written.
     """
     _clear(out)
     _clear(out.parent)
@@ -69,10 +72,10 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
 
 
 def _stays(out: Path) -> bool:
-    """Whether it is there, and no other directory can take its place."""
+    """True if the directory exists and another one cannot take its place."""
     if not out.exists():
         return False
-    with suppress(FileNotFoundError):  # of a working directory that was removed
+    with suppress(FileNotFoundError):  # the working directory was removed
         if out in (here := Path.cwd(), *here.parents):
             return True
     is_free = (
@@ -85,11 +88,11 @@ def _stays(out: Path) -> bool:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """A new folder in another one. It is locked, so that others know that it is in use; in the end it is
-    removed, whatever it has become."""
+    """Make a new folder in `home` for the body. It is locked, so that other processes see that it is in use.
+    In the end its path is removed, also if it is then the old directory."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        new, lock = _made_and_locked(home)
+        new, lock = _make_and_lock(home)
     except OSError as error:
         if is_full(error):
             raise
@@ -104,21 +107,21 @@ def _scratch(home: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _made_and_locked(home: Path) -> tuple[Path, int]:
+def _make_and_lock(home: Path) -> tuple[Path, int]:
     while True:
         new = home / f"{_NAME}{secrets.token_hex(4)}"
         new.mkdir()
         lock = os.open(new, os.O_RDONLY)
-        # some network file systems have no locks; nobody takes the folder for a dead one's there
+        # some network file systems have no locks; there `_clear` removes no folder
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if new.exists():  # nobody took it for one before it was locked
+        if new.exists():  # no `_clear` of another process removed it before it was locked
             return new, lock
         os.close(lock)
 
 
 def _clear(home: Path) -> None:
-    """Remove the folders of processes that were killed, which nobody locks any more."""
+    """Remove the folders of killed processes: those that no process locks any more."""
     found: list[str] = []
     with suppress(OSError):
         found += [entry.path for entry in os.scandir(home) if _OURS.fullmatch(entry.name)]
@@ -138,16 +141,14 @@ def _sync(folder: Path) -> None:
 
 
 def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
-    """Bring the new files to where they belong."""
+    """Move the new files to `out`."""
     if new.parent == out:
         _move_in(new, out, stale, keys)
     elif not out.exists():
         new.rename(out)
     else:
         written = {entry.name for entry in os.scandir(new)}
-        for foreign in sorted(
-            entry.name for entry in os.scandir(out) if entry.name not in {*stale, *written}
-        ):
+        for foreign in sorted({entry.name for entry in os.scandir(out)} - {*stale, *written}):
             _link(out / foreign, new / foreign)
         shutil.copymode(out, new)
         sync_to_disk(new)
@@ -165,15 +166,15 @@ def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> N
 def _link(old: Path, new: Path) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
-    except OSError:  # not every file system has links, nor may everybody link a file of others
+    except OSError:  # the file system has no links, or this user may not link another user's file
         shutil.copy2(old, new, follow_symlinks=False)
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """The two names are each other's from one moment to the next.
+    """Exchange the names of two directories in one system call.
 
     Raises:
-        OSError: the system, or the file system, cannot.
+        OSError: the system or the file system cannot do it.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -183,12 +184,14 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
+    """Move the new files into `out` one by one: the key files are removed first and moved in last."""
     names = {entry.name for entry in os.scandir(new)}
-    for name in [*keys, *{*stale, *names}.difference(keys)]:
+    for old in [out / name for name in [*keys, *{*stale, *names}.difference(keys)]]:
         with suppress(FileNotFoundError):
-            shutil.rmtree(out / name) if (out / name).is_dir() and not (out / name).is_symlink() else (
-                out / name
-            ).unlink()
+            if old.is_dir() and not old.is_symlink():
+                shutil.rmtree(old)
+            else:
+                old.unlink()
     sync_to_disk(out)
     for name in sorted(names, key=lambda name: name in keys):
         (new / name).rename(out / name)
