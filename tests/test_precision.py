@@ -25,7 +25,7 @@ from oat.errors import ConfigError, ModelError, NonFiniteError
 from oat.learner import limits
 from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
-from oat.learner.limits import GB, LiveBytes, measure_tokens, most_within
+from oat.learner.limits import GB, Limits, LiveBytes, measure_tokens, most_within
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.models.loading import load_lm
@@ -361,9 +361,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
         )
     )
     config = replace(config, compute=replace(config.compute, memory_gb=1.0))
-    resolved = resolve(config, origins)
-    config = resolved.config
-    run = build(resolved, directory=made(tmp_path / "built"))
+    run = build(resolve(config, origins), directory=made(tmp_path / "built"))
     run.ledger.close()
     learner: Any = run.parts["learner"]
     if not isinstance(learner, Learner):
@@ -376,13 +374,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
     )
 
     def measured(memory: float) -> int:
-        return measure_tokens(
-            learner,
-            objective,
-            replace(config, compute=replace(config.compute, memory_gb=memory / GB)),
-            Sampling(4),
-            16,
-        )
+        return measure_tokens(learner, objective, Limits(memory / GB), Sampling(4), 16)
 
     assert measured(needed + 1) in (4 * 8, 5 * 8)
     assert measured(needed + 1) == measured(needed + 1)

@@ -258,6 +258,17 @@ def _bounded(text: str) -> str:
     )
 
 
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 batch", "2 batches"."""
+    return (
+        f"{count} {noun}"
+        if count == 1
+        else f"{count} {noun}es"
+        if noun.endswith("ch")
+        else f"{count} {noun}s"
+    )
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """A sentence that names the nearest valid name, or lists the valid ones.
 

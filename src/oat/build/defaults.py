@@ -1,4 +1,4 @@
-"""Defaults that follow from other settings, for people: what each came to, and from which.
+"""Defaults that follow from other settings, for `oat check`: the value of each, and the setting behind it.
 
 Sampling, learner and the sizes of a step have defaults; how a run ends (`stop`) has none in a file. From
 Python, a run without an end is one pass over its prompts.
@@ -6,89 +6,85 @@ Python, a run without an end is one pass over its prompts.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from oat.build.models import has_own_reference
 from oat.build.parts import part_defaults, settings_of
 from oat.build.resolved import Resolved
-from oat.config.settings import Component, Config
+from oat.config.settings import Component
+
+
+class _Default(NamedTuple):
+    """A setting that may follow from another one.
+
+    Attributes:
+        field: the setting, as "section.field".
+        applies: whether this run takes it from there, if it is left open.
+        value: its value now; None where it has none.
+        source: where the value comes from, in words.
+    """
+
+    field: str
+    applies: bool
+    value: object
+    source: str
 
 
 def derived(resolved: Resolved) -> Iterator[str]:
-    """A sentence for each setting that was left open and that another one has decided."""
-    config, origins = resolved.config, resolved.origins
-    model = config.model
-    learner = config.learner
-    e = config.evaluation
-    has_reference = "reference" in resolved.models
-    question = config.render.question
-    threads = resolved.engine.threads
-    is_followed = (
-        config.compute.profile == "cpu"
-        and ("compute", "threads") in origins
-        and threads in (None, config.compute.threads)
-    )
-    found: dict[str, tuple[bool, object, str]] = {
-        "model.lora": (
-            model.adapter is not None,
-            f"of rank {model.lora.rank}" if model.lora else None,
-            "as model.adapter says",
-        ),
-        "model.reference": (model.reference is None and has_reference, "the policy's start", "as model.path"),
-        "model.reference_dtype": (
-            model.reference_dtype is None and has_reference and has_own_reference(model),
-            model.dtype,
-            "as model.dtype",
-        ),
-        "prompts.responses": (
-            config.oracle.name == "recorded",
-            ", ".join(config.prompts.responses),
-            "what oracle.name recorded reads",
-        ),
-        "sampling.stop": (
-            question is not None,
-            ", ".join(map(repr, config.sampling.stop)),
-            f"where a question of render.question {question} begins",
-        ),
-        "algorithm.samples": (
-            bool(config.prompts.responses),
-            resolved.step.samples,
-            "as many as prompts.responses has",
-        ),
-        **_of_the_algorithm(resolved),
-        "learner.critic_learning_rate": (
-            "critic" in resolved.requires.models,
-            learner.learning_rate,
-            "as learner.learning_rate",
-        ),
-        "learner.schedule_steps": (
-            True,
-            learner.schedule_steps,
-            f"the optimiser steps of stop.max_steps {config.stop.max_steps}",
-        ),
-        "learner.micro_batch_size": (True, *_micro_batch(config)),
-        "evaluation.oracle": (
-            e is not None and e.oracle is None,
-            config.oracle.name,
-            "as oracle.name, with its options",
-        ),
-        "engine.threads": (is_followed, config.compute.threads, "as compute.threads"),
-    }
-    for name, (follows, value, source) in found.items():
-        if follows and value is not None and tuple(name.split(".")) not in origins:
-            yield f"{name}: {value}, {source}"
+    """A sentence for each setting that was left open and that follows from another one."""
+    for default in (*_of_model(resolved), *_of_samples(resolved), *_of_the_others(resolved)):
+        is_open = tuple(default.field.split(".")) not in resolved.origins
+        if default.applies and default.value is not None and is_open:
+            yield f"{default.field}: {default.value}, {default.source}"
 
 
-def _of_the_algorithm(resolved: Resolved) -> dict[str, tuple[bool, object, str]]:
-    """Settings of the algorithm that follow from the run: those that it fills in where they are left open."""
+def _of_model(resolved: Resolved) -> Iterator[_Default]:
+    model, has_reference = resolved.config.model, "reference" in resolved.models
+    rank = f"of rank {model.lora.rank}" if model.lora else None
+    yield _Default("model.lora", model.adapter is not None, rank, "as model.adapter says")
+    is_start = model.reference is None and has_reference
+    yield _Default("model.reference", is_start, "the policy's start", "as model.path")
+    is_own = model.reference_dtype is None and has_reference and has_own_reference(model)
+    yield _Default("model.reference_dtype", is_own, model.dtype, "as model.dtype")
+
+
+def _of_samples(resolved: Resolved) -> Iterator[_Default]:
+    config, question = resolved.config, resolved.config.render.question
+    responses, stop = config.prompts.responses, ", ".join(map(repr, config.sampling.stop))
+    is_recorded = config.oracle.name == "recorded"
+    yield _Default("prompts.responses", is_recorded, ", ".join(responses), "what oracle.name recorded reads")
+    begins = f"where a question of render.question {question} begins"
+    yield _Default("sampling.stop", question is not None, stop, begins)
+    samples = resolved.step.samples
+    yield _Default("algorithm.samples", bool(responses), samples, "as many as prompts.responses has")
+    yield from _of_the_algorithm(resolved)
+
+
+def _of_the_algorithm(resolved: Resolved) -> Iterator[_Default]:
+    """The settings that the algorithm fills in itself where they are left open."""
     config, origins = resolved.config, resolved.origins
     options = config.algorithm.options
     given = {name: value for name, value in options.items() if ("algorithm", name) in origins}
     as_given = replace(config, algorithm=Component(config.algorithm.name, given))
     found = part_defaults(as_given, "algorithm", settings_of(as_given, "algorithm"), origins)
-    return {f"algorithm.{name}": (True, options[name], default.source) for name, default in found.items()}
+    for name, default in found.items():
+        yield _Default(f"algorithm.{name}", True, options[name], default.source)
 
 
-def _micro_batch(config: Config) -> tuple[object, str]:
-    if config.learner.micro_batch_size is None:
-        return "no limit", "since learner.micro_batch_tokens is one"
-    return config.learner.micro_batch_size, "since learner.micro_batch_tokens is not set"
+def _of_the_others(resolved: Resolved) -> Iterator[_Default]:
+    config, origins, learner = resolved.config, resolved.origins, resolved.config.learner
+    has_critic = "critic" in resolved.requires.models
+    yield _Default(
+        "learner.critic_learning_rate", has_critic, learner.learning_rate, "as learner.learning_rate"
+    )
+    end = f"the optimiser steps of stop.max_steps {config.stop.max_steps}"
+    yield _Default("learner.schedule_steps", True, learner.schedule_steps, end)
+    rows = learner.micro_batch_size or "no limit"
+    why = "is not set" if learner.micro_batch_size else "is one"
+    yield _Default("learner.micro_batch_size", True, rows, f"since learner.micro_batch_tokens {why}")
+    e = config.evaluation
+    asks_the_same = e is not None and e.oracle is None
+    yield _Default("evaluation.oracle", asks_the_same, config.oracle.name, "as oracle.name, with its options")
+    is_given = config.compute.profile == "cpu" and ("compute", "threads") in origins
+    is_same = resolved.engine.threads in (None, config.compute.threads)
+    yield _Default("engine.threads", is_given and is_same, config.compute.threads, "as compute.threads")

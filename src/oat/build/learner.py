@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.build.engine import make_sampling
 from oat.build.resolved import Resolved
+from oat.config.settings import LearnerConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.learner.learner import Learner
-from oat.learner.limits import measure_tokens
+from oat.learner.limits import Limits, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings
@@ -55,18 +55,7 @@ def make_learner(
             )
         if c.gradient_checkpointing and name in objective.wants:
             lms[name].checkpoint_gradients()
-    rates = dict.fromkeys(("policy", "reward", "critic"), c.learning_rate)
-    if c.critic_learning_rate is not None:
-        rates["critic"] = c.critic_learning_rate
-    common: dict[str, Any] = {
-        "schedule": c.schedule,
-        "warmup_steps": c.warmup_steps,
-        "schedule_steps": c.schedule_steps or 1,
-    }
-    common["max_grad_norm"] = c.max_grad_norm
-    optimisers = {
-        name: OptimiserSettings(rates[name], c.betas, c.weight_decay, **common) for name in objective.wants
-    }
+    optimisers = {name: _optimiser(c, name) for name in objective.wants}
     if ensemble:
         models[ENSEMBLE] = ensemble[1]
         optimisers[ENSEMBLE] = ensemble_optimiser(ensemble[0].config)
@@ -83,9 +72,28 @@ def make_learner(
         seeds=seeds,
     )
     if c.micro_batch_tokens == "auto":
-        sampling = make_sampling(resolved)
-        learner.micro_batch_tokens = measure_tokens(learner, objective, config, sampling, renderer.num_tokens)
+        assert config.compute.memory_gb is not None, "cross_checks/learner.py asks for it"
+        limits = Limits(config.compute.memory_gb, config.prompts.max_tokens, c.micro_batch_size)
+        learner.micro_batch_tokens = measure_tokens(
+            learner, objective, limits, make_sampling(resolved), renderer.num_tokens
+        )
     return learner
+
+
+def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
+    """AdamW for one of the models; the critic may have a rate of its own."""
+    rate = c.learning_rate
+    if model == "critic" and c.critic_learning_rate is not None:
+        rate = c.critic_learning_rate
+    return OptimiserSettings(
+        rate,
+        c.betas,
+        c.weight_decay,
+        schedule=c.schedule,
+        warmup_steps=c.warmup_steps,
+        schedule_steps=c.schedule_steps or 1,
+        max_grad_norm=c.max_grad_norm,
+    )
 
 
 def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:

@@ -358,9 +358,10 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
     What is computed of kept sets depends on values; another temperature takes as much.
     """
     width = _width(lm, lengths.prompt, sampling.max_new_tokens)
-    samples, temperature = sum(plan.samples.values()), 0.5 if sampling.keep_sets else sampling.temperature
+    samples = sum(plan.samples.values())
+    drawn = replace(sampling, temperature=0.5) if sampling.keep_sets else sampling
     return [
-        row_of(width, width - lengths.prompt, number // samples, temperature)
+        row_of(width, width - lengths.prompt, number // samples, drawn)
         for number in range(questions * samples)
     ]
 

@@ -43,7 +43,6 @@ from oat.plugins.loading import same_by_file
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.text.templates import reads_date
-from oat.tracking.sinks import refuse_missing
 
 FREE: tuple[str, ...] = (
     *("run_dir", "stop", "tracking", "checkpoint", "alarms", "compute.serialise"),
@@ -237,7 +236,7 @@ def _locked(directory: Path) -> Iterator[Standing]:
 
 def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Collection[str]) -> Run:
     directory, file = home.directory, home.directory / "config.yaml"
-    refuse_missing(resolved.config.tracking, resolved.origins)
+    resolved.refuse_missing_sinks()
     if source is not None:
         begin_fork(source, directory)
     origin = origin_of(directory) if source is not None and not file.exists() else None

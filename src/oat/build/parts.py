@@ -47,8 +47,8 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
         is_objective and dataclasses.is_dataclass(getattr(found, "Config", None))
     ):
         raise ConfigError(
-            f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass "
-            "`Config` in it"
+            f"{place}: {name} is no algorithm; subclass Objective of oat/algorithms/base.py, with a "
+            "dataclass `Config` in it"
         )
     return found
 

@@ -2,8 +2,8 @@
 settings, the objective and the explorer; `build/cross_checks/` has what contradicts what.
 
 Everything that the configuration alone decides is decided here, before anything is loaded, sampled or paid
-for. `config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` check what only the
-model and the data can tell.
+for. `config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` check what only
+the model and the data can tell.
 """
 
 import dataclasses

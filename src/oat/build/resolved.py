@@ -20,6 +20,7 @@ from oat.engines.torch_config import TorchEngineConfig
 from oat.explore.base import Explorer
 from oat.learner.replay_buffer import optimiser_steps
 from oat.models.outline import Outlines
+from oat.tracking.sinks import refuse_missing
 from oat.types import ENSEMBLE, Plan, Requires
 from oat.types.budget import Budget
 from oat.types.part import Check
@@ -54,6 +55,13 @@ class Resolved:
     @property
     def about(self) -> About:
         return about(self.config)
+
+    def refuse_missing_sinks(self) -> None:
+        """
+        Raises:
+            ConfigError: a sink cannot be made here, since its library or its file is missing.
+        """
+        refuse_missing(self.config.tracking, self.origins)
 
     def as_yaml(self) -> str:
         """Every setting as text, from which `load_config` reads an equal configuration."""

@@ -347,16 +347,16 @@ def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> Non
         others = " and ".join(sorted(prompts.formats - {UNPAIRED}))
         raise ConfigError(
             f"prompts.path has sources whose records have labels, and others that are {others}, whose "
-            "responses would all be worth 1; add a column 'label' to these, or set prompts.score_key to a column "
-            "that all have"
+            "responses would all be worth 1; add a column 'label' to these, or set prompts.score_key to a "
+            "column that all have"
         )
     if "label" not in prompts.columns:
         known = " (the data have a column 'score')" if "score" in prompts.columns else ""
         without = f"remove algorithm.{setting} to learn every response" if setting else "add a column 'label'"
         raise ConfigError(
-            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for worth 1, "
-            "since the data have neither labels nor scores that it reads; set prompts.score_key to the column of "
-            f"their scores{known}, or {without}"
+            f"prompts.score_key is not set: {name} would take every response in {p.responses[0]!r} for worth "
+            "1, since the data have neither labels nor scores that it reads; set prompts.score_key to the "
+            f"column of their scores{known}, or {without}"
         )
 
 

@@ -14,9 +14,8 @@ import torch
 from oat.build.models import load_policy
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, recorded_actor
-from oat.errors import TemplateError
+from oat.errors import TemplateError, many
 from oat.models.causal_lm import CausalLM
-from oat.reports.terminal import many
 from oat.text.renderer import Renderer
 from oat.types import Prompt, Segment, Trajectory
 

@@ -397,7 +397,8 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
 def _check_sampling(what: str, sampling: Sampling) -> None:
     for name in sampling.faults():
         raise EngineError(
-            f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may be"
+            f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may "
+            "be"
         )
 
 

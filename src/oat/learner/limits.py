@@ -12,6 +12,7 @@ other times), and scratch memory within an operation.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from oat.algorithms.base import Objective
-from oat.config.settings import Config
 from oat.errors import ConfigError
 from oat.hardware.threads import candidates, fastest
 from oat.learner.learner import Learner
@@ -65,30 +65,44 @@ class LiveBytes(TorchDispatchMode):
         self.live -= self._sizes.pop(place)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of one pass.
+
+    Attributes:
+        memory_gb: memory that learner and pass may take together, 10^9 bytes.
+        prompt_tokens: most tokens of a prompt; None: as many as of a response.
+        rows: most rows of a pass; None: as many as a step has.
+    """
+
+    memory_gb: float
+    prompt_tokens: int | None = None
+    rows: int | None = None
+
+
 def measure_tokens(
-    learner: Learner, objective: Objective, config: Config, sampling: Sampling, num_tokens: int
+    learner: Learner, objective: Objective, limits: Limits, sampling: Sampling, num_tokens: int
 ) -> int:
     """The most tokens of one pass of an objective within `compute.memory_gb`.
 
-    A row is as long as a response and the longest prompt that is allowed together (without
-    `prompts.max_tokens`, as two responses). Not more rows are tried than a step has.
+    A row is as long as a response and the longest prompt that is allowed together. Not more rows are tried
+    than a step has.
 
     Args:
-        sampling: its temperature and kept sets, which a row has, count too.
+        sampling: of the rows: the most tokens of a response, and temperature and kept sets, which count too.
         num_tokens: size of the tokenizer.
 
     Raises:
         ConfigError: not even one row fits.
     """
-    assert config.compute.memory_gb is not None, "resolve() asks for it"
-    response, plan = config.sampling.max_new_tokens, objective.plan(0)
-    width = (config.prompts.max_tokens or response) + response
+    response, plan = sampling.max_new_tokens, objective.plan(0)
+    width = (limits.prompt_tokens or response) + response
     contexts = [model.lm.context_length for model in learner.models.values() if hasattr(model, "lm")]
     width = min([width, *(context for context in contexts if context is not None)])
     trained = min(response, width - 1)
     step = plan.prompts * sum(plan.samples.values())
-    most_rows = max(1, min(step, config.learner.micro_batch_size or step))
-    budget = int(config.compute.memory_gb * GB) - _held(learner)
+    most_rows = max(1, min(step, limits.rows or step))
+    budget = int(limits.memory_gb * GB) - _held(learner)
 
     most_kept = min(sampling.top_k or KEPT_LIMIT, KEPT_LIMIT, num_tokens) if sampling.keep_sets else 0
 
@@ -96,14 +110,14 @@ def measure_tokens(
         return _pass_bytes(
             learner,
             objective,
-            [row_of(width, trained, number, sampling.temperature, most_kept) for number in range(rows)],
+            [row_of(width, trained, number, sampling, most_kept) for number in range(rows)],
         )
 
     rows = most_within(attempt, most_rows, budget)
     if rows == 0:
         needed = (attempt(1) + _held(learner)) / GB
         raise ConfigError(
-            f"compute.memory_gb is {config.compute.memory_gb:g}, and one row of {width} tokens takes "
+            f"compute.memory_gb is {limits.memory_gb:g}, and one row of {width} tokens takes "
             f"{needed:.3g} GB with weights and optimiser; raise it, or set learner.gradient_checkpointing, "
             "model.lora or a lower learner.logits_chunk"
         )
@@ -170,12 +184,15 @@ def _held(learner: Learner) -> int:
     return sum(weights.values()) + 2 * sum(moments)
 
 
-def row_of(width: int, trained: int, number: int, temperature: float = 1.0, kept: int = 0) -> Trajectory:
+def row_of(
+    width: int, trained: int, number: int, sampling: Sampling | None = None, kept: int = 0
+) -> Trajectory:
     """A made-up row. Its ids are 0 and 1; rows of different numbers have different prompts.
 
     Args:
         width: tokens of the row.
         trained: tokens of them, at the end, that are trained.
+        sampling: the settings it was drawn with; by default temperature 1.
         kept: ids in the kept set of each token; 0: no sets are recorded.
     """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
@@ -188,7 +205,8 @@ def row_of(width: int, trained: int, number: int, temperature: float = 1.0, kept
     response = Segment(
         "model", ids, np.ones(trained, dtype=bool), np.zeros(trained, dtype=np.int32), zeros, zeros, sets
     )
-    return Trajectory("sampler", (Segment("context", prompt), response), "length", "", temperature)
+    drawn = sampling or Sampling(trained)
+    return drawn.trajectory("sampler", (Segment("context", prompt), response), "length", "")
 
 
 def _storages(values: Any) -> Iterable[torch.UntypedStorage]:

@@ -46,8 +46,11 @@ class Oracle:
     says. After a file has changed, a run goes on only when the user accepts that
     (`build/fingerprints.py`)."""
 
+    where_asked: str = "in this process"
+    """Where it answers, for `oat check`: with the model and the address, if it has them."""
     when_it_abstains: str = ""
-    """What a user should look at when it abstains, for warnings; "" where nothing is known beside its data."""
+    """What a user should look at when it abstains, for warnings; "" where nothing is known beside its
+    data."""
 
     @property
     def metrics(self) -> Mapping[str, float]:

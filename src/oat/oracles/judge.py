@@ -118,13 +118,15 @@ class Judge(Oracle):
         self.names_cost = c.price_in is not None
         self.version, self.max_outage_s = self._version(), c.max_outage_s
         key, source = key_of(c.key_env)
-        urls = c.url or os.environ.get("OAI_URL") or ()
+        named = c.url or os.environ.get("OAI_URL") or ()
+        urls = [named] if isinstance(named, str) else named
         if not urls:
             raise ConfigError(
                 "the oracle judge has no `url`; give the base of an endpoint, such as "
                 "http://127.0.0.1:8000/v1, or set OAI_URL"
             )
-        bases = [url.rstrip("/").removesuffix(_PATH) for url in ([urls] if isinstance(urls, str) else urls)]
+        self.where_asked = f"{c.model} at {', '.join(urls)}"
+        bases = [url.rstrip("/").removesuffix(_PATH) for url in urls]
         limits: dict[str, Any] = {
             "timeout_s": c.timeout_s,
             "max_outage_s": c.max_outage_s,

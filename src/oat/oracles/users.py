@@ -67,6 +67,8 @@ class UsersOracle(Wrapper):
     """
 
     oracle: Any
+    where_asked = Oracle.where_asked
+    when_it_abstains = Oracle.when_it_abstains
 
     def read(self, member: str) -> Any:
         """The value of a member as the run reads it."""

@@ -38,17 +38,6 @@ def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
     return printable("\n".join([title, *lines]))
 
 
-def many(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 batch", "2 batches"."""
-    return (
-        f"{count} {noun}"
-        if count == 1
-        else f"{count} {noun}es"
-        if noun.endswith("ch")
-        else f"{count} {noun}s"
-    )
-
-
 def show_pages(pages: Iterable[str]) -> None:
     """Print texts with a blank line behind each; in a terminal through the pager: `$PAGER`, or less."""
     rest = iter(pages)

@@ -41,6 +41,7 @@ class Mlflow:
     Config = MlflowConfig
     extra = "mlflow"
     place = ("tracking_uri", "experiment")
+    told = ("tracking_uri",)
 
     def __init__(self, **options: Any):
         self.config = MlflowConfig(**options)

@@ -66,6 +66,17 @@ def described_sinks(tracking: TrackingConfig) -> list[Described]:
     return [_described(sink) for sink in sinks_of(tracking)]
 
 
+def told_of(tracking: TrackingConfig) -> list[str]:
+    """The sinks for `oat check`, each with the options that say where its rows go."""
+    found = []
+    for sink in sinks_of(tracking):
+        told = SINKS[sink.name].told if sink.name in SINKS else ()
+        about = [str(sink.options[name]) for name in told if sink.options.get(name)]
+        about += ["with texts"] * sink.samples
+        found.append(f"{sink.name} ({', '.join(about)})" if about else sink.name)
+    return found
+
+
 def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
     """Sinks that cannot be made here. Nothing of them is imported or run: that is left to their processes.
 

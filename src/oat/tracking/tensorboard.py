@@ -25,6 +25,7 @@ class TensorBoard:
     Config = TensorBoardConfig
     extra = "tensorboard"
     place = ()
+    told = ()
     begins_anew = True
 
     def open(self, run: Opening) -> None:

@@ -53,6 +53,7 @@ class Wandb:
     Config = WandbConfig
     extra = "wandb"
     place = ("project", "entity", "mode")
+    told = ("mode",)
 
     def __init__(self, **options: Any):
         self.config = WandbConfig(**options)

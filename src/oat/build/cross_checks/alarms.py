@@ -10,8 +10,8 @@ from oat.errors import ConfigError
 def refuse_silent(resolved: Resolved) -> None:
     """
     Raises:
-        ConfigError: an alarm was set that the run would never raise, since it reports none of its metrics, or since
-            it has no bound.
+        ConfigError: an alarm was set that the run would never raise, since it reports none of its metrics, or
+            since it has no bound.
     """
     alarms, origins = resolved.config.alarms, resolved.origins
     for name, metrics in METRICS.items():
@@ -20,14 +20,14 @@ def refuse_silent(resolved: Resolved) -> None:
         if is_set and not {*metrics} & resolved.watched:
             raise ConfigError(
                 f"{where(('alarms', name), origins)}: nothing would ever raise alarms.{name}: algorithm "
-                f"{resolved.config.algorithm.name} with these settings does not report {' or '.join(metrics)}, "
-                f"which it watches; {_remedy(resolved, name)}"
+                f"{resolved.config.algorithm.name} with these settings does not report "
+                f"{' or '.join(metrics)}, which it watches; {_remedy(resolved, name)}"
             )
     gold = alarms.gold
     if gold.drop is None and gold != AlarmsConfig().gold and gold.action != "off":
         raise ConfigError(
-            f"{where(('alarms', 'gold'), origins)}: nothing would ever raise alarms.gold without a bound; set "
-            "alarms.gold.drop, in the units of evaluation.gold"
+            f"{where(('alarms', 'gold'), origins)}: nothing would ever raise alarms.gold without a bound; "
+            "set alarms.gold.drop, in the units of evaluation.gold"
         )
 
 

@@ -8,8 +8,8 @@ from oat.types.part import Check
 
 
 def sizes(resolved: Resolved) -> Iterator[Check]:
-    """A step has at least one prompt, pass and optimiser step, and a comparison has two responses. The units that a
-    user's algorithm makes of its rows are not known."""
+    """A step has at least one prompt, pass and optimiser step, and a comparison has two responses. The units
+    that a user's algorithm makes of its rows are not known."""
     config, step = resolved.config, resolved.step
     recorded = len(config.prompts.responses)
     is_compared = resolved.requires.feedback == "compare"
@@ -28,18 +28,20 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         "prompts.responses" if recorded else samples,
         is_compared and config.explorer.name == "none" and rows != 2,
-        f"a comparison without an explorer is of 2 responses a prompt, not {rows}; give 2, or choose an explorer",
+        f"a comparison without an explorer is of 2 responses a prompt, not {rows}; give 2, or choose an "
+        "explorer",
     )
 
 
 def frozen_policy(resolved: Resolved) -> Iterator[Check]:
-    """An algorithm that trains no policy, such as one for reward models, has nothing to sample for evaluations."""
+    """An algorithm that trains no policy, such as one for reward models, has nothing to sample for
+    evaluations."""
     objective = resolved.objective
     held_out = objective.setting_for.get("held_out")
     yield Check(
         "algorithm.name",
         "policy" not in objective.wants and resolved.config.answering is not None,
-        "its policy does not learn, so an evaluation of what it samples says nothing; remove evaluation.path, "
-        "and name held-out pairs in evaluation.pairs"
+        "its policy does not learn, so an evaluation of what it samples says nothing; remove "
+        "evaluation.path, and name held-out pairs in evaluation.pairs"
         + (f", or set algorithm.{held_out}" if held_out else ""),
     )

@@ -45,7 +45,8 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     learner.buffer,
     "learner",
 )
-"""The first mistake in this order is reported. A section's name stands for the checks that parts make of it."""
+"""The first mistake in this order is reported. A section's name stands for the checks that parts make of
+it."""
 
 
 def check_settings(resolved: Resolved) -> None:

@@ -28,8 +28,8 @@ def oracles(resolved: Resolved) -> Iterator[Check]:
         yield Check(
             field,
             name == "recorded",
-            "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an oracle "
-            "that can score them",
+            "evaluation samples new responses, and the oracle recorded knows only recorded ones; name an "
+            "oracle that can score them",
         )
     for field, name in names.items():
         yield Check(

@@ -15,7 +15,8 @@ def memory(resolved: Resolved) -> Iterator[Check]:
 
 
 def buffer(resolved: Resolved) -> Iterator[Check]:
-    """A buffer needs an algorithm that may learn again from older samples, and room for the questions of a step."""
+    """A buffer needs an algorithm that may learn again from older samples, and room for the questions of a
+    step."""
     given = resolved.config.learner.buffer
     name = resolved.config.algorithm.name
     is_ratio_based = resolved.requires.ratio_based
@@ -37,5 +38,6 @@ def buffer(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         "learner.buffer",
         given and given.questions < questions,
-        f"a step takes {questions} questions, of which some would never be learned; raise it to as many or more",
+        f"a step takes {questions} questions, of which some would never be learned; raise it to as many or "
+        "more",
     )

@@ -21,7 +21,7 @@ def reads_answers(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         f"algorithm.{setting or 'name'}",
         not resolved.objective.reads_answers and oracle not in BUILTIN,
-        f"nothing would read the answers of {oracle}; {f'set algorithm.{setting}, or ' if setting else ''}learn "
-        "from prompts.responses with oracle.name recorded, which costs nothing (evaluation.oracle may still name "
-        "another)",
+        f"nothing would read the answers of {oracle}; "
+        f"{f'set algorithm.{setting}, or ' if setting else ''}learn from prompts.responses with oracle.name "
+        "recorded, which costs nothing (evaluation.oracle may still name another)",
     )

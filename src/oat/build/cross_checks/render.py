@@ -24,6 +24,6 @@ def system(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         "render.system",
         "reward" in resolved.objective.wants and resolved.config.render.system is not None,
-        f"{resolved.config.algorithm.name} learns scores of texts as they stand, and nobody would put it before "
-        "them later; put it into the data",
+        f"{resolved.config.algorithm.name} learns scores of texts as they stand, and nobody would put it "
+        "before them later; put it into the data",
     )

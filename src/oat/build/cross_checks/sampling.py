@@ -24,8 +24,8 @@ def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         "oracle.max_wait_s",
         is_ratio_based and oracle.max_wait_s is not None and oracle.max_answer_age != 0,
-        f"{name} needs answers about its newest samples, and late ones would be learned from at a later step; "
-        "set oracle.max_answer_age to 0",
+        f"{name} needs answers about its newest samples, and late ones would be learned from at a later "
+        "step; set oracle.max_answer_age to 0",
     )
     yield Check(
         "prompts.responses",
@@ -42,8 +42,8 @@ def suits_explorer(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         "explorer.name",
         is_recorded and resolved.explorer.needs,
-        f"it needs {', '.join(sorted(resolved.explorer.needs))}, without which recorded responses come; remove "
-        "the explorer, or prompts.responses",
+        f"it needs {', '.join(sorted(resolved.explorer.needs))}, without which recorded responses come; "
+        "remove the explorer, or prompts.responses",
     )
     yield Check(
         "explorer.name",
@@ -58,6 +58,6 @@ def suits_explorer(resolved: Resolved) -> Iterator[Check]:
         and not is_recorded
         and config.explorer.name == "none"
         and is_one_response,
-        "both samples of a pair would be the same, and nothing could be learned; set a temperature above 0 and "
-        "top_k other than 1",
+        "both samples of a pair would be the same, and nothing could be learned; set a temperature above 0 "
+        "and top_k other than 1",
     )

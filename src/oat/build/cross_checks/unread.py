@@ -32,8 +32,8 @@ def refuse_unread(resolved: Resolved) -> None:
 
 
 def _unread(resolved: Resolved) -> Mapping[tuple[str, str], bool]:
-    """Each setting that some runs do not read, with whether this run is one of them. With recorded responses only
-    the evaluation samples."""
+    """Each setting that some runs do not read, with whether this run is one of them. With recorded responses
+    only the evaluation samples."""
     return {
         **_of_oracle(resolved),
         **_of_model(resolved),

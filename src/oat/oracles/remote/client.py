@@ -78,6 +78,7 @@ class RemoteOracle(Oracle):
                 raise ConfigError(f"{name} is {count!r}; set a whole number from 1 on")
         self.answers: Kind = answers
         self.version = str(version)
+        self.where_asked = f"at {url if isinstance(url, str) else ', '.join(url)}"
         self.max_outage_s, self._deadline_s = max_outage_s, max_outage_s + timeout_s
         self._client = HttpClient(
             url,

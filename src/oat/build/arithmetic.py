@@ -1,0 +1,249 @@
+"""The arithmetic of a run for `oat check`: prompts, responses, queries and optimiser steps, of a step and of
+all steps that are left."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from oat.build.highest_cost import lines_of_costs
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs
+from oat.config.settings import BufferConfig
+from oat.errors import many
+from oat.loop import Run
+from oat.oracles.builtin import BUILTIN
+from oat.oracles.preferences import Preferences
+from oat.types import Price
+
+Lines = Iterator[tuple[str, str]]
+"""Lines of a table, each with the name of its row; "" for the one above."""
+
+
+def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
+    """The arithmetic of a step."""
+    config = resolved.config
+    plan = run.plans(0)
+    recorded = bool(config.prompts.responses)
+    samples = _samples(resolved, run)
+    responses, queries = plan.prompts * samples, plan.questions * _price(resolved, run_inputs, samples)
+    of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
+    asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
+    yield (
+        "a step",
+        f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
+    )
+    epochs, minibatches = resolved.step.epochs, resolved.step.minibatches
+    is_pair = resolved.requires.feedback == "compare"
+    units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
+    size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
+    most = " and ".join(
+        [*([many(size, "row")] if size else []), *([many(tokens, "token")] if tokens else [])]
+    )
+    bound = config.learner.max_updates
+    bounded = (
+        f", of which {bound} {'is' if bound == 1 else 'are'} done"
+        if bound is not None and bound < epochs * minibatches
+        else ""
+    )
+    each = (
+        f"{many(epochs, 'epoch')} x {many(minibatches, 'mini-batch')} = "
+        f"{many(epochs * minibatches, 'optimiser step')}{bounded}"
+    )
+    yield "", f"{each}, each of {many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
+    if (buffer := config.learner.buffer) is not None:
+        yield "a buffer", _buffered(resolved, buffer)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What lies behind a run that goes on, or behind the fork that it is.
+
+    Attributes:
+        steps: steps that are done.
+        queries: queries that they have spent.
+    """
+
+    steps: int
+    queries: int
+
+
+def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Price, begun: Begun) -> Lines:
+    """The arithmetic of all steps that are left.
+
+    Args:
+        dearest: the most that a question may cost.
+    """
+    last, questions = run.stop.last, run.plans(0).questions
+    left = None if last is None else max(0, last - begun.steps)
+    for costs in lines_of_costs(resolved, run_inputs, dearest, questions, left):
+        yield "cost", costs
+    queries = questions * _price(resolved, run_inputs, _samples(resolved, run))
+    yield (
+        "the run",
+        _over(resolved, run, begun)
+        or (
+            _until_spent(resolved, queries, begun)
+            if last is None
+            else _all_steps(resolved, run, run_inputs, queries, begun, last)
+        ),
+    )
+
+
+def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
+    """Why nothing is left to do of a run that was begun; "" where something is."""
+    most, spent = resolved.config.stop.max_queries, begun.queries
+    if not begun.steps:
+        return ""
+    if (over := run.stop.steps_done(begun.steps)) is not None:
+        return f"{over}, and nothing is left to do; {spent} queries are spent"
+    if most is None or spent < most:
+        return ""
+    return (
+        f"{spent} queries are spent (stop.max_queries {most}) after step {begun.steps}, and nothing is left to "
+        "do"
+    )
+
+
+def _limits(resolved: Resolved) -> str:
+    """The budgets and hours that may end the run."""
+    stop = resolved.config.stop
+    limits = {
+        "max_queries": stop.max_queries,
+        "max_tokens": stop.max_tokens,
+        "max_cost": stop.max_cost,
+        "max_hours": stop.max_hours,
+    }
+    return " or ".join(f"stop.{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+
+
+def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
+    """The steps of a run that a budget or a clock ends.
+
+    Args:
+        queries: the most that a step may ask.
+    """
+    most = resolved.config.stop.max_queries
+    after = f" after step {begun.steps}" if begun.steps else ""
+    steps = ""
+    if most and queries:
+        least = math.ceil(max(0, most - begun.queries) / queries)
+        steps = f", after {many(least, 'more step' if begun.steps else 'step')} at least"
+    spent = f"; {begun.queries} queries are spent" if begun.steps else ""
+    return f"steps{after} until {_limits(resolved)}{steps}{spent}"
+
+
+def _all_steps(
+    resolved: Resolved, run: Run, run_inputs: RunInputs, queries: int, begun: Begun, last: int
+) -> str:
+    """The steps of a run that has a last one.
+
+    Args:
+        queries: the most that a step may ask.
+    """
+    most, epochs = resolved.config.stop.max_queries, resolved.config.prompts.epochs
+    a_step, size = run.plans(0).prompts, run_inputs.prompts.size
+    steps = max(0, last - begun.steps)
+    left = math.inf if most is None else max(0, most - begun.queries)
+    prompts = steps * a_step
+    if epochs:
+        prompts = min(prompts, max(0, size * epochs - begun.steps * a_step))
+    times = (
+        f"of {size}" if prompts < size else _each(prompts, size, is_exact=begun.steps * a_step % size == 0)
+    )
+    beside = f" beside {begun.queries} that are spent" if begun.steps else ""
+    taken = (
+        f"{many(prompts, 'prompt')} ({times}), {many(prompts * _samples(resolved, run), 'response')}, "
+        f"{_queries(int(min(steps * queries, left)))}{beside}"
+    )
+    updates = resolved.optimiser_steps(last) - resolved.optimiser_steps(min(begun.steps, last))
+    until = _limits(resolved)
+    after = f" after step {begun.steps}" if begun.steps else ""
+    return (
+        f"{many(steps, 'step')}{after}: {taken}, {many(updates, 'optimiser step')}"
+        f"{f'; or until {until}' if until else ''}"
+    )
+
+
+def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun) -> Lines:
+    """When evaluations are due, and what they ask."""
+    e, last = resolved.config.evaluation, run.stop.last
+    done = begun.steps
+    if e is None:
+        return
+    is_rarer = bool(e.every_queries or e.every_hours)
+    when = (
+        f"{'' if done else 'before the first step, '}every "
+        f"{many(e.every, 'step')}{' at most' if is_rarer else ''}, and at the end"
+    )
+    count = (
+        None
+        if last is None
+        else max(0, (done == 0) + last // e.every - done // e.every + (last % e.every > 0 and last > done))
+    )
+    times = f": {many(count, 'time')}" if count else ""
+    if run_inputs.pairs is not None:
+        yield (
+            "evaluation",
+            (
+                f"{when}{times}; {many(run_inputs.pairs.size, 'pair')} that are never learned, and nobody is "
+                "asked"
+            ),
+        )
+    if run_inputs.held_out is None:
+        return
+    responses = run_inputs.held_out.size * (e.samples + e.greedy)
+    parts = " + ".join(
+        [*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])]
+    )
+    prompts = many(run_inputs.held_out.size, "prompt")
+    plan, is_pair = run.plans(0), resolved.requires.feedback == "compare"
+    online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
+    learned = f", and the step's own {online}" if online else ""
+    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
+    for purpose, (address, _) in run_inputs.judges.items():
+        priced = 0 if resolved.judges[purpose].name in BUILTIN else responses + online
+        total = priced * (count or 0) - (online if priced and not done else 0)
+        yield (
+            "",
+            f"{_queries(priced)} each"
+            + (f", {total} in all" if count and priced else "")
+            + f", of {address}",
+        )
+
+
+def _each(prompts: int, size: int, *, is_exact: bool) -> str:
+    """How often each prompt comes where so many are taken of so many; it can be said exactly where the first
+    one begins an epoch."""
+    times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
+    often = "once" if times == 1 else f"{times:,} times"
+    return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
+
+
+def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
+    """What a step learns from beside its own take, when it has the most."""
+    questions = resolved.widened.questions
+    takes = math.ceil(buffer.questions / questions)
+    fullest = min(takes, buffer.clear_every or takes)
+    cleared = f", cleared every {many(buffer.clear_every, 'step')}" if buffer.clear_every else ""
+    steps = many(resolved.optimiser_steps(fullest) - resolved.optimiser_steps(fullest - 1), "optimiser step")
+    return (
+        f"the newest {many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to "
+        f"{steps} a step"
+    )
+
+
+def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
+    """The most queries that a question of training may cost."""
+    if resolved.config.oracle.name in BUILTIN:
+        return 0
+    (oracle,) = run_inputs.asked.values()
+    return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
+
+
+def _samples(resolved: Resolved, run: Run) -> int:
+    """Responses a prompt."""
+    return len(resolved.config.prompts.responses) or sum(run.plans(0).samples.values())
+
+
+def _queries(count: int) -> str:
+    return f"at most {'1 query' if count == 1 else f'{count} queries'}" if count else "no queries"

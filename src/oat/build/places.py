@@ -1,0 +1,113 @@
+"""The places of a run for `oat check`: where each box works, in which precision, and what lies on disk."""
+
+from pathlib import Path
+
+from oat.build.arithmetic import Lines
+from oat.build.defaults import derived
+from oat.build.fork import Origin
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs
+from oat.config.secrets import Hider
+from oat.errors import many
+from oat.files import bytes_free, seen
+from oat.learner.learner import Learner
+from oat.learner.limits import GB
+from oat.rundir.checkpoints import Checkpoints
+from oat.tracking.sinks import told_of
+
+_MOMENTS = 2
+"""Of AdamW, each as large as the weights that learn."""
+_UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+
+
+def stored_step(resolved: Resolved) -> int | None:
+    """The step of the checkpoint that the run in the directory goes on from."""
+    directory = seen(resolved.config.run_dir)
+    return Checkpoints(directory / "checkpoints", every=1, keep_last=1).next_loaded
+
+
+def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None, last: int | None) -> Lines:
+    """
+    Args:
+        origin: of a fork.
+        last: steps of the run.
+    """
+    config, c = resolved.config, resolved.config.checkpoint
+    sizes = {
+        name: sum(parameter.nbytes for parameter in part.model.trainable().values())
+        for name, part in learner.trained.items()
+    }
+    # the sampler's weights, the reference's
+    copies = (config.learner.sync_every > 1) + (learner.following is not None)
+    size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
+    directory = seen(config.run_dir)
+    kept = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each"
+    free = f"{_size(bytes_free(directory))} are free there"
+    yield "checkpoints", f"every {many(c.every, 'step')} and at the end; {kept}; {free}"
+    stored = stored_step(resolved)
+    begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
+    is_over = stored is not None and last is not None and stored >= last
+    where = begins if stored is None else f"{'is over' if is_over else 'goes on'} after step {stored}"
+    yield "run", f"{where}, in {Path(config.run_dir)}"
+
+
+def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> Lines:
+    """Where each box runs, and in which precision."""
+    config = resolved.config
+    device = "a CUDA device" if config.compute.profile == "gpu" else "the CPU"
+    engine, c = resolved.engine, config.learner
+
+    def threads(count: int | None) -> str:
+        return (
+            ""
+            if config.compute.profile == "gpu"
+            else f", {many(count, 'thread')}"
+            if count
+            else ", threads as measured at the start"
+        )
+
+    synced = f"new weights every {many(c.sync_every, 'step')}"
+    yield (
+        "engine",
+        (
+            f"{config.engine.name} on {device}, "
+            f"{engine.dtype}{threads(engine.threads or config.compute.threads)}; {synced}"
+        ),
+    )
+    precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
+    frozen = [
+        name
+        for name in learner.models
+        if name not in learner.trained and not (name == "reference" and learner.following)
+    ]
+    models = (
+        "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+    )
+    if update := config.model.reference_update:
+        models += (
+            f"; after every {many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
+        )
+    yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
+    if config.explorer.name != "none":
+        yield "explorer", f"{config.explorer.name}, in this process"
+    (oracle,) = run_inputs.asked.values()
+    where = Hider(config.oracle.options).text(oracle.where_asked)
+    yield "oracle", f"{config.oracle.name}, {where}"
+
+
+def default_lines(resolved: Resolved) -> Lines:
+    """Settings that follow from others."""
+    for number, line in enumerate(derived(resolved)):
+        yield "" if number else "by default", line
+
+
+def sink_lines(resolved: Resolved) -> Lines:
+    """The sinks that get the rows too."""
+    if named := told_of(resolved.config.tracking):
+        yield "sinks", Hider({}).text(", ".join(named))
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    unit = next(unit for unit in _UNITS if count >= unit[0])
+    return f"{count / unit[0]:.3g} {unit[1]}"
