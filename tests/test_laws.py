@@ -29,8 +29,8 @@ MAY_IMPORT = {
     "cli": "build commands control errors files loop oracles plugins quickstart reports",
     "collector": "explore protocols seeds types",
     "commands": (
-        "build config data errors evaluation files hardware learner ledger loop "
-        "metrics models oracles reports rollout rundir seeds text tracking types"
+        "build data errors evaluation files hardware learner ledger loop "
+        "metrics models reports rollout rundir seeds text types"
     ),
     "config": "errors files plugins",
     "control": "config errors plugins types",
