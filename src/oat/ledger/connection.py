@@ -52,8 +52,7 @@ class Connection:
         if found != schema.VERSION:
             raise LedgerError(
                 f"{self.path}: schema version {found or 'unknown'}, this program writes {schema.VERSION}; "
-                "continue the run with the version that "
-                "made it"
+                "continue the run with the version that made it"
             )
 
     def _open_read_only(self) -> None:

@@ -1,4 +1,4 @@
-"""The least that a run's ledger must hold. A run with less, beside a missing, older or cut ledger, would pay
+"""The least that a run's ledger must hold. A run that went on beside a missing, older or cut ledger would pay
 again for answers that it has learned from, so it is refused.
 
 A checkpoint states three things for each purpose: the number of takes, what all answers had cost at the last

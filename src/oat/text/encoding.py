@@ -39,10 +39,9 @@ class Encoder:
             )
         except Exception as error:  # the tokenizer's own code raises nothing narrower
             raise TemplateError(
-                f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode "
-                f"{text[:80]!r} ({error}); give another model "
-                "(`model.path`), one whose tokenizer knows the text or has an unknown token, or change "
-                "the text"
+                f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode {text[:80]!r} "
+                f"({error}); give another model (`model.path`), one whose tokenizer knows the text or has an "
+                "unknown token, or change the text"
             ) from error
 
     def _direct(self, text: str, *, adds: bool, splits: bool | None) -> tuple[list[int], list[int]]:

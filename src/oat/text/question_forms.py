@@ -67,9 +67,8 @@ GSM8K = Form(
         Example(
             "Tickets cost $8 for adults and $5 for children. What do 2 adults and 3 children pay?",
             (
-                "The adults pay 2 * 8 = 16 dollars and the children 3 * 5 = 15 dollars. Together that is "
-                "16 + "
-                "15 = 31 dollars, so they pay $31.\n#### 31"
+                "The adults pay 2 * 8 = 16 dollars and the children 3 * 5 = 15 dollars. Together that is 16 "
+                "+ 15 = 31 dollars, so they pay $31.\n#### 31"
             ),
             "31",
         ),
@@ -87,8 +86,7 @@ GSM8K = Form(
         Example(
             (
                 "Nora reads 15 pages on Monday and twice as many on Tuesday. Her book has 100 pages. How "
-                "many "
-                "pages are left to read?"
+                "many pages are left to read?"
             ),
             (
                 "On Tuesday she reads 2 * 15 = 30 pages. She has read 15 + 30 = 45 pages, so 100 - 45 = 55 "
@@ -99,17 +97,15 @@ GSM8K = Form(
         Example(
             "A train leaves at 9:20 and arrives at 11:05. How many minutes does it travel?",
             (
-                "From 9:20 to 11:20 it would be 2 * 60 = 120 minutes. It arrives 15 minutes earlier: 120 "
-                "- 15 "
-                "= 105.\n#### 105"
+                "From 9:20 to 11:20 it would be 2 * 60 = 120 minutes. It arrives 15 minutes earlier: 120 - "
+                "15 = 105.\n#### 105"
             ),
             "105",
         ),
         Example(
             (
                 "Three friends share 2 boxes of 24 plums and 6 single plums equally. How many plums does "
-                "each "
-                "get?"
+                "each get?"
             ),
             (
                 "The boxes hold 2 * 24 = 48 plums, and with the single ones there are 48 + 6 = 54. Each gets "

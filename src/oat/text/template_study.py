@@ -122,9 +122,8 @@ def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
                 "choose a template that only adds to what it wrote, such as chatml"
             )
         warn(
-            f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns "
-            "choose a template that keeps earlier messages, or the model meets other histories in use "
-            "than in training"
+            f"{rewrites}. Here responses stay as they were sampled; for episodes of several turns choose a "
+            "template that keeps earlier messages, or the model meets other histories in use than in training"
         )
         return
 
