@@ -14,7 +14,8 @@ import yaml
 from evaluations import JUDGES
 from fixtures import World, oat, write_jsonl
 
-from oat.build.open_run import FREE, open_run
+from oat.build.fixed import FREE
+from oat.build.open_run import open_run
 from oat.build.resolve import resolve
 from oat.config.load import convert, dump, load_config
 from oat.config.settings import Config

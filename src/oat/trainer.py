@@ -14,7 +14,8 @@ from typing import Any
 
 from oat.build.about import about
 from oat.build.fingerprints import GIVEN
-from oat.build.open_run import as_begun, open_run
+from oat.build.fixed import as_begun
+from oat.build.open_run import open_run
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.targets import evaluated_as, resolve_tree

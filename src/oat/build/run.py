@@ -2,7 +2,7 @@
 those that need no weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleLearning
+from oat.build.directory import Home, unlocked_home
 from oat.build.engine import make_sampling, run_engine
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
@@ -24,11 +25,10 @@ from oat.collector import Collector
 from oat.config.load import dump
 from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
-from oat.control.interruption import Interruption
 from oat.control.stop import Stop
 from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
-from oat.files import Standing, seen
+from oat.files import seen
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads
 from oat.learner.replay_buffer import Buffer
@@ -54,20 +54,6 @@ from oat.tracking.sinks import described_sinks
 from oat.types import ENSEMBLE, Plan
 
 
-@dataclass(frozen=True, eq=False)
-class Home:
-    """Where a run lives that somebody has opened.
-
-    Attributes:
-        standing: what of the directory must stay what it is.
-        interruption: what has been heard of signals since it began to start.
-    """
-
-    directory: Path
-    standing: Standing
-    interruption: Interruption
-
-
 def build(
     resolved: Resolved,
     *,
@@ -88,7 +74,7 @@ def build(
         OatError: a part cannot be made as configured.
     """
     config, objective, explorer = resolved.config, resolved.objective, resolved.explorer
-    home = directory if isinstance(directory, Home) else _home(directory or seen(config.run_dir))
+    home = directory if isinstance(directory, Home) else unlocked_home(directory or seen(config.run_dir))
     directory = home.directory
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
@@ -182,12 +168,6 @@ def _served(run_inputs: RunInputs, *, has_ensemble: bool) -> dict[str, Oracle]:
     """The oracles that the ledger asks, by address."""
     believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if has_ensemble else {}
     return {**run_inputs.asked, **dict(run_inputs.judges.values()), **believed}
-
-
-def _home(directory: Path) -> Home:
-    """Of a run that nobody has opened."""
-    directory.mkdir(parents=True, exist_ok=True)
-    return Home(directory, Standing(), Interruption())
 
 
 def _wired(config: Config, box: Any) -> Any:

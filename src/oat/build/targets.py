@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oat.build.open_run import known_by_file
+from oat.build.fixed import known_by_file
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import Origins, convert, load_config, stored_config

@@ -1,0 +1,207 @@
+"""The settings that a run fixes when it begins, and those that may change when it goes on or is forked."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
+from oat.config.load import Origins, convert, dump, load_config, with_given
+from oat.config.settings import Component, Config
+from oat.errors import ConfigError
+from oat.plugins.loading import same_by_file
+
+FREE = (
+    "run_dir",
+    "stop",
+    "tracking",
+    "checkpoint",
+    "alarms",
+    "compute.serialise",
+    "compute.memory_gb",
+    "oracle.deadline_s",
+    "oracle.max_wait_s",
+    "learner.on_nonfinite",
+    "learner.max_skips",
+)
+"""Fields, or whole sections, that may change when a run is continued; `compute.memory_gb` only where nothing
+was measured by it."""
+
+FORKS = (
+    "model.reference_update.every",
+    "model.reference_update.mix",
+    "seed",
+    "sampling",
+    "algorithm",
+    "evaluation",
+    "oracle.labels",
+    "oracle.max_outstanding",
+    "oracle.max_answer_age",
+    "learner.learning_rate",
+    "learner.critic_learning_rate",
+    "learner.betas",
+    "learner.weight_decay",
+    "learner.max_grad_norm",
+    "learner.schedule",
+    "learner.warmup_steps",
+    "learner.schedule_steps",
+    "learner.micro_batch_size",
+    "learner.gradient_checkpointing",
+    "learner.logits_chunk",
+    "learner.max_updates",
+)
+"""Fields, or whole sections, that may change in a fork, but for the algorithm's name. A checkpoint or a
+ledger depends on the others, or they were measured."""
+
+CHOSEN = {
+    ("compute", "threads"): None,
+    ("engine", "threads"): None,
+    ("learner", "micro_batch_tokens"): "auto",
+    ("render", "date"): None,
+}
+"""Fields that a run fixes when it is created, where they have this value; then they stay."""
+
+
+def as_begun(resolved: Resolved) -> Resolved:
+    """The configuration with what the run in its directory fixed when it began; unchanged where there is no
+    run.
+
+    Raises:
+        ConfigError: the directory holds a run of another configuration.
+    """
+    file = Path(resolved.config.run_dir) / "config.yaml"
+    if not file.exists():
+        return resolved
+    return as_stored(resolved, resolve(load_config(file)[0], {}), file, is_fork=False)
+
+
+def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
+    """The configuration with what a run fixed when it began.
+
+    Args:
+        stored: the configuration of that run, resolved for itself.
+        file: where the run's directory has it.
+        is_fork: the configuration is of a fork of that run.
+
+    Raises:
+        ConfigError: the two differ in what may not change; the message lists the differences.
+    """
+    config, before = known_by_file(resolved.config, file), stored.config
+    if not is_fork:
+        run_dir = before.run_dir
+        before, config = (with_given(each, run_dir, config.run_dir) for each in (before, config))
+    config = _with_fixed(config, before)
+    differences = _differences(before, config)
+    refused = _refused_in_forks(differences, before)
+    if is_fork and refused:
+        lines = "\n  ".join(refused)
+        raise ConfigError(
+            f"a fork of {file.parent} cannot change these; begin a run of its own, or undo:\n  {lines}"
+        )
+    if differences and not is_fork:
+        lines = "\n  ".join(line + _reason(line, before, config, resolved.origins) for line in differences)
+        way = "begin a run of its own" if refused else f"fork it with --from {file.parent}@STEP"
+        raise ConfigError(
+            f"{file.parent} holds a run of another configuration; give another --run_dir ({way}), or "
+            f"undo:\n  {lines}"
+        )
+    return replace(resolved, config=config)
+
+
+def known_by_file(config: Config, file: Path) -> Config:
+    """The configuration with functions and classes that a run was given from Python named by their files
+    (`plugins.same_by_file`).
+
+    Args:
+        file: the run's own configuration.
+    """
+    tree: Config = convert(Config, same_by_file(dump(load_config(file)[0]), dump(config)), (), {})
+    return tree
+
+
+def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config:
+    """The configuration with the fields that were found while the run was made.
+
+    Args:
+        chosen: values by section and field.
+    """
+    for (section, name), value in chosen.items():
+        config = _with(config, section, name, value)
+    return config
+
+
+def _with_fixed(config: Config, stored: Config) -> Config:
+    """The configuration with the run's own values of the fields of `CHOSEN` that it leaves open."""
+    for (section, name), left_open in CHOSEN.items():
+        if _setting(config, section, name) == left_open:
+            config = _with(config, section, name, _setting(stored, section, name))
+    return config
+
+
+def _setting(config: Config, section: str, name: str) -> Any:
+    part = getattr(config, section)
+    return part.options[name] if isinstance(part, Component) else getattr(part, name)
+
+
+def _with(config: Config, section: str, name: str, value: Any) -> Config:
+    part = getattr(config, section)
+    changed: Any = (
+        replace(part, options={**part.options, name: value})
+        if isinstance(part, Component)
+        else replace(part, **{name: value})
+    )
+    sections: dict[str, Any] = {section: changed}
+    return replace(config, **sections)
+
+
+def _differences(stored: Config, now: Config) -> list[str]:
+    """A line for each field that differs and may not change when a run is continued; a line begins with the
+    field's name and a colon."""
+    is_measured = now.learner.micro_batch_tokens == "auto"
+    free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
+    lines = _differing(dump(stored), dump(now))
+    return [line for line in lines if not _is_any(_field(line), free)]
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += _differing(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {json.dumps(old)} in the run, {json.dumps(new)} now")
+    return lines
+
+
+def _refused_in_forks(differences: Iterable[str], stored: Config) -> list[str]:
+    """The differences that a fork may not have either."""
+    fixed = ["algorithm.name", "sampling.environment"]
+    if stored.prompts.epochs:
+        fixed.append("algorithm.prompts")
+    return [line for line in differences if not _is_any(_field(line), FORKS) or _field(line) in fixed]
+
+
+def _field(line: str) -> str:
+    return line.split(": ")[0]
+
+
+def _is_any(field: str, names: Iterable[str]) -> bool:
+    """Whether a field is one of these names, or in a section that is."""
+    return any(f"{field}.".startswith(f"{name}.") for name in names)
+
+
+def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
+    """The reason why a field differs that nobody set, and what to do."""
+    schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
+    is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
+    if not (difference.startswith("learner.schedule_steps: ") and is_derived):
+        return ""
+    return (
+        f" (it follows from stop.max_steps, where a {schedule} schedule ends by default, and a run keeps "
+        "the schedule it began with: pass "
+        f"--learner.schedule_steps {steps} to go on with that one; a run that may be made longer sets "
+        "learner.schedule_steps at its start)"
+    )
