@@ -9,20 +9,21 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "test_suites.md"
 HEAD = """# Which tests run when
 
-`make test` runs every test without the marker `slow`; `make test-slow` runs the slow ones, but for the `large`
-rows of the fault table, which `make faults` runs (docs/faults.md).
+`make test` runs every test without the marker `slow`. `make test-slow` runs the slow ones, but for the
+`large` rows of the fault table, which `make faults` runs (docs/faults.md).
 
-Golden runs, runs that are killed at named moments (`tests/faults/test_kill.py`) and the walks over a run's state
-(`tests/faults/test_state.py`) go through the wire encoding in `make test`, and each has a plain twin there: golden
-runs both ways, two moments without a wire, one walk without it, and the digests of unbroken runs, which are equal
-bit by bit. Without the wire all moments and walks run in `make test-slow`. The tests of `tests/protocol` hold the
-digest of each run over the wire against that of the plain one.
+**Through the wire encoding.** Golden runs, runs that are killed at named moments
+(`tests/faults/test_kill.py`) and the walks over a run's state (`tests/faults/test_state.py`) go through the
+wire encoding in `make test`. Each has a plain twin there: golden runs both ways, two moments without a wire,
+one walk without it, and the digests of unbroken runs, which are bitwise equal. Without the wire, all moments
+and walks run in `make test-slow`. The tests of `tests/protocol` hold the digest of each run over the wire
+against that of the plain run.
 
-Learning runs: six in `make test`, online, from recorded data, and with flipped signs. The sign of every loss is held
-there by `tests/learning/test_signs.py`, without a run.
+**Learning runs.** `make test` has six: online, from recorded data, and with flipped signs. There
+`tests/learning/test_signs.py` holds the sign of every loss, without a run.
 
-These tests are left to `make test-slow`, or some of their cases; seconds are of one core. `python
-tests/suites_page.py` makes the table from the markers.
+The table has the tests that are left to `make test-slow`, whole or some of their cases, with seconds of one
+core. `python tests/suites_page.py` makes the table from the markers.
 
 | test | seconds | what remains in `make test` |
 | --- | --- | --- |
