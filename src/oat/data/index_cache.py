@@ -39,11 +39,8 @@ _CODE = (
     "data/messages",
     "data/sources",
     "data/text_files",
-    "text/question_forms",
-    "text/renderer",
-    "text/templates",
 )
-"""Modules whose code decides what an index holds."""
+"""Modules whose code decides what an index holds, beside all of `text/`."""
 
 
 def cache_folders() -> list[Path]:
@@ -156,8 +153,9 @@ def _digest(first_pass: Pass, files: Sequence[Path], max_records: int | None) ->
     digest = hashlib.sha256(
         json.dumps([*_settings(first_pass), max_records], sort_keys=True, default=str).encode()
     )
-    for module in _CODE:
-        digest.update((Path(__file__).parent.parent / f"{module}.py").read_bytes())
+    package = Path(__file__).parent.parent
+    for file in [*(package / f"{module}.py" for module in _CODE), *sorted((package / "text").glob("*.py"))]:
+        digest.update(file.read_bytes())
     for content in _contents(first_pass, files):
         digest.update(content)
     return digest.hexdigest()
