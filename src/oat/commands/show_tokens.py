@@ -1,8 +1,8 @@
 """`oat check --show-tokens`: show a prompt token by token, and how the model goes on after prompts.
 
-This part of `oat check` loads the weights, since only the model can tell what it does after a prompt. A greedy
-response that spells the end of text in plain tokens before it stops counts as well: some small models, whose
-tokenizers spell it, have learned it so.
+This part of `oat check` loads the weights, since only the model can tell what it does after a prompt. A
+greedy response that spells the end of text in plain tokens before it stops counts as well: some small models,
+whose tokenizers spell it, have learned it so.
 """
 
 from collections.abc import Sequence
@@ -147,8 +147,8 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
     ]
     if at_once > _MUCH or soon_share > _MUCH:
         lines.append(
-            "  otherwise            if responses should be longer: end prompts as the model's own texts go on "
-            "(with a blank, or without one), or set render.template"
+            "  otherwise            if responses should be longer: end prompts as the model's own texts go "
+            "on (with a blank, or without one), or set render.template"
         )
     return lines
 

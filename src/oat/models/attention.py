@@ -1,16 +1,16 @@
 """Attention without padding, for engine and learner: sequences of any lengths lie end to end in one row of
 tokens.
 
-A model of transformers finds `attention` under the name `oat`. Called with a `layout`, it lets the layout say
-who sees whom; without one it is scaled dot-product attention as it was. Two layouts exist: `Packed`, below,
-and the step of a cache (`engines/paged_cache.py`).
+Transformers' models call `attention` under the name `oat`. With a `layout`, the layout decides which token
+attends to which; without one, `attention` is transformers' scaled dot-product attention. There are two
+layouts: `Packed`, below, and the step of a KV cache (`engines/paged_cache.py`).
 
-`Packed` takes spans of nearly one length together. On a GPU in half precision one kernel of variable-length
-attention takes all spans, if its values and gradients are those of the other way; that is tried once for
-every shape of heads.
+`Packed` computes spans of nearly equal length in one call, as the rows of a batch (a bucket). On a GPU in
+half precision, one kernel of variable-length attention computes all spans, provided that its values and
+gradients agree with those of the buckets; this is checked once for every shape of heads.
 
 One call for each span took 0.3 ms forward and backward, whatever it computed, which was half of a tiny
-model's update. So spans of nearly one length share a call, padded by an eighth at most.
+model's update. So spans of nearly equal length share a call, padded by an eighth at most.
 """
 
 from collections.abc import Sequence
@@ -30,23 +30,24 @@ from oat.errors import ModelError
 
 NAME = "oat"
 _NEAR_UP_TO = 512
-"""Tokens that a query sees, up to which spans of nearly one length attend together; beyond, those of exactly
-one."""
+"""Keys of a span up to which spans of nearly equal length share a bucket. Spans with more keys share one only
+if they are equally long."""
 _AGREEMENT = 5e-2
-"""Most that a kernel in half precision may differ from the buckets, relative to the largest number."""
+"""Largest difference between the kernel in half precision and the buckets, relative to the largest number."""
 
 
 class AttentionLayout(Protocol):
-    """Who sees whom in one forward pass."""
+    """Decides which token attends to which in one forward pass."""
 
     def attend(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> Tensor:
-        """One layer's attention.
+        """Compute one layer's attention.
 
         Args:
-            module: the layer, which tells layers apart.
+            module: the layer; it tells layers apart.
             query: (R, heads, L, head width); key and value may have fewer heads.
+
         Returns:
             (R, L, heads, value width).
         """
@@ -54,10 +55,10 @@ class AttentionLayout(Protocol):
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence among the tokens of a packed row: tokens `start` to `stop` - 1 see themselves causally.
+    """A sequence in a packed row: tokens `start` to `stop` - 1, which attend to each other causally.
 
     Attributes:
-        prefix: number of the earlier span that they see whole, or None.
+        prefix: index of an earlier span, all of whose tokens they attend to as well; or None.
     """
 
     start: int
@@ -66,13 +67,13 @@ class Span:
 
 
 class Bounds(NamedTuple):
-    """Spans as a kernel of variable-length attention reads them: S sequences of queries and of keys, end to
+    """Spans in the form of a kernel of variable-length attention: S sequences of queries and of keys, end to
     end.
 
     Attributes:
-        queries, keys: (S + 1,) int32, where each sequence begins, and the end.
-        tokens: the token of each key, those of a common prefix once for every span that sees it; None: each
-        token is a key once, in order.
+        queries, keys: (S + 1,) int32, the place where each sequence begins, and the end of the last.
+        tokens: the token of each key; those of a shared prefix are repeated for every span that attends to
+            it. None: each token is a key once, in order.
     """
 
     queries: Tensor
@@ -84,8 +85,13 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Spans of nearly one length, which attend in one call: so many of them, their queries and keys, and who
-    sees whom; None: causally."""
+    """Spans of nearly equal length, which attend in one call.
+
+    Attributes:
+        count: number of spans.
+        queries, keys: number of queries and of keys of each span, padding included.
+        mask: as `_mask` makes it; None: causal.
+    """
 
     count: int
     queries: int
@@ -94,17 +100,19 @@ class _Bucket:
 
 
 class Packed:
-    """Spans of one row of tokens, in order and disjoint; what tokens between them get means nothing.
+    """Layout of one row of tokens as disjoint spans, in order. The outputs at tokens between spans have no
+    meaning.
 
-    Spans of nearly one length attend together, as rows of a matrix: a call a span would cost more than it
-    computes. Rows are filled up by the last token of a span, which nobody in it sees.
+    Spans of nearly equal length are computed together, as the rows of a batch, since a call for each span
+    would take longer than its arithmetic. A shorter row is padded with copies of its last token, to which no
+    real token of the row attends.
 
     Args:
-        width: all spans attend together, in rows of so many tokens; None: by length, which differs by an
-            eighth at most, and not at all where spans are long.
+        width: number of tokens of every row, with all spans in one bucket; None: spans share a bucket if
+            their lengths differ by an eighth at most, or, if they are long, not at all.
 
     Attributes:
-        uses: layers that have asked it.
+        uses: number of calls by layers.
     """
 
     def __init__(self, spans: Sequence[Span], *, width: int | None = None):
@@ -128,7 +136,7 @@ class Packed:
         return self.at_once(query.to(dtype), key.to(dtype), value.to(dtype), scale)
 
     def at_once(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """All spans, without tokens between them, in one kernel."""
+        """Compute all spans by one kernel. There must be no tokens between them."""
         if self._bounds is None:
             self._bounds = self.bounds(query.device)
         bounds = self._bounds
@@ -138,44 +146,48 @@ class Packed:
         return variable_length(query_THd, key_THd, value_THd, bounds, scale)[None]
 
     def bounds(self, device: torch.device) -> Bounds:
-        """The spans for a kernel that takes queries to stand at the end of their keys."""
+        """Return the spans for a kernel that aligns the last query of a sequence with its last key."""
         own = [np.arange(span.start, span.stop) for span in self.spans]
         keys = [
             ids if span.prefix is None else np.concatenate([own[span.prefix], ids])
             for ids, span in zip(own, self.spans, strict=True)
         ]
-        of_queries, of_keys = (
+        query_starts, key_starts = (
             torch.from_numpy(np.cumsum([0, *map(len, parts)]).astype(np.int32)).to(device)
             for parts in (own, keys)
         )
         is_shared = any(span.prefix is not None for span in self.spans)
         tokens = torch.from_numpy(np.concatenate(keys)).to(device) if is_shared else None
-        return Bounds(of_queries, of_keys, max(map(len, own)), max(map(len, keys)), tokens)
+        return Bounds(query_starts, key_starts, max(map(len, own)), max(map(len, keys)), tokens)
 
     def in_buckets(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """The spans of nearly one length together, each bucket by scaled dot-product attention."""
+        """Compute the spans bucket by bucket, by scaled dot-product attention."""
         if self._plan is None:
-            self._plan = self._planned(query)
-        buckets, of_queries, of_keys, back = self._plan
+            self._plan = self._make_plan(query)
+        buckets, query_rows, key_rows, back = self._plan
         queries, keys, values = (
-            of.take(tensor[0].transpose(0, 1)).split(
+            rows.take(tensor[0].transpose(0, 1)).split(
                 [bucket.count * getattr(bucket, width) for bucket in buckets]
             )
-            for tensor, of, width in (
-                (query, of_queries, "queries"),
-                (key, of_keys, "keys"),
-                (value, of_keys, "keys"),
+            for tensor, rows, width in (
+                (query, query_rows, "queries"),
+                (key, key_rows, "keys"),
+                (value, key_rows, "keys"),
             )
         )
-        seen = [
+        outputs = [
             _attend(bucket, *parts, scale)
             for bucket, parts in zip(buckets, zip(queries, keys, values, strict=True), strict=True)
         ]
-        return back.take(torch.cat(seen))[None]
+        return back.take(torch.cat(outputs))[None]
 
-    def _planned(self, like: Tensor) -> tuple[list[_Bucket], "Rows", "Rows", "Rows"]:
-        """The buckets; where their queries and keys are found among the tokens, and each token among what the
-        buckets give."""
+    def _make_plan(self, like: Tensor) -> tuple[list[_Bucket], "Rows", "Rows", "Rows"]:
+        """Put the spans into buckets.
+
+        Returns:
+            The buckets; the places of their queries and of their keys among the tokens; and the place of each
+            token among the outputs of the buckets.
+        """
         groups: dict[tuple[int, int], list[int]] = {}
         before = [0 if span.prefix is None else _length(self.spans[span.prefix]) for span in self.spans]
         for number, span in enumerate(self.spans):
@@ -184,7 +196,8 @@ class Packed:
         buckets = []
         of_queries = []
         of_keys = []
-        back_T, place = np.zeros(like.shape[2], dtype=np.int64), 0
+        back_T = np.zeros(like.shape[2], dtype=np.int64)
+        place = 0
         for (ahead, own), numbers in groups.items():
             starts, lengths = (
                 np.array([get(self.spans[number]) for number in numbers]) for get in (_start, _length)
@@ -208,14 +221,21 @@ class Packed:
         return buckets, queries, keys, Rows(back_T, place, like.device)
 
     def _shape(self, before: int, own: int) -> tuple[int, int]:
+        """Return the padded lengths of the bucket for a span with `before` tokens in its prefix and `own` of
+        its own."""
         if self.width is not None:
             return before, self.width
         return (before, own) if before + own > _NEAR_UP_TO else (_near(before), _near(own))
 
 
 class Rows:
-    """Rows of a matrix by number, some of them several times; the gradient of a row is the sum of those of
-    its copies."""
+    """A selection of rows of a matrix, with repetitions. The gradient of a row is the sum of the gradients of
+    its copies.
+
+    Args:
+        numbers: numbers of the selected rows.
+        count: number of rows of the matrix.
+    """
 
     def __init__(self, numbers: np.ndarray, count: int, device: torch.device):
         self.is_every = np.array_equal(numbers, np.arange(count))
@@ -224,7 +244,7 @@ class Rows:
         self.starts = torch.from_numpy(np.searchsorted(np.sort(numbers), np.arange(count))).to(device)
 
     def take(self, matrix: Tensor) -> Tensor:
-        """(rows, ...) to (numbers, ...)."""
+        """Select from a matrix (rows, ...); return (numbers, ...)."""
         if self.is_every:
             return matrix
         taken: Tensor = _Take.apply(matrix.flatten(1), self)
@@ -245,14 +265,15 @@ class _Take(torch.autograd.Function):
 def pack(
     sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0
 ) -> tuple[Tensor, Tensor, list[Span]]:
-    """Sequences end to end.
+    """Lay sequences end to end.
 
     Args:
-        sequences: ids, each at least one.
-        width: tokens that each sequence takes up, padding included; None: its own.
-        rows: with `width`, as many rows there are, sequences or not.
+        sequences: the ids of each sequence, at least one.
+        width: places that each sequence takes up, padding included; None: as many as it has tokens.
+        rows: with `width`, the least number of rows; rows without a sequence are padding.
+
     Returns:
-        Ids (1, T), positions (1, T), and where the sequences lie.
+        Ids (1, T), positions (1, T), and the span of each sequence.
     """
     widths = [width if width is not None else len(ids) for ids in sequences]
     starts = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
@@ -263,13 +284,14 @@ def pack(
 def pack_groups(
     sequences: Sequence[np.ndarray], prefixes: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, list[Span], list[np.ndarray]]:
-    """Sequences end to end, of which those that begin alike have their beginning in common.
+    """Lay sequences end to end; a prefix that several of them share is laid once.
 
     Args:
-        sequences: ids.
-        prefixes: tokens of each sequence that may be common; below its length.
+        sequences: the ids of each sequence.
+        prefixes: number of tokens at the beginning of each sequence that may be shared; less than its length.
+
     Returns:
-        Ids (1, T), positions (1, T), the spans, and for each sequence where its tokens lie.
+        Ids (1, T), positions (1, T), the spans, and for each sequence the places of its tokens.
     """
     spans: list[Span] = []
     pieces: list[np.ndarray] = []
@@ -311,8 +333,8 @@ def _lay(
 
 
 def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """(rows, heads, width); heads that share a key are batched beside each other, so that no key is copied
-    for them."""
+    """Compute the attention of a bucket, (rows, heads, width). Query heads that share a key head are a
+    dimension of their own, so that no key is copied for them."""
     heads, key_heads = query.shape[1], key.shape[1]
     query = (
         query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1)
@@ -329,19 +351,25 @@ def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: f
         if bucket.mask is None or len(bucket.mask) == 1
         else bucket.mask.repeat_interleave(key_heads, 0)
     )
-    seen = F.scaled_dot_product_attention(
+    output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
     )
     return (
-        seen.unflatten(0, (bucket.count, key_heads))
+        output.unflatten(0, (bucket.count, key_heads))
         .permute(0, 3, 1, 2, 4)
         .reshape(bucket.count * bucket.queries, heads, -1)
     )
 
 
 def _mask(sees_nP: np.ndarray, own: int, like: Tensor) -> Tensor:
-    """(n, 1, L, P + L), or n = 1 where all are equal: 0 where a query may look, at the prefix that it has and
-    causally at its own, -inf elsewhere."""
+    """Return the mask of a bucket: (n, 1, L, P + L), or n = 1 if all rows are equal. It is 0 where a query
+    attends, to its real prefix and causally to its own span, and -inf elsewhere.
+
+    Args:
+        sees_nP: (n, P), true where a key of the prefix is no padding.
+        own: L.
+        like: a tensor of the precision and device of the mask.
+    """
     sees_nP = sees_nP[:1] if sees_nP.all() else sees_nP
     causal = np.tril(np.ones((own, own), dtype=bool))
     sees = np.concatenate(
@@ -360,14 +388,14 @@ def _length(span: Span) -> int:
 
 
 def _near(length: int) -> int:
-    """The next length of which there are eight between a power of two and the next."""
+    """Round a length up to the next of eight steps between two powers of two."""
     step = max(1, (1 << length.bit_length()) // 16)
     return -(-length // step) * step
 
 
 def half_dtype(like: Tensor) -> torch.dtype | None:
-    """The half precision that attention of such a tensor is computed in on a GPU; None on a CPU, and in more
-    than half precision."""
+    """Return the half precision in which a GPU computes the attention of such a tensor; None on a CPU, and
+    for a higher precision."""
     if not like.is_cuda:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else like.dtype
@@ -377,29 +405,31 @@ def half_dtype(like: Tensor) -> torch.dtype | None:
 def variable_length(
     query_THd: Tensor, key_SHd: Tensor, value_SHd: Tensor, bounds: Bounds, scale: float
 ) -> Tensor:
-    """torch's kernel: causal attention within each sequence, whose queries stand at the end of its keys; (T,
-    heads, width)."""
+    """Compute causal attention within each sequence by torch's kernel, (T, heads, width). The last query of a
+    sequence is aligned with its last key."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # aligned at the lower right, as flash attention is since 2.1
+    # the causal window is aligned at the lower right, as in flash attention since 2.1
     causal: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True}
-    seen = varlen_attn(query_THd, key_SHd, value_SHd, *bounds[:4], scale=scale, **causal)
-    assert isinstance(seen, Tensor)
-    return seen
+    output = varlen_attn(query_THd, key_SHd, value_SHd, *bounds[:4], scale=scale, **causal)
+    assert isinstance(output, Tensor)
+    return output
 
 
 @cache
 def kernel_agrees(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int
 ) -> bool:
-    """Whether values and gradients of the kernel are those of the buckets, for spans with a prefix and
-    without; False where there is none.
+    """Check that values and gradients of the kernel agree with those of the buckets, for spans with a prefix
+    and without. False if they do not, or if there is no kernel.
 
-    What it computes shows in no graph and in no hook around it.
+    The computation stays outside of the caller's autograd graph and of its hooks on saved tensors.
     """
-    packed, scale = Packed([Span(0, 5), Span(5, 8, prefix=0), Span(8, 9, prefix=0), Span(9, 20)]), width**-0.5
-    unseen = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), unseen:
+    packed = Packed([Span(0, 5), Span(5, 8, prefix=0), Span(8, 9, prefix=0), Span(9, 20)])
+    scale = width**-0.5
+    no_hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    no_cast = torch.autocast(device.type, enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), no_cast, no_hooks:
         query, key, value = (
             torch.arange(20 * count * size, device=device)
             .mul(1.7 + turn)
@@ -415,8 +445,9 @@ def kernel_agrees(
         found = []
         try:
             for attend in (packed.at_once, packed.in_buckets):
-                seen = attend(query, key, value, scale)
-                found.append([seen, *torch.autograd.grad(seen.float().square().sum(), (query, key, value))])
+                output = attend(query, key, value, scale)
+                gradients = torch.autograd.grad(output.float().square().sum(), (query, key, value))
+                found.append([output, *gradients])
         except (RuntimeError, TypeError, ValueError, ImportError):
             return False
         return all(
@@ -436,11 +467,11 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer.
+    """Compute attention where transformers calls it in every layer.
 
     Raises:
-        ModelError: with a layout, the layer wants more than scaled dot products: soft caps, sinks, a bias of
-        positions.
+        ModelError: there is a layout, and the layer needs more than scaled dot products: soft caps, sinks or
+            a bias of positions.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

@@ -1,9 +1,9 @@
 """The ensemble: M small reward networks on frozen features, evaluated together (SEA, arXiv:2411.01493;
 EE4LLM, arXiv:2402.00396).
 
-Each member is x -> act(W1 x + b1) -> act(W2 x + b2) -> W3 x + b3, a scalar. Members differ by their start:
-weights truncated normal with standard deviation 1 / (2 sqrt(inputs)), cut at two of them, biases 0. The start
-stays as an anchor, towards which the prior pulls.
+Each member is x -> act(W1 x + b1) -> act(W2 x + b2) -> W3 x + b3, a scalar. Members differ by their initial
+weights: normal with standard deviation 1 / (2 sqrt(inputs)), truncated at two standard deviations; initial
+biases are 0. The initial parameters are kept as the anchor, towards which the prior pulls.
 """
 
 import math
@@ -20,11 +20,11 @@ _ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
 
 
 class Ensemble(torch.nn.Module):
-    """M networks on D features. As a learner's model it reads the column `features_N`, (N, D), and gives
+    """M networks on D features. As a learner's model it reads the column `features_N`, (N, D), and computes
     "rewards", (N, M), and "prior", ().
 
     Args:
-        generator: of the start.
+        generator: draws the initial weights.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Ensemble(torch.nn.Module):
         return dict(self.named_parameters())
 
     def forward(self, features_ND: torch.Tensor) -> torch.Tensor:
-        """(N, M) rewards of (N, D) features."""
+        """Compute the rewards (N, M) of features (N, D)."""
         x = features_ND
         for layer in (1, 2, 3):
             x = torch.matmul(x, getattr(self, f"weight{layer}")) + getattr(self, f"bias{layer}")
@@ -70,7 +70,8 @@ class Ensemble(torch.nn.Module):
         return x.squeeze(-1).transpose(0, 1)
 
     def prior(self) -> torch.Tensor:
-        """Mean over all parameters of all members of the squared distance to their start."""
+        """Return the squared distance of parameters from their initial values: the mean over all parameters
+        of all members."""
         moved = [
             (parameter - getattr(self, f"anchor_{name}")).square().flatten()
             for name, parameter in self.named_parameters()
@@ -81,12 +82,12 @@ class Ensemble(torch.nn.Module):
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
         available = {"rewards": lambda: self(columns["features_N"]), "prior": self.prior}
-        assert wants <= set(available), f"an ensemble gives rewards and prior, not {wants}"
+        assert wants <= set(available), f"an ensemble computes rewards and prior, not {wants}"
         return {want: available[want]() for want in sorted(wants)}
 
 
 def _truncated_normal(generator: np.random.Generator, shape: tuple[int, ...], std: float) -> torch.Tensor:
-    """Normal numbers, drawn again where they fall outside two standard deviations."""
+    """Draw normal numbers; those beyond two standard deviations are drawn again."""
     values = generator.normal(size=shape)
     while (outside := np.abs(values) > 2).any():
         values[outside] = generator.normal(size=int(outside.sum()))

@@ -1,7 +1,7 @@
-"""Linear layers of a model that compute with our products (`functional/products.py`); nothing else of them
-changes.
+"""Linear layers that compute with our matrix products (`functional/products.py`), and are otherwise those of
+torch and transformers.
 
-A layer changes its class when the model is loaded. What PEFT adds stays torch's.
+A layer changes its class when the model is loaded. Layers that PEFT adds stay torch's.
 """
 
 import torch
@@ -12,21 +12,21 @@ from oat.functional.products import linear
 
 
 def use_fast_matmul(model: torch.nn.Module) -> None:
-    """Let every linear layer of a model that is plainly one compute with `linear`."""
+    """Make every linear layer of a model compute with `linear`. Layers of subclasses stay as they are."""
     for layer in model.modules():
         if kind := {torch.nn.Linear: Linear, Conv1D: Transposed}.get(type(layer)):
             layer.__class__ = kind
 
 
 class Linear(torch.nn.Linear):
-    """torch's."""
+    """torch's linear layer, whose weight is (O, I)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 class Transposed(Conv1D):  # type: ignore[misc]
-    """That of GPT-2 and its kin, whose weight is (I, O)."""
+    """The linear layer of GPT-2 and models like it, whose weight is (I, O)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.T, self.bias)

@@ -1,4 +1,4 @@
-"""A language model's backbone with a score, as a sequence-classification model of transformers."""
+"""A language model's backbone with a score head, as a sequence-classification model of transformers."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -15,10 +15,10 @@ from oat.text.renderer import Renderer
 
 
 def check_backbone(lm: CausalLM) -> None:
-    """Whether transformers has such a model: the same backbone under a linear score of its hidden states.
+    """Check that transformers has a model of the same backbone with a linear score of its hidden states.
 
     Raises:
-        ModelError: it has none, so that what is learned could not be saved.
+        ModelError: it has none, so the reward model could not be saved.
     """
     cls = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(lm.module.config), None)
     if cls is not None and not lm.has_weights:
@@ -44,14 +44,14 @@ def save_classifier(
     lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path
 ) -> None:
     """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load, with the
-    template that it has learned with.
+    template of its training.
 
-    Where a row ends with the id that pads, the model is left without a pad id: transformers would look for
-    its score one token too early, and now refuses batches instead.
+    If rows end with the pad id, the model is saved without a pad id. With one, transformers would read the
+    score one token too early; without one, it refuses batches instead.
 
     Args:
-        weight: (1, D), of the score.
-        renderer: of the run.
+        weight: (1, D), weight of the score head.
+        renderer: the run's renderer.
     """
     config = _config(lm)
     ends = {*renderer.stop_ids, *renderer.trailing.tolist()}
