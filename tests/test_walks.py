@@ -1,0 +1,172 @@
+"""Settings walk one way (docs/architecture.md): `config/` reads them, `build/` hands each part its own, and no file
+reads a setting of another part. Read from the source, nothing is run."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import oat
+from oat.config.settings import Config
+
+ROOT = Path(oat.__file__).parent
+PAGE = ROOT.parent.parent / "docs" / "architecture.md"
+OUTSIDE = {
+    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text(encoding="utf-8"))
+    for file in sorted(ROOT.rglob("*.py"))
+    if file.relative_to(ROOT).parts[0] not in ("config", "build")
+}
+"""The files outside `config/` and `build/`."""
+
+SECTIONS = {f.name for f in fields(Config)}
+DOORS = {
+    "oat.config.settings": {"Config"},
+    "oat.config.load": {"load_config", "stored_config", "convert"},
+    "oat.build.resolve": {"resolve", "make_objective"},
+    "oat.build.resolved": {"Resolved"},
+    "oat.build.targets": {"resolve_file", "resolve_tree", "resolve_evaluated", "evaluated_as"},
+    "oat.build.learned": {"run_config"},
+    "oat.build.contenders": {"contenders_of"},
+    "oat.rundir.reading": {"LoadedRun", "load_run"},
+}
+"""What gives a file a whole configuration, or makes one section of another's text."""
+HOLDERS = {
+    "__init__.py": "offers oat.load_run",
+    "cli/check.py": "passes a resolved configuration from build/targets.py to the command",
+    "cli/eval.py": "likewise",
+    "cli/train.py": "likewise",
+    "commands/check.py": "passes it to the functions of build/ that write its lines",
+    "commands/compare.py": "passes the two of a comparison to build/run.py",
+    "commands/eval.py": "passes it to build/run.py",
+    "commands/show_tokens.py": "passes it to build/run_inputs.py",
+    "reports/accounts.py": "asks the run in a directory for its columns (rundir/reading.py)",
+    "reports/plot.py": "asks it for its settings as plain data, which a plot compares whatever they are",
+    "reports/samples.py": "asks it for the column of the prompts",
+    "rundir/reading.py": "reads the configuration of a run, and says of it what people and reports need",
+    "tracking/sinks.py": "makes the options of a sink of what its own section has (`convert`)",
+    "trainer.py": "makes one of Python objects, passes it to build/, and shows it as `Trainer.config`",
+}
+"""The files that hold a configuration, each with the reason."""
+READER = "rundir/reading.py"
+"""The one that reads settings of it."""
+
+OWNERS = {
+    "AlarmsConfig": "control",
+    "GoldAlarm": "control",
+    "BufferConfig": "learner",
+    "LoraConfig": "models",
+    "ModelConfig": "models",
+    "SinkConfig": "tracking",
+    "TrackingConfig": "tracking",
+}
+"""The part that each section, or piece of one, is handed to as it is; other parts get plain values."""
+
+WALKS = {
+    "learner.learning_rate": "learner/optimiser.py",
+    "sampling.temperature": "engines/decoding.py",
+    "oracle.max_outstanding": "collector.py",
+}
+"""The file outside `config/` and `build/` that reads the value of a setting."""
+OF_ROWS = {"learner/models.py", "ledger/blobs.py"}
+"""Files that read the temperature a trajectory was drawn with, which stands in the trajectory."""
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def reads(tree: ast.AST, name: str) -> bool:
+    """Whether an attribute of this name is read, or kept, somewhere but in the class that declares it."""
+    own = {
+        id(inner)
+        for cls in ast.walk(tree)
+        if isinstance(cls, ast.ClassDef)
+        and any(isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == name for line in cls.body)
+        for inner in ast.walk(cls)
+    }
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and not (id(node) in own and ast.unparse(node.value) == "self")
+        for node in ast.walk(tree)
+    )
+
+
+def settings_read(tree: ast.AST) -> set[str]:
+    """The sections that a file reads of a configuration, under any name that it gives it."""
+    names = {"config"}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr == "config"
+        ):
+            names |= {ast.unparse(target) for target in node.targets}
+    return {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in SECTIONS
+        and (ast.unparse(node.value) in names or ast.unparse(node.value).endswith(".config"))
+    }
+
+
+def test_the_reader_of_settings_sees_them() -> None:
+    tree = ast.parse(
+        "c = run.config\nc.model\nload(x).config.sampling.top_k\nself.config.samples\nconfig.stop"
+    )
+    assert settings_read(tree) == {"c.model", "load(x).config.sampling", "config.stop"}
+    tree = ast.parse("class A:\n    rate: float\n    def f(self):\n        return self.rate")
+    assert not reads(tree, "rate")
+    assert reads(ast.parse("def f(a):\n    return a.rate"), "rate")
+
+
+def test_who_holds_a_configuration_is_known() -> None:
+    found = {
+        name
+        for name, tree in OUTSIDE.items()
+        if any(symbol in DOORS.get(module, ()) for module, symbol in imported(tree))
+    }
+    assert found | {READER} == set(HOLDERS)
+
+
+def test_one_file_outside_reads_settings_of_a_configuration() -> None:
+    found = {name: read for name in HOLDERS if (read := settings_read(OUTSIDE[name]))}
+    assert found.keys() == {READER}, found
+
+
+def test_sections_go_to_their_owners() -> None:
+    found = {
+        symbol: {
+            name.split("/")[0] for name, tree in OUTSIDE.items() if (module, symbol) in set(imported(tree))
+        }
+        for name, tree in OUTSIDE.items()
+        for module, symbol in imported(tree)
+        if module in ("oat.config.settings", "oat.config.alarm_settings") and symbol[0].isupper()
+    }
+    found.pop("Config")
+    found.pop("DEFAULT_PARTS")
+    assert found == {section: {owner} for section, owner in OWNERS.items()}
+
+
+@pytest.mark.parametrize(("setting", "place"), WALKS.items())
+def test_a_setting_is_read_in_one_place(setting: str, place: str) -> None:
+    name = setting.split(".")[1]
+    aside = OF_ROWS if name == "temperature" else set()
+    assert {file for file, tree in OUTSIDE.items() if reads(tree, name)} - aside == {place}
+
+
+@pytest.mark.parametrize(("setting", "place"), [*WALKS.items(), ("the configuration", READER)])
+def test_the_page_shows_the_walk(setting: str, place: str) -> None:
+    (line,) = [
+        line
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith((f"| `{setting}` |", f"| {setting} |"))
+    ]
+    ways = [part for part in line.split("`") if part.endswith(".py")]
+    assert all((ROOT / file).exists() for file in ways), ways
+    assert ways[-1] == place
