@@ -1,8 +1,8 @@
-"""A causal language model of transformers as the engine and the learner see it: a backbone that makes hidden
-states, and a head.
+"""A causal language model of transformers as the engine and the learner use it: a backbone that computes
+hidden states, and a head.
 
-Supported is a model whose logits are its output embeddings applied to the last hidden states of its backbone,
-nothing more; a model that scales or caps its logits is refused when it is loaded (`compatibility.py`).
+Logits must be the output embeddings applied to the last hidden states of the backbone, and nothing more. A
+model that scales or caps its logits is refused when it is loaded (`compatibility.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
 from oat.models.linear import Linear
 
 NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""A mask of four axes keeps transformers from making one of its own; a layout does not look at it."""
+"""A mask of four axes, which keeps transformers from making one of its own. Layouts ignore it."""
 
 
 class CausalLM:
-    """A transformers module with the few operations that this code needs of it.
+    """A transformers module with the operations that engine and learner need.
 
     Attributes:
-        module: the `...ForCausalLM` module itself; whoever trains it owns its mode and its gradients.
+        module: the `...ForCausalLM` module itself; the code that trains it sets its mode and its gradients.
         adapter: PEFT's handle of the LoRA layers within the module (`oat.models.lora`), or None.
-        is_base: the module is seen as it is without its adapter.
-        takes_layouts: its attention is ours (`oat.models.attention`), so that sequences need no padding.
+        is_base: the operations compute without the adapter.
+        takes_layouts: the module's attention is ours (`oat.models.attention`), so sequences need no padding.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CausalLM:
         self.takes_layouts = takes_layouts
 
     def base(self) -> "CausalLM":
-        """The same module with the adapter off: what the adapter started from, without a second copy."""
+        """Return the model without its adapter, on the same module: no second copy of the weights."""
         return CausalLM(self.module, adapter=self.adapter, is_base=True, takes_layouts=self.takes_layouts)
 
     @property
@@ -55,13 +55,13 @@ class CausalLM:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that its generation config says end a text."""
+        """The ids that end a text, by the generation config."""
         eos = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
     @property
     def vocab_rows(self) -> int:
-        """Columns of the logits; often more than the tokenizer has tokens."""
+        """Number of columns of the logits; often larger than the tokenizer's vocabulary."""
         return len(self.module.get_output_embeddings().weight)
 
     @property
@@ -70,11 +70,11 @@ class CausalLM:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a sequence; None when the model states no limit.
+        """Most tokens of a sequence; None if the model states no limit.
 
-        The least of the positions it has, of its sliding window or attention chunk (within which it equals
-        full attention, the only one done here), and of the length at which its position encoding would change
-        for tokens that are already cached ("longrope").
+        It is the least of three limits: the number of positions; the sliding window or attention chunk,
+        within which such attention equals full attention, the only kind computed here; and the length at
+        which the position encoding "longrope" would change for tokens that are already in the KV cache.
         """
         config = self.module.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)
@@ -91,65 +91,69 @@ class CausalLM:
     def hidden(
         self, input_ids: Tensor, *, positions: Tensor | None = None, layout: AttentionLayout | None = None
     ) -> Tensor:
-        """Last hidden states of the backbone; the gradient flows, in training as in evaluation mode.
+        """Compute the last hidden states of the backbone. Gradients flow in training and in evaluation mode.
 
         Args:
             input_ids: (R, L).
-            positions: (R, L) position of each token; None: 0 to L - 1.
-            layout: who sees whom, where the model `takes_layouts`; None: each row itself, causally.
+            positions: (R, L), the position of each token; None: 0 to L - 1.
+            layout: decides which token attends to which, if the model `takes_layouts`; None: each token
+                attends causally within its row.
+
         Returns:
             (R, L, D).
         """
-        asked: dict[str, Any] = {} if positions is None else {"position_ids": positions}
+        inputs: dict[str, Any] = {"input_ids": input_ids}
+        if positions is not None:
+            inputs |= {"position_ids": positions}
         if layout is not None:
-            asked |= {"layout": layout, "attention_mask": NO_MASK.to(input_ids.device)}
+            inputs |= {"layout": layout, "attention_mask": NO_MASK.to(input_ids.device)}
         with self.as_seen():
-            return self.module.base_model(input_ids=input_ids, use_cache=False, **asked).last_hidden_state
+            return self.module.base_model(**inputs, use_cache=False).last_hidden_state
 
     def hidden_of(
         self, sequences: Sequence[np.ndarray], prefixes: Sequence[int] | None = None
     ) -> tuple[Tensor, list[np.ndarray]]:
-        """Sequences of any lengths in one pass, end to end without padding; or padded on the right, where the
-        model takes no layouts.
+        """Compute the last hidden states of sequences of any lengths in one pass. They lie end to end without
+        padding, or, if the model takes no layouts, are padded on the right.
 
         Args:
-            prefixes: tokens of each sequence that others may begin with too, and which are then computed
-            once; less than all. None: no sharing.
+            prefixes: number of tokens at the beginning of each sequence, less than all, that are computed
+                once for all sequences that begin with them. None: nothing is shared.
+
         Returns:
-            Last hidden states (T, D), and where those of each sequence lie among them.
+            Last hidden states (T, D), and for each sequence the places of its tokens among them.
         """
         if not self.takes_layouts:
             width = max(len(ids) for ids in sequences)
             ids_1T, _, spans = pack(sequences, self.device, width=width)
-            return self.hidden(ids_1T.view(-1, width)).flatten(0, 1), [
-                np.arange(span.start, span.stop) for span in spans
-            ]
+            hidden_TD = self.hidden(ids_1T.view(-1, width)).flatten(0, 1)
+            return hidden_TD, [np.arange(span.start, span.stop) for span in spans]
         ids_1T, positions_1T, spans, places = pack_groups(
             sequences, prefixes or [0] * len(sequences), self.device
         )
         return self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0], places
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
+        """Compute logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
         with self.as_seen():
             return self.module.get_output_embeddings()(hidden)
 
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (V, D) and bias (V,) of the head; None where the head is more than a linear layer, such as
-        one with an adapter."""
+        """Return weight (V, D) and bias (V,) of the head; None if the head is not a plain linear layer, such
+        as one with an adapter."""
         head = self.module.get_output_embeddings()
         return (head.weight, head.bias) if type(head) in (torch.nn.Linear, Linear) else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every parameter and every buffer that is part of the model's state, by name; a tied parameter once,
-        under its first name."""
+        """Return every parameter and buffer of the model's state by name; a tied parameter once, under its
+        first name."""
         state = self.module.state_dict(keep_vars=True)
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in state}
         return {**dict(self.module.named_parameters()), **buffers}
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that learning may change, by name: the adapter's where there is one, otherwise
-        all."""
+        """Return the parameters that learning may change, by name: those of the adapter, or all if there is
+        none."""
         return {
             name: parameter
             for name, parameter in self.module.named_parameters()
@@ -157,10 +161,11 @@ class CausalLM:
         }
 
     def checkpoint_gradients(self) -> None:
-        """In training mode, keep each layer's input only and compute the layer again in the backward pass.
+        """Turn on gradient checkpointing: in training mode, keep only each layer's input and compute the
+        layer again in the backward pass.
 
         Raises:
-            ModelError: the model cannot.
+            ModelError: the model does not support it.
         """
         enable = (
             getattr(self.module, "activation_checkpointing_enable", None)
@@ -176,8 +181,8 @@ class CausalLM:
 
     @contextmanager
     def as_seen(self) -> Iterator[None]:
-        """With `is_base`, the adapter's layers are off; no flag of any gradient moves, as it would with
-        PEFT's own switch."""
+        """Turn the adapter's layers off within the context, if `is_base`. Unlike PEFT's own switch, this
+        leaves every `requires_grad` as it is."""
         layers = (
             [module for module in self.module.modules() if hasattr(module, "_disable_adapters")]
             if self.is_base
@@ -193,10 +198,10 @@ class CausalLM:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor has values, rather than a shape alone."""
+    """Return true if a tensor has values, and not only a shape."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of a model belongs to its LoRA adapter."""
+    """Return true if the tensor of this name belongs to the model's LoRA adapter."""
     return "lora_" in name

@@ -1,5 +1,5 @@
-"""Whether a model of transformers can be followed: its logits are its head applied to its hidden states, and
-its attention may be ours."""
+"""Checks of whether our code computes what a model of transformers does: its logits are its head applied to
+its last hidden states, and its attention can be replaced by ours."""
 
 from typing import Any
 
@@ -21,13 +21,18 @@ LIBRARY_ERRORS = (
     ImportError,
     SafetensorError,
 )
-"""What transformers, and what it calls, may raise over a model."""
-_HEAD_TOLERANCE, _HALF_TOLERANCE = 1e-4, 5e-2
+"""Errors that transformers, and the libraries that it calls, may raise for a model."""
+_HEAD_TOLERANCE = 1e-4
+_HALF_TOLERANCE = 5e-2
 
 
 @torch.no_grad()
 def check_head(lm: CausalLM, path: str) -> None:
-    """The logits that we compute are the model's own."""
+    """Check that the logits that we compute are the model's own.
+
+    Raises:
+        ModelError: they are not, or the model has no head.
+    """
     _check_has_head(lm, path)
     ids = torch.arange(min(8, lm.vocab_rows), device=lm.device)[None]
     try:
@@ -41,29 +46,33 @@ def check_head(lm: CausalLM, path: str) -> None:
 
 @torch.no_grad()
 def check_outlined_head(lm: CausalLM, path: str) -> None:
-    """The same without weights: the backbone gives hidden states of ours, and the head is a small one.
+    """Check the same without weights: a hook puts known hidden states in place of the backbone's, and a small
+    known head replaces the model's.
 
     Args:
-        lm: on the device `meta`.
+        lm: an outline on the device `meta`.
+
+    Raises:
+        ModelError: as for `check_head`.
     """
     _check_has_head(lm, path)
     head = lm.module.get_output_embeddings()
     ids = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
-    mask = NO_MASK.to(lm.device)  # to make one, transformers reads values of position ids
+    mask = NO_MASK.to(lm.device)  # given, since transformers would read values of position ids to make one
     hidden = torch.linspace(-4, 4, 2 * head.in_features).view(1, 2, -1)
     small = torch.nn.Linear(head.in_features, 3, bias=False)
     torch.nn.init.ones_(small.weight)
 
-    def ours(module: Any, given: Any, made: Any) -> Any:
-        made.last_hidden_state = hidden
-        return made
+    def replace_hidden(module: Any, args: Any, output: Any) -> Any:
+        output.last_hidden_state = hidden
+        return output
 
-    hook = lm.module.base_model.register_forward_hook(ours)
+    hook = lm.module.base_model.register_forward_hook(replace_hidden)
     lm.module.set_output_embeddings(small)
     try:
         logits = lm.module(input_ids=ids, attention_mask=mask, use_cache=False).logits
         difference = (logits - small(hidden)).abs().max().item()
-    except LIBRARY_ERRORS:  # whether it can be followed is seen with its weights
+    except LIBRARY_ERRORS:  # `check_head` decides, once the weights are loaded
         return
     finally:
         hook.remove()
@@ -82,26 +91,24 @@ def _refuse_other_logits(lm: CausalLM, path: str, difference: float) -> None:
     if not difference <= _HEAD_TOLERANCE:
         raise ModelError(
             f"the logits of a `{lm.model_type}` are not its head applied to its last hidden states (they "
-            f"differ by {difference:.3g}): it scales "
-            f"or caps them, or its weights are not finite; give another model than {path}"
+            f"differ by {difference:.3g}): it scales or caps them, or its weights are not finite; give "
+            f"another model than {path}"
         )
 
 
 @torch.no_grad()
 def give_layouts(lm: CausalLM) -> None:
-    """Our own attention, if the model's code lets it in and two sequences then do not see each other;
-    otherwise the one it has."""
+    """Give the model our attention, if its code accepts it and two packed sequences then do not attend to
+    each other. Otherwise the model keeps its own."""
     sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
     ids_1T, positions_1T, spans = pack(sequences, lm.device)
     plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])
     lm.module.set_attn_implementation(NAME)
     try:
-        difference = (
-            lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0] - plain
-        ).abs().max() / plain.abs().max().clamp(min=1e-6)
-        lm.takes_layouts = bool(
-            difference <= (_HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE)
-        )
+        packed = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0]
+        difference = (packed - plain).abs().max() / plain.abs().max().clamp(min=1e-6)
+        tolerance = _HEAD_TOLERANCE if plain.dtype == torch.float32 else _HALF_TOLERANCE
+        lm.takes_layouts = bool(difference <= tolerance)
     except (*LIBRARY_ERRORS, ModelError):
         lm.takes_layouts = False
     if not lm.takes_layouts:

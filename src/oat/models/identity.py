@@ -1,16 +1,16 @@
-"""What a model and its text are, by what is read of their files: the same where another program has saved
-them again, another where a field has changed that decides what is computed.
+"""Identity of a model, its tokenizer and its adapter: the content of their files that decides what is
+computed. It stays equal when another program saves the files again, and changes when such a field changes.
 
-| section | what it has |
+| section | content |
 | --- | --- |
-| `config.json` | each field that says something of a computation, as transformers reads it; no dropout |
-| `generation_config.json` | the ids that end a text; where there is no such file, those of `config.json` |
+| `config.json` | each field that affects a computation, as transformers reads it, without dropout |
+| `generation_config.json` | the ids that end a text; without such a file, those of `config.json` |
 | `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
 | `tokenizer_config.json` | the special tokens |
-| `weights` | by name, numbers in it as `*`, a checksum of samples of each tensor of that name, in float32 |
+| `weights` | by tensor name, with its numbers as `*`: a checksum of samples of these tensors, in float32 |
 | `adapter_config.json` | rank, scale and layers of an adapter |
 
-A short value stands as it is, a long one as a hash with its number of entries.
+A short value is kept as it is, a long one as a hash with its number of entries.
 """
 
 import hashlib
@@ -31,54 +31,57 @@ from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
 Identity = dict[str, dict[str, Any]]
 """Plain values by section and field."""
 
-_SAYS_NOTHING = {
-    *(
-        "transformers_version",
-        "architectures",
-        "dtype",
-        "torch_dtype",
-        "use_cache",
-        "return_dict",
-        "output_attentions",
-        "output_hidden_states",
-    ),
-    *(
-        "initializer_range",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "tokenizer_class",
-        "bos_token_id",
-        "eos_token_id",
-    ),
+_IRRELEVANT = {
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "initializer_range",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "tokenizer_class",
+    "bos_token_id",
+    "eos_token_id",
 }
-"""Fields of a configuration; the ids that end a text have a section of their own."""
+"""Fields of a configuration that affect no computation, or, as the ids that end a text, are kept in a section
+of their own."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
-_MOST_ENTRIES, _MOST_CHARACTERS = 64, 200
-"""Of what stands as it is."""
+_MOST_ENTRIES = 64
+"""Entries of the longest value that is kept as it is."""
+_MOST_CHARACTERS = 200
+"""Characters of the longest value that is kept as it is."""
 _SHOWN = 80
+"""Characters of a value that a message shows."""
 _SAMPLE = 1024
-"""Numbers at the beginning, in the middle and at the end of a tensor that are looked at."""
+"""Numbers that are sampled at the beginning, in the middle and at the end of a tensor."""
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
 def model_identity(config: Any) -> Identity:
-    """Of a model by its configuration.
+    """Return the identity of a model without its weights.
 
     Args:
-        config: of transformers, as the model is made of it.
+        config: the configuration of transformers from which the model is made.
     """
     fields = {_ROPE.sub("", name): value for name, value in _flat(_plain(config.to_dict()))}
     return {
         "config.json": {
-            name: value for name, value in sorted(fields.items()) if not _says_nothing(name.split("."), value)
+            name: value
+            for name, value in sorted(fields.items())
+            if not _is_irrelevant(name.split("."), value)
         }
     }
 
 
 def tokenizer_identity(tokenizer: Any) -> Identity:
-    """Of a tokenizer; one without a backend of the library `tokenizers` is its vocabulary."""
+    """Return the identity of a tokenizer. One without a backend of the library `tokenizers` is identified by
+    its vocabulary and its special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts: dict[str, Any] = (
         json.loads(backend.to_str()) if backend is not None else {"model": {"vocab": tokenizer.get_vocab()}}
@@ -95,8 +98,8 @@ def tokenizer_identity(tokenizer: Any) -> Identity:
 
 
 def weights_identity(path: str) -> Identity:
-    """Of the weights of a model or an adapter in a directory, or of a hub model as far as they lie in the
-    cache; nothing where there are none."""
+    """Return the identity of the weights of a model or an adapter in a directory, or of a hub model in the
+    local cache; empty if there are none."""
     sums: dict[str, int] = {}
     for name, found in sorted(found for file in _weight_files(path) for found in _tensors(file)):
         group = re.sub(r"\d+", "*", name)
@@ -105,10 +108,10 @@ def weights_identity(path: str) -> Identity:
 
 
 def adapter_identity(path: str) -> Identity:
-    """Of an adapter by the configuration in its directory.
+    """Return the identity of the adapter in a directory, by its configuration.
 
     Raises:
-        ModelError: as `described_adapter`.
+        ModelError: as for `described_adapter`.
     """
     config, _ = described_adapter(path)
     return {
@@ -117,7 +120,7 @@ def adapter_identity(path: str) -> Identity:
 
 
 def readers() -> dict[str, str]:
-    """The versions of the libraries that read configurations and tokenizers."""
+    """Return the versions of the libraries that read configurations and tokenizers."""
     return {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
 
 
@@ -127,12 +130,12 @@ def differences(
     *,
     same_readers: bool = True,
 ) -> list[str]:
-    """The fields in which two identities differ, with both values. Of weights only names that both have are
-    held against each other: a program may leave out tensors that nobody reads.
+    """List the fields in which two identities differ, with both values. Weights are compared by the names
+    that both have, since a program may leave out tensors that nobody reads.
 
     Args:
-        same_readers: False: a field that one of them lacks is passed over, since one version of a library may
-        not know it.
+        same_readers: both were read with the same versions of the libraries. If not, a field that one of them
+            lacks is passed over, since one version may not know it.
     """
     lines = []
     for section in [name for name in before if name in now]:
@@ -140,54 +143,50 @@ def differences(
         is_sampled = section == "weights"
         names = old.keys() & new.keys() if is_sampled or not same_readers else old.keys() | new.keys()
         changed = [name for name in sorted(names) if old.get(name) != new.get(name)]
-        if is_sampled:
-            changed = changed or ([] if names else ["every tensor"])
-            lines += (
-                [f"weights: {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''} changed"]
-                if changed
-                else []
-            )
-        else:
-            lines += [f"{section}: {_said(old, new, name)}" for name in changed]
+        if not is_sampled:
+            lines += [f"{section}: {_change(old, new, name)}" for name in changed]
+            continue
+        changed = changed or ([] if names else ["every tensor"])
+        if changed:
+            lines.append(f"weights: {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''} changed")
     return lines
 
 
 def are_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether two identities have the same sections and differ in none."""
+    """Return true if two identities have the same sections and no differences."""
     return before.keys() == now.keys() and not differences(before, now)
 
 
 def hash_of(text: str) -> str:
-    """The first 16 digits of a text's SHA-256."""
+    """Return the first 16 digits of a text's SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _says_nothing(name: Sequence[str], value: Any) -> bool:
-    # which `oat.models.causal_lm` takes out of every model
+def _is_irrelevant(name: Sequence[str], value: Any) -> bool:
+    # `oat.models.loading` sets these to 0 in every model
     is_noise = isinstance(value, float) and ("drop" in name[-1] or "jitter" in name[-1])
-    return is_noise or bool(_SAYS_NOTHING & set(name)) or name[-1].startswith("_")
+    return is_noise or bool(_IRRELEVANT & set(name)) or name[-1].startswith("_")
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a tree by dotted name; what is long as a hash."""
+    """Yield the values of a tree by dotted name; long values as a hash."""
     for name, value in tree.items():
         if isinstance(value, dict) and 0 < len(value) <= _MOST_ENTRIES:
             yield from _flat(value, f"{prefix}{name}.")
         elif len(text := json.dumps(value, sort_keys=True)) > _MOST_CHARACTERS:
-            size = (
-                f"{len(value):,} entries" if isinstance(value, list | dict) else f"{len(text):,} characters"
-            )
+            is_tree = isinstance(value, list | dict)
+            size = f"{len(value):,} entries" if is_tree else f"{len(text):,} characters"
             yield f"{prefix}{name}", f"{size}, {hash_of(text)}"
         else:
             yield f"{prefix}{name}", value
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Convert a value to the types of JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
-def _said(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:
+def _change(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:
     return "its text" if name == "text" else f"{name} was {_shown(old, name)} and is {_shown(new, name)}"
 
 
@@ -197,7 +196,7 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _weight_files(path: str) -> list[Path]:
-    """The safetensors files of a model that lie on this machine; all of them or none."""
+    """Return the safetensors files of a model on this machine: all of them, or none if one is missing."""
 
     def find(name: str) -> Path | None:
         found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)
@@ -205,42 +204,46 @@ def _weight_files(path: str) -> list[Path]:
 
     if is_adapter_directory(path):
         return [seen(path) / WEIGHTS]
-    single, index = find("model.safetensors"), find("model.safetensors.index.json")
-    if single is not None or index is None:
-        return [single] if single is not None else []
-    files = [
-        find(name)
-        for name in sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    ]
+    single = find("model.safetensors")
+    index = find("model.safetensors.index.json")
+    if single is not None:
+        return [single]
+    if index is None:
+        return []
+    weight_map = parse_json(index.read_text(encoding="utf-8"))["weight_map"]
+    files = [find(name) for name in sorted(set(weight_map.values()))]
     return [file for file in files if file is not None] if None not in files else []
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int]]:
-    """The name of each tensor of a file, and a checksum of its shape and samples; nothing of a file that is
-    damaged, which whoever loads it says."""
+    """Yield the name of each tensor of a file, and a checksum of its shape and samples. A damaged file ends
+    the iteration; loading it raises the error."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            head = parse_json(stream.read(size))
-            head.pop("__metadata__", None)
-            for name, tensor in sorted(head.items(), key=lambda entry: entry[1]["data_offsets"]):
+            header = parse_json(stream.read(size))
+            header.pop("__metadata__", None)
+            for name, tensor in sorted(header.items(), key=lambda entry: entry[1]["data_offsets"]):
                 begin, end = tensor["data_offsets"]
                 count = int(np.prod(tensor["shape"], dtype=np.int64))
                 width = (end - begin) // max(1, count)
                 total = zlib.crc32(str(tensor["shape"]).encode())
                 for first in sorted({0, max(0, count // 2), max(0, count - _SAMPLE)}):
                     stream.seek(8 + size + begin + first * width)
-                    total = zlib.crc32(
-                        _in_float32(stream.read(min(_SAMPLE, count - first) * width), tensor["dtype"]), total
-                    )
+                    sample = stream.read(min(_SAMPLE, count - first) * width)
+                    total = zlib.crc32(_in_float32(sample, tensor["dtype"]), total)
                 yield name, total
     except (OSError, ValueError, KeyError, TypeError):
         return
 
 
 def _in_float32(data: bytes, kind: str) -> bytes:
-    """Numbers of a floating kind as float32, so that a model that is saved in a wider one stays the same;
-    others as they are."""
+    """Convert floating-point numbers to float32, so that a model keeps its identity when it is saved in a
+    wider type. Other numbers stay as they are.
+
+    Args:
+        kind: the type by its name in safetensors.
+    """
     if kind == "BF16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).tobytes()
     return np.frombuffer(data, _FLOATS[kind]).astype("<f4").tobytes() if kind in _FLOATS else data

@@ -1,22 +1,23 @@
-"""Scores of responses by a sequence-classification model of transformers: what the oracle `reward_model` and
-a reward server share.
+"""Scores of responses by a sequence-classification model of transformers. The oracle `reward_model` and the
+reward server share this code.
 
-The conversation is rendered by the chat template of the model's own tokenizer, to its end, and control tokens
-in its content are text (`oat.text.renderer`). Without a template a decoder reads prompt, response and
-end-of-text, and an encoder the two texts as its tokenizer pairs them.
+The chat template of the model's own tokenizer renders the conversation to its end; control tokens in its
+content are text (`oat.text.renderer`). Without a template, a decoder reads prompt, response and end-of-text,
+and an encoder reads the two texts as its tokenizer pairs them.
 
 Departures from transformers:
-1. The score of a decoder stands at the last attended token, by the mask. Transformers looks for the
-   right-most id that is not the pad id, which is another one where the end of a text pads too, and refuses
-   batches where there is no pad id. An encoder's logits are those of its own code.
-2. That both agree where nothing is padded, and that padding changes nothing, is found out when a model is
-   loaded.
-3. A rendered template begins with what it writes: no second begin-of-text.
+1. The score of a decoder is read at the last attended token, by the mask. Transformers looks for the
+   right-most id that is not the pad id. That is an earlier token where the id that ends a text is also the
+   pad id, and without a pad id transformers refuses batches.
+2. When a model is loaded, its scores are compared with those of its own code on rows without padding, and
+   padded rows must give the same scores.
+3. A rendered text begins with what the template writes: no second begin-of-text is added.
 
-A model without a linear head on its hidden states gives its own logits.
+A model without a linear head on its hidden states, such as an encoder, is scored by the logits of its own
+code.
 
-Not handled: encoders with a decoder (BART, T5), which are refused; models whose code comes with them; several
-labels mixed into one score.
+Not handled: encoders with a decoder (BART, T5), which are refused; models that bring code of their own;
+scores mixed from several labels.
 """
 
 import datetime
@@ -45,11 +46,12 @@ from oat.text.vocabulary import check_vocabulary
 from oat.types import Message
 
 DATE = datetime.date(2024, 7, 26)
-"""What a template that writes the day gets, so that a score does not change overnight; Llama 3.1's has it
-where it knows no clock."""
+"""Date for templates that write the current day, so that a score does not change overnight. It is the date
+that Llama 3.1's template writes when it has no clock."""
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Relative to a score, above 1 in absolute value."""
+"""Largest difference of a score from that of the model's own code: relative to the score, or absolute for
+scores below 1."""
 _BEHIND_PADDING = (
     "roberta",
     "xlm-roberta",
@@ -61,19 +63,21 @@ _BEHIND_PADDING = (
     "longformer",
     "mpnet",
 )
+"""Types of models whose positions begin behind that of the padding."""
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _CHUNK = 2**20
 _MOST = 10**6
-"""Tokenizers without a limit state a number far above it."""
+"""A larger limit of a tokenizer means that it has none: such tokenizers state a number far above this one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A prompt with a response, as a model reads it.
+    """A prompt with a response, as the input of a model.
 
     Attributes:
         ids: (T,) int32.
-        types: (T,) int32, which of two texts a token belongs to, where the model is told; otherwise None.
+        types: (T,) int32, token types: which of the two texts a token belongs to. None if the model does not
+            read them.
     """
 
     ids: np.ndarray
@@ -87,15 +91,16 @@ class Scorer:
     Args:
         path: a directory, or `org/name`.
         dtype: "float32" or "bfloat16"; the score itself is float32.
-        device: where it computes; "auto": spread over all devices that there are, by accelerate.
-        label: which of its labels is the score; needed where it has several.
-        batch_tokens: most tokens of a forward pass, padding included; a longer row goes alone.
-        max_tokens: a longer row has no score; None: what the model can read.
+        device: where the model computes; "auto": accelerate spreads its layers over all devices.
+        label: number of the label that is the score; needed if the model has several labels.
+        batch_tokens: most tokens of a forward pass, padding included; a longer row is computed alone.
+        max_tokens: most tokens of a row; a longer row has no score. None: as many as the model can read.
 
     Raises:
-        ModelError: there is no such model or tokenizer, it is of another kind, or the tokenizer is another
-        model's.
-        ConfigError: a label that it lacks, or more tokens than it can read.
+        ModelError: there is no such model or tokenizer, it is of another kind, or the tokenizer belongs to
+            another model.
+        ConfigError: the dtype is another one, the model lacks the label, or `max_tokens` is more than it can
+            read.
     """
 
     def __init__(
@@ -111,11 +116,13 @@ class Scorer:
         self.path = path
         self.dtype = dtype
         self.batch_tokens = batch_tokens
-        self.is_spread, first = device == "auto", "cuda:0" if torch.cuda.is_available() else "cpu"
+        self.is_spread = device == "auto"
+        first = "cuda:0" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(first if self.is_spread else device)
         if dtype not in _TOLERANCES:
             raise ConfigError(f"the dtype of the reward model {path} is {dtype!r}; give float32 or bfloat16")
-        self.config, self.tokenizer = load_config(path), load_tokenizer(path)
+        self.config = load_config(path)
+        self.tokenizer = load_tokenizer(path)
         if type(self.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise ModelError(
                 f"{path} is a `{self.config.model_type}`, which is no reward model; give a "
@@ -123,19 +130,19 @@ class Scorer:
             )
         if self.config.is_encoder_decoder:
             raise ModelError(
-                f"{path} is a `{self.config.model_type}`, an encoder with a decoder, which is not "
-                "supported; give a decoder, or an encoder, with a "
-                "classification head"
+                f"{path} is a `{self.config.model_type}`, an encoder with a decoder, which is not supported; "
+                "give a decoder, or an encoder, with a classification head"
             )
         check_vocabulary(self.tokenizer, self.config.get_text_config().vocab_size, f"the tokenizer of {path}")
         self.label = _label(path, self.config, label)
         self.limit = _limit(path, self.config, self.tokenizer, max_tokens)
 
     def encode(self, messages: Sequence[Message], response: str) -> Encoded:
-        """A prompt with a response, as the model reads it.
+        """Encode a prompt with a response as the model's input.
 
         Raises:
-            TemplateError: the template refuses the conversation, or there is none for it.
+            TemplateError: the template refuses the conversation, or a conversation needs a template and there
+                is none.
         """
         if self._renderer is not None:
             return Encoded(self._renderer.whole(messages, response))
@@ -144,7 +151,7 @@ class Scorer:
                 f"the reward model {self.path} has no chat template, and reads one text as a prompt, not "
                 f"{len(messages)} messages"
             )
-        # Content cannot write the control tokens that stand between the texts.
+        # `split_special_tokens`: content cannot spell the control tokens that separate the texts
         pair = self.tokenizer(
             messages[0].content,
             response,
@@ -156,12 +163,12 @@ class Scorer:
         return Encoded(ids, types if "token_type_ids" in self._parameters else None)
 
     def score(self, rows: Sequence[Encoded]) -> list[float | None]:
-        """One score a row, in order; None for one that is longer than the limit. Which rows are given
-        together changes rounding only.
+        """Return one score for each row, in order; None for a row that is longer than the limit. A score does
+        not depend on the other rows, except for its rounding.
 
         Raises:
             OracleError: a score is not finite.
-            ModelError: the model cannot be loaded, or cannot be followed.
+            ModelError: the model cannot be loaded, or its scores are not those of its own code.
         """
         scores: list[float | None] = [None] * len(rows)
         fitting = [
@@ -169,9 +176,8 @@ class Scorer:
         ]
         for batch in batches([len(rows[place].ids) for place in fitting], self.batch_tokens):
             places = [fitting[number] for number in batch]
-            for place, value in zip(
-                places, self.scores(*self._padded([rows[place] for place in places])).tolist(), strict=True
-            ):
+            values = self.scores(*self._padded([rows[place] for place in places])).tolist()
+            for place, value in zip(places, values, strict=True):
                 if not np.isfinite(value):
                     raise OracleError(
                         f"the reward model {self.path} gives {value} as a score; use another one, or "
@@ -184,43 +190,40 @@ class Scorer:
     def scores(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """The scores of padded rows, (N,) float32 on the CPU.
+        """Return the scores of padded rows, (N,) float32 on the CPU.
 
         Args:
-            input_ids: (N, T); what stands where the mask is 0 does not matter to a decoder, on whichever
-            side.
+            input_ids: (N, T). A decoder ignores ids where the mask is 0; padding may be on either side.
             attention_mask: (N, T), 1 for tokens and 0 for padding; at least one token a row.
-            token_type_ids: (N, T), where the model is told.
+            token_type_ids: (N, T), if the model reads them.
         """
-        asked: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "input_ids": input_ids.to(self.device),
             "attention_mask": attention_mask.to(self.device),
         }
         if token_type_ids is not None:
-            asked["token_type_ids"] = token_type_ids.to(self.device)
+            inputs["token_type_ids"] = token_type_ids.to(self.device)
         if not self._is_decoder:
-            return self._module(**asked).logits[:, self.label].float().cpu()
+            return self._module(**inputs).logits[:, self.label].float().cpu()
         if "position_ids" in self._parameters:
-            asked["position_ids"] = (asked["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-        hidden_NTD = self._module.base_model(**asked, use_cache=False).last_hidden_state
+            inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+        hidden_NTD = self._module.base_model(**inputs, use_cache=False).last_hidden_state
         hidden_ND = hidden_NTD[torch.arange(len(hidden_NTD)), last_attended(attention_mask)].float()
         head = self._module.score
-        weight_D, bias = (
-            head.weight[self.label].float(),
-            None if head.bias is None else head.bias[self.label].float(),
-        )
+        weight_D = head.weight[self.label].float()
         scores_N = hidden_ND.to(weight_D.device) @ weight_D
-        return (scores_N if bias is None else scores_N + bias).cpu()
+        return (scores_N if head.bias is None else scores_N + head.bias[self.label].float()).cpu()
 
     @cached_property
     def version(self) -> str:
-        """A hash of its files, or the commit of the hub that they are of."""
+        """A hash of the model's files, or the commit of the hub that they come from."""
         return hash_of_files(self.path)
 
     @property
     def identity(self) -> Identity:
-        """What is read of its files."""
-        tokens, template = tokenizer_identity(self.tokenizer), self.tokenizer.chat_template
+        """Identity of the model, its tokenizer and its weights (`oat.models.identity`)."""
+        tokens = tokenizer_identity(self.tokenizer)
+        template = self.tokenizer.chat_template
         tokens["tokenizer_config.json"] |= {"model_max_length": self.tokenizer.model_max_length}
         tokens |= {"chat template": {"text": hash_of(str(template))}} if template else {}
         return {**model_identity(self.config), **tokens, **weights_identity(self.path)}
@@ -239,42 +242,38 @@ class Scorer:
 
     @cached_property
     def _renderer(self) -> Renderer | None:
-        """None where an encoder's tokenizer pairs the texts."""
+        """The renderer; None for an encoder without a template, whose tokenizer pairs the texts."""
         template = "tokenizer" if self.tokenizer.chat_template else None
         if template is None and not self._is_decoder:
             return None
         date = DATE if template is not None and reads_date(template, self.tokenizer) else None
         with warnings.catch_warnings():
-            # of histories that a template rewrites: nothing is appended to these
+            # templates that rewrite history are harmless here: nothing is appended to a conversation
             warnings.simplefilter("ignore", OatWarning)
             return Renderer(self.tokenizer, template=template, date=date)
 
     @property
     def _is_decoder(self) -> bool:
-        """Whether it has a linear head on hidden states; encoders classify by more than that, from the first
-        token."""
+        """True if the model has a linear head on its hidden states. An encoder classifies by its first token,
+        with more than a linear layer."""
         return isinstance(getattr(self._module, "score", None), torch.nn.Linear)
 
     @cached_property
     def _parameters(self) -> set[str]:
-        return set(
-            inspect.signature(
-                (self._module.base_model if self._is_decoder else self._module).forward
-            ).parameters
-        )
+        module = self._module.base_model if self._is_decoder else self._module
+        return set(inspect.signature(module.forward).parameters)
 
     @property
     def _pad_id(self) -> int:
-        return next(
-            (id for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if id is not None), 0
-        )
+        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((id for id in ids if id is not None), 0)
 
     def _padded(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
-        """Padded on the right: ids, mask, and types where there are any."""
+        """Pad rows on the right: ids, mask, and token types if there are any."""
         width = max(len(row.ids) for row in rows)
-        ids, mask, types = (
-            torch.full((len(rows), width), fill, dtype=torch.long) for fill in (self._pad_id, 0, 0)
-        )
+        ids = torch.full((len(rows), width), self._pad_id, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        types = torch.zeros_like(ids)
         for number, row in enumerate(rows):
             ids[number, : len(row.ids)] = torch.from_numpy(row.ids)
             mask[number, : len(row.ids)] = 1
@@ -284,34 +283,29 @@ class Scorer:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Alone and padded the scores of two rows are those of the model's own code."""
+        """Check that the scores of two rows, alone and padded, are those of the model's own code.
+
+        Raises:
+            ModelError: they are not.
+        """
         count = self._module.get_input_embeddings().num_embeddings
         usable = [id for id in range(min(count, 16)) if id != self._pad_id]
         rows = [Encoded(np.array(usable[:size], dtype=np.int32)) for size in (7, 4)]
-        own = torch.cat(
-            [
-                self._module(input_ids=self._padded([row])[0].to(self.device))
-                .logits[:, self.label]
-                .float()
-                .cpu()
-                for row in rows
-            ]
-        )
-        for found in (
-            torch.cat([self.scores(*self._padded([row])) for row in rows]),
-            self.scores(*self._padded(rows)),
-        ):
+        alone = [self._padded([row]) for row in rows]
+        logits = torch.cat([self._module(input_ids=ids.to(self.device)).logits for ids, *_ in alone])
+        own = logits[:, self.label].float().cpu()
+        for found in (torch.cat([self.scores(*row) for row in alone]), self.scores(*self._padded(rows))):
             difference = ((found - own).abs() / own.abs().clamp(min=1)).max().item()
             if not difference <= _TOLERANCES[self.dtype]:
                 raise ModelError(
                     f"a `{self.config.model_type}` does not score as this code does (they differ by "
-                    f"{difference:.3g}), or its weights are not "
-                    f"finite; give another reward model than {self.path}"
+                    f"{difference:.3g}), or its weights are not finite; give another reward model than "
+                    f"{self.path}"
                 )
 
 
 def _spread(module: Any) -> Any:
-    """The module with its layers on all devices, as they fit."""
+    """Spread the layers of a module over all devices, as they fit."""
     try:
         from accelerate import dispatch_model, infer_auto_device_map
     except ImportError as error:
@@ -323,13 +317,17 @@ def _spread(module: Any) -> Any:
 
 
 def last_attended(mask_NT: Tensor) -> Tensor:
-    """(N,) the place of the last token whose mask is 1; padding may stand on either side."""
+    """Return the place of the last token whose mask is 1, (N,). Padding may be on either side."""
     return (mask_NT.long() * torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)).argmax(-1)
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Numbers of rows that go into a forward pass together: the longest first, at most so many tokens with
-    padding, or one row."""
+    """Yield the numbers of the rows of each forward pass, the longest rows first.
+
+    Args:
+        lengths: number of tokens of each row.
+        tokens: most tokens of a pass, padding included; a longer row is a pass of its own.
+    """
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
@@ -341,11 +339,11 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def hash_of_files(path: str) -> str:
-    """What changes when a model's files do, 16 hexadecimal digits: a hash of those of a directory; of a hub
-    model the commit that they are of.
+    """Return 16 hexadecimal digits that change with a model's files: a hash of the files in a directory; for
+    a hub model, the commit that they come from.
 
     Raises:
-        ModelError: there is nothing to read.
+        ModelError: there are no such files.
     """
     if not seen(path).is_dir():
         found = cached_file(
@@ -382,8 +380,14 @@ def _label(path: str, config: Any, label: int | None) -> int:
 
 
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
-    """Most tokens of a row. Positions of a DeBERTa are relative, so that what its tokenizer says may be
-    passed; those of a RoBERTa begin behind the one of its padding."""
+    """Return the most tokens of a row; None: no limit.
+
+    DeBERTa's positions are relative, so `given` may exceed the limit that its tokenizer states. RoBERTa's
+    positions begin behind that of its padding.
+
+    Raises:
+        ConfigError: `given` is more than the model has positions.
+    """
     positions = (
         getattr(config.get_text_config(), "max_position_embeddings", None)
         if getattr(config, "position_biased_input", True)
