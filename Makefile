@@ -27,7 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	$(BIN)/oat quickstart
 
-PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the environment says: otherwise every worker rewrites all assertions, and every cold
+# process compiles all of oat.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Golden runs and runs that are killed go through the wire encoding here, and have plain twins (docs/test_suites.md).
 test: lint type

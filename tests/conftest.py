@@ -1,6 +1,7 @@
 """The jaxtyping signatures of `oat.functional` are checked at run time in every test; the hook must come
 before the first import of it."""
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
     serialise_by_default,
     world,
 )
+from hypothesis import settings
 from suites import mark_slow
 
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
@@ -36,7 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault", metavar="ROW", help="only tests that prove this row of the fault table")
 
 
+settings.register_profile("usual", max_examples=100)
+settings.register_profile("fault table", max_examples=300)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("fault table" if config.getoption("--fault") else "usual")
     if config.getoption("--serialise"):
         serialise_by_default(True)
 
@@ -55,6 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=NO_DEVICE))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no later collection of garbage looks through it, here or in a
+    forked child, which would copy it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

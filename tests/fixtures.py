@@ -309,6 +309,19 @@ def cold(place: str, *arguments: object, log: Path, environment: Mapping[str, ob
     return process.wait(600)
 
 
+def in_session(session: int) -> list[str]:
+    """The processes of a session, zombies too, as the kernel lists them."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = place.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(after_name[3]) == session:
+            found.append(f"{place.parent.name} {after_name[0]}")
+    return found
+
+
 def named(place: str) -> tuple[Any, str]:
     """The owner and the name of "module:owner.name"."""
     module, _, names = place.partition(":")
@@ -375,6 +388,11 @@ def counting(owner: Any, name: str) -> Callable[[], int]:
 
     setattr(owner, name, counted)
     return lambda: calls
+
+
+def show_warnings() -> None:
+    """Print warnings as Python does, where pytest would keep them; for a forked child only."""
+    warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), end="")
 
 
 def told(*arguments: object) -> int:

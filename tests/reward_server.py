@@ -1,5 +1,6 @@
 """A real reward server in processes of its own, for tests; it ends with them."""
 
+import http.client
 import os
 import re
 import select
@@ -9,13 +10,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from tiny_models import build_config, build_tokenizer, save_reward_model
+
+from oat.models.scoring import Scorer
+from oat.types import Message
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }}<eos>{% endfor %}"
 START_S = 180.0
+TOKEN = "sesame-4711-sesame"
 
 
 def save_tiny_reward_model(folder: Path, *, is_chat: bool = True) -> str:
@@ -32,11 +39,13 @@ class Served:
     Attributes:
         process: of its front.
         said: its lines so far.
+        log: what it says on stderr.
     """
 
     url: str
     process: subprocess.Popen
     said: list[str]
+    log: Path = Path(os.devnull)
 
     @property
     def session(self) -> dict[int, str]:
@@ -84,7 +93,7 @@ def served(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=environment)
     try:
-        yield _ready(process)
+        yield replace(_ready(process), log=log or Path(os.devnull))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -112,3 +121,31 @@ def _ready(process: subprocess.Popen) -> Served:
         if found := re.search(rb"ready: POST (http://\S+)/get_feedback", text):
             return Served(found[1].decode(), process, said)
     raise AssertionError(f"the server was not ready: {said}")
+
+
+def ask(
+    server: Served, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, bytes, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60.0)
+    connection.request(method, path, body or None, {"authorization": f"Bearer {TOKEN}", **headers})
+    response = connection.getresponse()
+    found = response.status, response.read(), response
+    connection.close()
+    return found
+
+
+def feedback(
+    server: Served, prompts: list[Any], candidates: list[list[str]], responses: list[str]
+) -> tuple[int, Any]:
+    body = msgspec.msgpack.encode(
+        {"batch_prompt": prompts, "batch_candidates": candidates, "batch_response": responses}
+    )
+    status, reply, _ = ask(server, "POST", "/get_feedback", body)
+    return status, msgspec.msgpack.decode(reply) if status == 200 else reply.decode()
+
+
+def scores(model: str, *pairs: tuple[str, str]) -> list[float]:
+    """By the model, without a server."""
+    scorer = Scorer(model)
+    found = scorer.score([scorer.encode((Message("user", prompt),), response) for prompt, response in pairs])
+    return [value for value in found if value is not None]

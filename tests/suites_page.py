@@ -22,6 +22,8 @@ against that of the plain run.
 **Learning runs.** `make test` has six: online, from recorded data, and with flipped signs. There
 `tests/learning/test_signs.py` holds the sign of every loss, without a run.
 
+**Laws of losses.** `tests/faults/test_losses.py` holds them on 20 examples each; `make faults` on 60.
+
 The table has the tests that are left to `make test-slow`, whole or some of their cases, with seconds of one
 core. `python tests/suites_page.py` makes the table from the markers.
 

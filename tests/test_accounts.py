@@ -360,6 +360,7 @@ TO_3 = (
 OLDER = {5: TO_5, 4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
 
 
+@pytest.mark.sample("3", "2", seconds=0.6)
 @pytest.mark.parametrize("version", OLDER)
 def test_a_ledger_of_an_older_schema_goes_on(
     runs: Path, tmp_path: Path, version: int, capsys: pytest.CaptureFixture[str]

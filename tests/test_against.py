@@ -148,6 +148,7 @@ def test_what_cannot_be_compared(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow(instead="test_models_of_other_shapes", seconds=1.3)
 def test_the_model_that_an_adapter_was_trained_beside(
     runs: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

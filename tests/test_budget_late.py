@@ -60,6 +60,7 @@ def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(
     assert contradictions(store) == []
 
 
+@pytest.mark.slow(instead="test_a_run_ends_when_it_has_learned_from_all_it_paid_for", seconds=2.0)
 def test_a_killed_run_learns_from_all_it_paid_for_too(world: World, tmp_path: Path) -> None:
     """Killed while it takes the last of what it paid for, with a checkpoint two steps before."""
     changes = {

@@ -217,6 +217,7 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(
         checkpoints.due(3)
 
 
+@pytest.mark.slow(instead="tests/faults/test_full_disk.py", seconds=2.5)
 def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_path: Path) -> None:
     """Also where it was the last one, instead of the line that it finished; and the same command goes on."""
     config, log = world.config("dpo", tmp_path), tmp_path / "log"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import ALPHABET, World, forked, oat
+from fixtures import ALPHABET, World, forked, oat, show_warnings
 
 import oat as package
 from oat.commands.export import digest_run
@@ -77,8 +77,8 @@ def test_a_finished_run_says_so(world: World, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
-    """In a process of its own, since a test would catch the warning; one of somebody else stays as Python
-    shows it."""
+    """In a process that shows warnings as Python does, since a test would catch them; one of somebody else
+    stays as it is."""
     (tmp_path / "reward.py").write_text(
         "import warnings\n\n\ndef reward(prompts, completions, **columns):\n    warnings.warn('theirs')\n "
         "   return [None] * len(prompts)\n"
@@ -88,9 +88,14 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
         tmp_path,
         {"oracle.name": f"{tmp_path / 'reward.py'}:reward", "stop.max_steps": 1, "evaluation": None},
     )
-    done = subprocess.run([sys.executable, "-m", "oat", "train", str(config)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (ours,) = (line for line in done.stderr.splitlines() if "oat" in line and "reward.py:5" not in line)
+
+    def shown() -> int:
+        show_warnings()
+        return oat("train", config)
+
+    assert forked(shown, tmp_path / "log") == 0
+    said = (tmp_path / "log").read_text()
+    (ours,) = (line for line in said.splitlines() if line.startswith("oat: warning"))
     assert re.fullmatch(
         (
             r"oat: warning: step 1: oracle .* gave no usable answer to any of 4 questions, so it learns "
@@ -98,7 +103,7 @@ def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
         ),
         ours,
     )
-    assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in done.stderr
+    assert f"{tmp_path / 'reward.py'}:5: UserWarning: theirs" in said
 
 
 @pytest.mark.sample("dpo", seconds=1.4)
@@ -187,6 +192,9 @@ def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, a
     assert digest_run(tmp_path / algorithm) == digest_run(tmp_path / "long" / algorithm)
 
 
+@pytest.mark.slow(
+    instead="tests/test_stop.py::test_a_schedule_that_ends_with_the_run_is_made_longer_by_name", seconds=1.5
+)
 def test_a_schedule_keeps_the_end_it_was_given(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

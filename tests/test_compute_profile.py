@@ -119,6 +119,7 @@ def test_a_run_on_a_pretended_device(
             assert repeatable(one) == pytest.approx(repeatable(other), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow(instead="test_a_run_on_a_pretended_device", seconds=2.0)
 def test_a_reference_stays_on_the_cpu(world: World, tmp_path: Path) -> None:
     """Its weights are there and nowhere else, also where it follows the policy, which is on the device; in
     float32 it is the run with both there."""

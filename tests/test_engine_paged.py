@@ -62,6 +62,7 @@ def assert_right(lm, requests, completions):
         np.testing.assert_allclose(completion.raw_logps, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sample("qwen3", seconds=1.2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_enter_while_others_are_decoded(lms, family, decodings):
     requests = crowd(prompts=12, each=3)
@@ -90,6 +91,7 @@ def test_rows_enter_also_where_a_prompt_has_as_many_as_there_are_places(lms, dec
     )
 
 
+@pytest.mark.sample("llama", seconds=1.2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_full_cache_sends_the_youngest_rows_back(lms, family, decodings, monkeypatch):
     requests = crowd(prompts=8, each=2)

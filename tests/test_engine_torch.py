@@ -187,6 +187,7 @@ def test_the_joint_test_sees_a_wrong_law():
     assert chi_square_p(counts.astype(float), expected) < 0.001
 
 
+@pytest.mark.sample("gpt_neox", seconds=1.2)
 @pytest.mark.fault("R2")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_request_alone_and_in_a_batch(lms, family):

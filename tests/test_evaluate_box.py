@@ -187,6 +187,7 @@ def test_a_budget(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder
     assert not (tmp_path / "grpo" / "evaluations" / "step_00000004.jsonl").exists()
 
 
+@pytest.mark.sample("gold", seconds=0.6)
 @pytest.mark.parametrize("judge", ["oracle", "gold"])
 def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
     world: World,
@@ -298,6 +299,7 @@ def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judge
         assert store.spent("eval").queries <= 60
 
 
+@pytest.mark.slow(instead="test_an_evaluation_that_failed_fails_in_a_replay_too", seconds=1.6)
 def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: str) -> None:
     """The run is killed after the last evaluation, and goes on from its start: what is known by then changes
     no decision."""
@@ -314,7 +316,9 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
     assert digest_run(tmp_path / "killed") == digest_run(tmp_path / "unbroken")
 
 
-@pytest.mark.sample("*_write-2", seconds=1.8)
+@pytest.mark.slow(
+    instead="tests/faults/test_waves_killed.py; test_a_killed_run_makes_the_same_evaluations", seconds=3.6
+)
 @pytest.mark.parametrize(
     ("place", "call"),
     [("oat.ledger.outstanding:Outstanding.submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
@@ -515,7 +519,7 @@ def played(judges: str, environment: str) -> dict[str, Any]:
     return {"oracle.name": "environment", "sampling.environment": f"{judges}:{environment}"}
 
 
-@pytest.mark.sample("environment", "price", seconds=2.2)
+@pytest.mark.sample("environment", seconds=3.3)
 @pytest.mark.inventory(97)
 @pytest.mark.parametrize("what", ["environment", "price", "price of the second", "file"])
 def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
@@ -637,7 +641,7 @@ def test_oat_eval_says_that_it_failed(
     assert json.loads(capsys.readouterr().out) == {"step": 0, "eval/failed": 1.0}
 
 
-@pytest.mark.sample("section0-*", "section3-*", seconds=2.9)
+@pytest.mark.sample("section0-*", seconds=3.7)
 @pytest.mark.inventory(101)
 @pytest.mark.parametrize(
     ("section", "steps"),
@@ -662,7 +666,7 @@ def test_an_evaluation_that_is_due_waits_for_queries(
     assert list(evaluated(tmp_path / "grpo")) == steps
 
 
-@pytest.mark.sample("*-3-9", "*-5-15", seconds=1.9)
+@pytest.mark.sample("*-5-15", seconds=5.7)
 @pytest.mark.inventory(101)
 @pytest.mark.parametrize(
     ("place", "call", "by"),

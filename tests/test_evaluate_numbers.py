@@ -109,6 +109,7 @@ def test_a_conversation_is_recorded_as_messages(world: World, tmp_path: Path) ->
     assert records(tmp_path / "grpo", 0)[0]["prompt"] == talk
 
 
+@pytest.mark.sample("2", seconds=0.6)
 @pytest.mark.inventory(98)
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call: int) -> None:

@@ -72,7 +72,9 @@ def test_training_is_the_same_without_it(world: World, online: Path, tmp_path: P
     assert digest_run(tmp_path / "dpo")["weights"] == digest_run(online)["weights"]
 
 
-@pytest.mark.sample("*_write-2", seconds=1.1)
+@pytest.mark.slow(
+    instead="tests/test_evaluate_box.py::test_a_killed_run_makes_the_same_evaluations", seconds=2.2
+)
 @pytest.mark.parametrize(
     ("place", "call"),
     [("oat.evaluation.evaluation:Evaluation._write", 2), ("oat.ledger.store:Store.add_answers", 11)],

@@ -92,6 +92,7 @@ def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(
         assert re.search(f"the batch of best: {words}", capsys.readouterr().err)
 
 
+@pytest.mark.slow(instead="test_every_configuration_runs, and tests/test_testing_algorithms.py", seconds=1.6)
 def test_the_tests_pass(folder: Path) -> None:
     names = re.findall(r"^def (test_\w+)", FILES["test_mine.py"], flags=re.MULTILINE)
     assert len(names) == 3

@@ -21,6 +21,10 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.slow(
+    instead="tests/test_readme.py::test_the_readme_works_as_typed; the flags of the page are parsed",
+    seconds=8.6,
+)
 def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "model", build_config("qwen3", context=256))

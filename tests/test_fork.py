@@ -144,6 +144,7 @@ def test_a_fork_is_checked_before_it_is_begun(
     assert "tensors.safetensors has" in messages[0]
 
 
+@pytest.mark.slow(instead="test_a_fork_that_changes_nothing_is_the_run_itself", seconds=2.5)
 def test_the_plan_of_a_fork_counts_from_where_it_begins(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +268,7 @@ def test_what_other_judges_said_ranks_no_checkpoint_of_a_fork(parent: Path, tmp_
     }
 
 
+@pytest.mark.slow(instead="test_what_other_judges_said_ranks_no_checkpoint_of_a_fork", seconds=2.1)
 def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
     world: World, tmp_path: Path, judges: str
 ) -> None:

@@ -347,6 +347,9 @@ def test_ctrl_c_cuts_an_answer_and_not_the_conversation(runs: Path) -> None:
     assert second.startswith(f"> {speaker.renderer.text(last.ids)}".rstrip())
 
 
+@pytest.mark.slow(
+    instead="tests/test_evaluate.py::test_a_run_and_a_configuration_can_be_evaluated_alone", seconds=1.0
+)
 def test_eval_prints_a_table_in_a_terminal(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     flags = ("--evaluation.intervals", "true")

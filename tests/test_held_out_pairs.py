@@ -212,6 +212,7 @@ def test_the_reference_is_computed_once_unless_it_moves(
     ] == [0, 0, 0]
 
 
+@pytest.mark.slow(instead="test_the_numbers_are_those_of_each_pair_alone", seconds=1.8)
 def test_check_reads_them_and_eval_gives_them(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

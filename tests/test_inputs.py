@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import signal
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from fixtures import World, forked, kill_at, make_model, named, write_jsonl
+from fixtures import World, forked, kill_at, make_model, named, show_warnings, write_jsonl
 from fixtures import oat as command
 from tiny_models import build_config, save_reward_model
 from transformers import AutoTokenizer
@@ -52,8 +51,7 @@ def run(folder: Path, *arguments: object, before: Callable[[], None] = lambda: N
 
     def action() -> int:
         os.chdir(folder)
-        # pytest has one of its own
-        warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), end="")
+        show_warnings()
         before()
         return command(*arguments)
 
@@ -429,6 +427,9 @@ def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> No
     assert [row.get("oracle/changes") for row in rows(copy / "run")] == [None, None, None, 1, 1]
 
 
+@pytest.mark.slow(
+    instead="test_a_changed_reward_goes_on_only_when_that_is_accepted; tests/test_fork.py", seconds=4.7
+)
 def test_a_fork_has_the_reward_of_its_time(copy: Path) -> None:
     pay_more(copy)
     assert (
@@ -460,6 +461,7 @@ def test_a_fork_has_the_reward_of_its_time(copy: Path) -> None:
     assert not any("oracle/changes" in row for row in rows(copy / "old"))
 
 
+@pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=1.2)
 def test_a_reward_that_never_answered_may_be_mended(world: World, tmp_path: Path) -> None:
     folder = make(world, tmp_path, "grpo", {"evaluation": None})
     (folder / "reward.py").write_text(
@@ -508,6 +510,7 @@ def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
     assert [row.get("oracle/changes") for row in rows(folder / "run")] == [None, None, None, None, 1]
 
 
+@pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=2.0)
 def test_own_code_and_held_out_data_are_warned_of(copy: Path) -> None:
     """The helper is imported by the first answer, long after the run was opened."""
     assert {"reward.py", "helper.py"} <= told(copy / "run")[0]["inputs"]["modules"].keys()
@@ -546,7 +549,9 @@ def test_an_evaluation_says_that_it_is_another(copy: Path) -> None:
     assert "held-out prompts" not in said, "who names others knows it"
 
 
-@pytest.mark.sample("False", seconds=1.5)
+@pytest.mark.slow(
+    instead="test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows", seconds=3.1
+)
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_runs_begun_before_go_on_with_one_warning(copy: Path, is_removed: bool) -> None:
     """Also one whose file was removed, which nobody can tell from them."""
@@ -637,6 +642,7 @@ def test_from_python_likewise(copy: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert '"oracle/changes": 1.0' in lived("second", 3)
 
 
+@pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=1.4)
 def test_a_change_is_shown_wherever_the_curve_is(copy: Path) -> None:
     pay_more(copy)
     _, said = run(copy, "train", "run.yaml", "--stop.max_steps", 4, "--accept-changed", "reward")
@@ -729,6 +735,7 @@ def test_what_a_worker_imports_only_when_it_is_asked(world: World, tmp_path: Pat
     assert (code, ": helper.py" in said) == (0, True), said
 
 
+@pytest.mark.slow(instead="the same of a reward function", seconds=1.6)
 def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path: Path) -> None:
     changes = {
         "oracle": {"name": "environment"},

@@ -304,6 +304,9 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "grpo"
 
 
+@pytest.mark.slow(
+    instead="tests/learning, of whole models; test_a_killed_run_is_the_unbroken_run", seconds=1.3
+)
 def test_an_adapter_learns(finished: Path) -> None:
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["eval/sampled"] > rows[0]["eval/sampled"] + 0.5
@@ -425,7 +428,10 @@ def test_an_evaluation_of_a_run_has_its_adapter(finished: Path, capsys: pytest.C
     assert found["eval/greedy"] == last["eval/greedy"]
 
 
-@pytest.mark.sample("reference", seconds=1.7)
+@pytest.mark.slow(
+    instead="tests/test_inputs.py::test_a_reference_and_an_adapter_are_held_against_what_they_were",
+    seconds=3.7,
+)
 @pytest.mark.parametrize(
     "changes", [LORA, {"model.reference": "reference"}], ids=["base of an adapter", "reference"]
 )

@@ -858,6 +858,7 @@ AFTER_A_RUN = (
 )
 
 
+@pytest.mark.slow(instead="test_a_mistake_is_one_message", seconds=2.0)
 def test_a_mistake_comes_before_what_differs_from_the_run(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,6 +173,9 @@ def test_a_response_cannot_write_markers(path: str) -> None:
     assert [ids.count(id) for id in (SOURCE, FIRST, SECOND, SEP, CLS)] == [1, 1, 1, 3, 3]
 
 
+@pytest.mark.slow(
+    instead="the other tests of the file; tests/test_scoring.py scores with DeBERTa", seconds=4.1
+)
 def test_it_keeps_the_protocol_and_leaves_random_numbers_alone(path: str) -> None:
     before = torch.random.get_rng_state()
     check_oracle("pairrm", options={"path": path})

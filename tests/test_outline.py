@@ -127,6 +127,7 @@ def test_how_often_prompts_come(
     assert lines_of(capsys.readouterr().out)["the run"].startswith("1 step: 1 prompt (of 30), 3 responses, ")
 
 
+@pytest.mark.slow(instead="test_the_arithmetic_is_that_of_the_run", seconds=1.9)
 def test_a_run_that_is_turned_back_is_counted_from_there(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

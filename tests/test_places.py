@@ -132,6 +132,7 @@ def test_a_reward_that_changes_the_working_directory_changes_nothing(
     )
 
 
+@pytest.mark.slow(instead="test_a_reward_that_changes_the_working_directory_changes_nothing", seconds=4.6)
 def test_models_adapters_and_data_are_found_after_code_has_gone_elsewhere(
     world: World, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

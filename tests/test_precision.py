@@ -384,6 +384,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
         measured(1000)
 
 
+@pytest.mark.slow(instead="test_measured_tokens_fit_and_little_more_would", seconds=2.5)
 def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -> None:
     changes = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1}
     config = world.config("grpo", tmp_path, {**changes, "stop.max_steps": 2})

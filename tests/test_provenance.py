@@ -29,6 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow(instead="test_a_fork_has_its_own", seconds=1.7)
 def test_one_entry_a_process_that_made_rows(world: World, tmp_path: Path) -> None:
     """Started, killed, continued, continued where there was nothing to do, made longer."""
     config = world.config("dpo", tmp_path)

@@ -396,6 +396,9 @@ def told_by(code: str, folder: Path) -> tuple[int, str, str]:
     return said.returncode, said.stdout.strip(), said.stderr
 
 
+@pytest.mark.slow(
+    instead="nothing: a fresh process imports torch, transformers and bitsandbytes for it", seconds=6.5
+)
 def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from oat.models.nf4 import functional_of_bitsandbytes as load; before = "

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from fixtures import forked, kill_at
 
 from oat.cli import main
 from oat.errors import ConfigError, DataError
@@ -359,14 +360,16 @@ def test_it_says_what_it_does_before_it_loads_anything(tmp_path: Path):
     first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
     assert first.startswith("oat quickstart: a tiny model that learns sums")
     assert f"all of it in {tmp_path / 'first'} False" in first
-    command = [sys.executable, "-m", "oat", "quickstart", "--out", str(tmp_path / "piped")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(3)]
-        process.terminate()
-        rest = process.stdout.read()
-    assert re.fullmatch(r"oat quickstart: start, supervised learning: \d+ steps\n", lines[2])
-    assert "step" not in rest
+    log = tmp_path / "log"
+
+    def begin() -> int:
+        kill_at(torch.optim.AdamW, "step", 60)
+        return main(["quickstart", "--out", str(tmp_path / "piped")])
+
+    assert forked(begin, log) == -signal.SIGKILL
+    lines = log.read_text().splitlines()
+    assert re.fullmatch(r"oat quickstart: start, supervised learning: \d+ steps", lines[2])
+    assert not any("step" in line for line in lines[3:])
 
 
 def test_what_cannot_work_is_refused_before_anything_is_done(tmp_path: Path):

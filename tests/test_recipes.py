@@ -50,7 +50,9 @@ def needed(name: str) -> dict[str, int]:
     return {"max_length": 8} if name == "dr_grpo" else {}
 
 
-@pytest.mark.sample("dpo_online", "grpo_online", "kto_offline", "sft_*", "dpo_buffer", seconds=15.4)
+@pytest.mark.sample(
+    "dpo_online", "grpo_online", "kto_offline", "sft_chat_offline", "dpo_buffer", seconds=16.2
+)
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_learns_for_two_steps(
     path: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -223,6 +223,7 @@ def test_a_fork_cannot_begin_to_follow(
     assert "model.reference_update" in capsys.readouterr().err
 
 
+@pytest.mark.slow(instead="test_it_is_what_the_formula_says_after_every_step", seconds=1.1)
 def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, tmp_path: Path) -> None:
     """The reference of a step is then the policy that sampled it, so its first pass finds no divergence; with
     a frozen one it does."""
@@ -239,6 +240,7 @@ def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, t
     assert last_kl("follows", {"model.reference_update": {}}) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow(instead="test_an_evaluation_of_the_reference_is_of_the_moved_one", seconds=1.2)
 def test_an_evaluation_measures_the_distance_to_the_moved_one(world: World, tmp_path: Path) -> None:
     """With a share of one after every step it is the policy itself."""
 

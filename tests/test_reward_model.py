@@ -292,6 +292,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_learned(
     assert "a `llama` has no sequence-classification form" in capsys.readouterr().err
 
 
+@pytest.mark.slow(instead="test_what_is_exported_scores_as_the_learner_does", seconds=1.2)
 def test_neither_its_adapter_nor_its_policy_is_handed_on(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -353,6 +353,7 @@ def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tm
     )
 
 
+@pytest.mark.slow(instead="tests/test_threads.py", seconds=1.4)
 def test_the_engines_threads_are_measured_once_and_kept(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

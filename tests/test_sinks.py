@@ -539,6 +539,7 @@ def test_check_says_where_the_rows_go(
     )
 
 
+@pytest.mark.slow(instead="tests/test_places.py::test_a_run_directory_moves_between_two_lives", seconds=1.2)
 def test_a_run_directory_may_be_moved(world: World, tmp_path: Path) -> None:
     """What a sink keeps goes with it."""
     config, log = (

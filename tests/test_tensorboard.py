@@ -81,6 +81,10 @@ def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points
     assert [row["step"] for row in rows_of(run_dir)] == list(range(7))
 
 
+@pytest.mark.slow(
+    instead="tests/test_sinks.py::test_a_sink_that_comes_late_has_all_rows_and_one_that_was_away_what_it_missed",
+    seconds=1.6,
+)
 @needs_library
 def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, points: Points) -> None:
     config, run_dir = world.config("dpo", tmp_path, {"stop.max_steps": 2}), tmp_path / "dpo"

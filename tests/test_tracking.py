@@ -248,7 +248,9 @@ def test_the_line_for_people() -> None:
     )
 
 
-@pytest.mark.sample("3", seconds=2.1)
+@pytest.mark.slow(
+    instead="tests/test_sinks.py::test_each_row_once_over_a_kill_and_a_fork_begins_its_own", seconds=3.2
+)
 @pytest.mark.parametrize("kill", [1, 3, 4])
 def test_each_step_stands_once_after_a_kill(world: World, tmp_path: Path, kill: int) -> None:
     config = world.config("grpo", tmp_path, {"evaluation": None})

@@ -126,6 +126,7 @@ def test_a_first_mistake_in_the_records_does_not_lock_the_directory(world: World
     assert len((tmp_path / "run" / "given" / "prompts.jsonl").read_text().splitlines()) == 8
 
 
+@pytest.mark.slow(instead="test_records_of_many_kinds", seconds=1.4)
 def test_records_of_numpy_and_of_a_frame_with_what_is_missing(world: World, tmp_path: Path) -> None:
     seen: list[Any] = []
 
@@ -337,6 +338,7 @@ def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
         assert trainer.config.seed == 1
 
 
+@pytest.mark.slow(instead="test_it_is_the_run_of_the_command_line", seconds=1.2)
 def test_seeds_of_runs_with_given_records_are_one_line(world: World, tmp_path: Path) -> None:
     for seed in (0, 1):
         Trainer(
@@ -398,10 +400,8 @@ def test_the_command_line_cannot_go_on_with_a_function_of_python(
 
 
 def test_importing_it_brings_no_torch() -> None:
-    code = (
-        "import oat, sys; assert not {'torch', 'numpy', 'transformers'} & {*sys.modules}; oat.Trainer; "
-        "assert 'torch' in sys.modules"
-    )
+    code = "import oat, sys; assert not {'torch', 'numpy', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert Trainer.__module__ == "oat.trainer"
     with pytest.raises(ImportError, match="cannot import name 'Triner' from 'oat'"):
         from oat import Triner  # type: ignore[attr-defined]  # noqa: F401

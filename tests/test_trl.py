@@ -223,6 +223,7 @@ def test_every_format_runs_by_naming_the_path_alone(
     assert rows[1]["rows/trained"] > 0
 
 
+@pytest.mark.slow(instead="test_every_format_runs_by_naming_the_path_alone", seconds=2.0)
 def test_the_demonstration_of_sharegpt_preferences(
     world: World, chat: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

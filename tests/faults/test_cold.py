@@ -17,14 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures import World, cold, kill_at, named, oat
-from test_leaves_nothing import ENDS, End, in_session
+from fixtures import World, cold, in_session, kill_at, named, oat
+from test_leaves_nothing import ENDS, End
 
 from oat.commands.export import digest_run
 
 Figure = Callable[[str], None]
-SAMPLE = ("done",)
-"""Ends that `make test` sees."""
 
 
 def command(name: str, config: str, *flags: str) -> int:
@@ -45,15 +43,9 @@ def limited(config: str, run_dir: str, most: str) -> int:
     return oat("train", config, "--run_dir", run_dir)
 
 
-def ends() -> list[object]:
-    return [
-        pytest.param(end, id=name, marks=[] if name in SAMPLE else pytest.mark.large)
-        for name, end in ENDS.items()
-    ]
-
-
+@pytest.mark.large
 @pytest.mark.fault("R4")
-@pytest.mark.parametrize("end", ends())
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_no_end_of_a_cold_process_leaves_anything(
     world: World, tmp_path: Path, end: End, figure: Figure
 ) -> None:

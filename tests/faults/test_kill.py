@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, cold, forked, in_session, kill_at, named, oat
 
 pytestmark = [pytest.mark.fault("R1"), pytest.mark.usefixtures("over_the_wire")]
 
@@ -213,10 +213,10 @@ def test_continuing_a_finished_run_changes_nothing(world: World, tmp_path: Path,
 
 def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
     """Two processes with hashes of their own: neither where the first one ends nor the order of a set
-    matters."""
+    matters, and the second leaves no process and no file behind."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     command = [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)]
-    first, second = ({**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed} for seed in "12")
+    first = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1"}
     metrics = run_dir / "metrics.jsonl"
     with subprocess.Popen(
         command, env=first, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -229,5 +229,12 @@ def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
         ):
             time.sleep(0.001)
         process.kill()
-    subprocess.run(command, env=second, check=True, capture_output=True)
+    log, scratch, home = (tmp_path / name for name in ("log", "scratch", "home"))
+    scratch.mkdir()
+    home.mkdir()
+    second = {"PYTHONHASHSEED": 2, "TMPDIR": scratch, "HOME": home, "XDG_CACHE_HOME": ""}
+    words = ("train", config, "--run_dir", run_dir)
+    assert cold("fixtures:oat", *words, log=log, environment=second) == 0, log.read_text()
+    assert in_session(int(log.with_suffix(".session").read_text())) == []
+    assert list(scratch.iterdir()) == []
     assert digest(run_dir) == unbroken("dpo", PLAIN)

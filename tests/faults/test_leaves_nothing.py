@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import World, forked, in_session, kill_at, named, oat
 
 PLACE = "oat.learner.learner:Learner.update"
 EVALUATION = "oat.evaluation.evaluation:Evaluation._sample"
@@ -50,19 +50,6 @@ ENDS = {
     "oat eval, Ctrl-C": End(130, (signal.SIGINT,), "eval", place=EVALUATION),
     "oat eval, kill -9": End(-signal.SIGKILL, (signal.SIGKILL,), "eval", place=EVALUATION, at_most=1),
 }
-
-
-def in_session(session: int) -> list[str]:
-    """The processes of a session, zombies too, as the kernel lists them."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = place.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(after_name[3]) == session:
-            found.append(f"{place.parent.name} {after_name[0]}")
-    return found
 
 
 @pytest.mark.sample(

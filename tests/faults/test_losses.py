@@ -23,7 +23,13 @@ from oat.learner.reduction import Reduction
 from oat.types import Batch, Loss, Per
 
 Figure = Callable[[str], None]
-often = settings(derandomize=True, deadline=None, max_examples=60, phases=[Phase.generate])
+often = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=settings.default.max_examples // 5,
+    phases=[Phase.generate],
+)
+"""20 examples, and 60 in `make faults`, whose profile has three times as many (conftest.py)."""
 SEEDS = st.integers(0, 2**32 - 1)
 
 

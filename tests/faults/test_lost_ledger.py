@@ -180,6 +180,7 @@ def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figu
     figure("1 of 1 lost ledgers refused")
 
 
+@pytest.mark.sample("0.5", seconds=0.5)
 @pytest.mark.parametrize("size", [0.0, 0.5])
 def test_a_log_that_is_lost_behind_the_newest_checkpoint(
     run: Path, copied: Path, size: float, figure: Figure

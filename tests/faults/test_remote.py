@@ -4,9 +4,7 @@ server nothing; a token goes nowhere."""
 import contextlib
 import http.client
 import json
-import random
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ import msgspec
 import pytest
 from faulty_server import Asked, FaultyServer, Reply, serving, until
 from fixtures import World, oat
-from reward_server import Served, save_tiny_reward_model, served
+from reward_server import save_tiny_reward_model, served
 
 from oat.commands.export import digest_run
 from oat.ledger.reader import Reader
@@ -288,121 +286,3 @@ def test_a_token_is_nowhere_in_a_run(
     assert found == []
     assert "sesame" not in told
     figure(f"0 of {len(files)} files of a run, and no line that it said, have the token")
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
-    folder = tmp_path_factory.mktemp("guarded")
-    model = save_tiny_reward_model(folder / "model")
-    (folder / "token").write_text(TOKEN)
-    flags = ["--token-file", str(folder / "token"), "--max-body-bytes", "50000", "--max-responses", "16"]
-    with served("--model", model, "--devices", "cpu", *flags, log=folder / "log") as server:
-        yield server, folder / "log"
-
-
-def _fuzzed(draw: random.Random) -> bytes:
-    """A request: bytes of chance, or a sound one with something wrong, or nothing wrong."""
-    texts = ["", "a", "why?", "\x00", "\U0001f600" * 3, "x" * draw.randrange(3000)]
-    value: Any = {
-        "batch_prompt": [draw.choice(texts) for _ in range(draw.randrange(4))],
-        "batch_candidates": [[draw.choice(texts), draw.choice(texts)] for _ in range(draw.randrange(3))],
-        "batch_response": [draw.choice(texts) for _ in range(draw.randrange(4))],
-    }
-    if draw.random() < 0.4:
-        value[draw.choice([*value, "extra"])] = draw.choice(
-            [None, -1, 1e308, float("nan"), "text", [1], [[]], {"a": {}}, [["a"]], b"\xff", 2**63]
-        )
-    body = msgspec.msgpack.encode(value) if draw.random() < 0.8 else draw.randbytes(draw.randrange(200))
-    if draw.random() < 0.3 and body:
-        place = draw.randrange(len(body))
-        body = body[:place] + draw.randbytes(1) + body[place + 1 :] if draw.random() < 0.5 else body[:place]
-    method, path = (
-        draw.choice(["POST"] * 8 + ["GET", "PUT", "G\x00T"]),
-        draw.choice(["/get_feedback"] * 8 + ["/", "/health", "/x", "/../", "*"]),
-    )
-    length = str(len(body)) if draw.random() < 0.95 else draw.choice(["-1", "9" * 30, "x", "0", "60000"])
-    token = f"authorization: Bearer {TOKEN}\r\n" if draw.random() < 0.95 else ""
-    odd = draw.choice(
-        [""] * 8
-        + [
-            "x: \x01\r\n",
-            "transfer-encoding: chunked\r\n",
-            "expect: 100-continue\r\n",
-            "a" * 70_000 + ": b\r\n",
-            "no colon\r\n",
-        ]
-    )
-    return (
-        f"{method} {path} HTTP/1.1\r\nhost: h\r\n{token}content-length: {length}\r\n{odd}connection: "
-        "close\r\n\r\n"
-    ).encode("latin-1") + body
-
-
-def fuzz(count: int, guarded: tuple[Served, Path], figure: Figure) -> None:
-    """Requests over connections of their own, eight at a time."""
-    server, log = guarded
-    host, port = server.url.removeprefix("http://").split(":")
-    statuses: list[str] = []
-
-    def send(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(count // 8):
-            with socket.create_connection((host, int(port)), timeout=60.0) as connection:
-                try:
-                    connection.sendall(_fuzzed(draw))
-                    connection.shutdown(socket.SHUT_WR)
-                    reply = b""
-                    while len(reply) < 40 and (data := connection.recv(4096)):
-                        reply += data
-                except OSError:
-                    reply = b""
-            lines = reply.replace(b"HTTP/1.1 100 \r\n\r\n", b"")
-            statuses.append(lines[9:12].decode() if lines else "closed")
-
-    threads = [threading.Thread(target=send, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    bad = {status for status in statuses if status[:1] not in ("2", "4") and status != "closed"}
-    assert bad == set()
-    assert statuses.count("200") > count // 50
-    assert statuses.count("closed") < count // 5, "those that were cut in the middle"
-    assert server.process.poll() is None
-    with socket.create_connection((host, int(port)), timeout=60.0) as connection:
-        connection.sendall(
-            f"GET /health HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
-        )
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-    assert b"sesame" not in log.read_bytes()
-    assert b"Traceback" not in log.read_bytes()
-    figure(
-        f"{len(statuses):,} of {len(statuses):,} fuzzed requests without an answer of 5xx, "
-        f"{statuses.count('200'):,} of them sound; server alive"
-    )
-
-
-@pytest.mark.fault("R28")
-def test_malformed_requests_get_an_answer_and_the_server_goes_on(
-    guarded: tuple[Served, Path], figure: Figure
-) -> None:
-    fuzz(800, guarded, figure)
-
-
-@pytest.mark.large
-@pytest.mark.fault("R28")
-def test_a_hundred_thousand_malformed_requests(guarded: tuple[Served, Path], figure: Figure) -> None:
-    fuzz(100_000, guarded, figure)
-
-
-@pytest.mark.fault("R29")
-def test_a_token_is_nowhere_in_a_server(guarded: tuple[Served, Path]) -> None:
-    server, log = guarded
-    seen = [
-        *server.said,
-        *server.session.values(),
-        Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode(),
-    ]
-    seen += [Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace") for pid in server.session]
-    assert not any("sesame" in text for text in seen)
-    assert b"sesame" not in log.read_bytes()

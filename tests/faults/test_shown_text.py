@@ -175,6 +175,7 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
     )
 
 
+@pytest.mark.slow(instead="test_nothing_of_a_run_speaks_to_the_terminal", seconds=1.7)
 def test_errors_and_warnings_that_quote_are_plain(
     world: World, hostile: Path, told: Callable[[], str], figure: Figure
 ) -> None:
