@@ -10,16 +10,18 @@ log-ratio, h the margin of log-ratios.
 | sppo_hard | log-ratios drawn to 1 / (2 beta) and -1 / (2 beta) | arXiv:2405.00675, Eq. 4.7 |
 | discopop | logistic and exponential of beta h, mixed by h | arXiv:2406.08414, Eq. 5 |
 | aot | log-sigmoid of beta times sorted differences | arXiv:2406.05882 |
-| orpo | odds ratio, and the chosen response by heart; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
-| cpo | log-sigmoid, and the chosen response by heart; no reference | arXiv:2401.08417, Eq. 3 |
+| orpo | odds ratio, and the NLL of the chosen response; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
+| cpo | log-sigmoid, and the NLL of the chosen response; no reference | arXiv:2401.08417, Eq. 3 |
+
+NLL is the negative log-likelihood.
 
 Departures, beside those of `direct.py`:
-1. `aot` sorts the pairs of a whole step once, in `prepare`, under the weights that the step begins with: so
-   neither micro-batches nor mini-batches change whom a pair is compared with, and later optimiser steps of
-   the same step keep it. The paper sorts each batch.
-2. `orpo` and `cpo` learn the chosen response by its mean log-probability a token, over the response alone;
-   the papers' sums favour long ones.
-3. `sppo_hard` takes the label for a win probability of 1; the paper estimates it.
+1. `aot` sorts the pairs of a whole step once, in `prepare`, under the weights that the step begins with; the
+   paper sorts each batch. So neither micro-batches nor mini-batches change what a pair is compared with, and
+   later optimiser steps of the same step keep it.
+2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response alone; the papers' sums favour long
+   responses.
+3. `sppo_hard` takes the label as a win probability of 1; the paper estimates that probability.
 
 Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.
 """
@@ -33,16 +35,24 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
-from oat.algorithms.direct import Direct, PairConfig, Tied, TiedConfig, check_beta, check_field, halves
+from oat.algorithms.direct import (
+    Direct,
+    PairConfig,
+    WithReference,
+    WithReferenceConfig,
+    check_beta,
+    check_field,
+    halves,
+)
 from oat.functional import contrast, preference
 from oat.functional.segments import segment_sum
 from oat.types import Batch, Feedback, Loss, Requires
 
 
 @dataclass(frozen=True)
-class EXOConfig(TiedConfig):
+class EXOConfig(WithReferenceConfig):
     label_smoothing: float = 1e-3
-    """What the label leaves to the rejected response, in (0, 0.5)."""
+    """Probability that the label gives to the rejected response, in (0, 0.5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,9 +65,9 @@ class EXOConfig(TiedConfig):
 
 
 @dataclass(frozen=True)
-class DiscoPOPConfig(TiedConfig):
+class DiscoPOPConfig(WithReferenceConfig):
     tau: float = 0.05
-    """Width of the change from the logistic to the exponential loss, in units of beta h; in (0, 1]."""
+    """Width of the transition from the logistic to the exponential loss, in units of beta h; in (0, 1]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +75,7 @@ class DiscoPOPConfig(TiedConfig):
 
 
 @dataclass(frozen=True)
-class AOTConfig(TiedConfig):
+class AOTConfig(WithReferenceConfig):
     form: Literal["paired", "unpaired"] = "paired"
     """Sorts the margins of the pairs under policy and reference, or the log-ratios of chosen and of rejected
     responses."""
@@ -84,7 +94,8 @@ class AOTConfig(TiedConfig):
 @dataclass(frozen=True)
 class ORPOConfig(PairConfig):
     beta: float = 0.1
-    """Of the odds ratio term beside the mean log-probability of the chosen response; the paper's lambda."""
+    """Weight of the odds ratio term beside the mean log-probability of the chosen response; the paper's
+    lambda."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +107,7 @@ class CPOConfig(PairConfig):
     beta: float = 0.1
     """Multiplies the difference of the summed log-probabilities."""
     sft_weight: float = 1.0
-    """Of the negative mean log-probability of the chosen response; 0 is off."""
+    """Weight of the negative mean log-probability of the chosen response; 0 is off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +115,7 @@ class CPOConfig(PairConfig):
         check_field("sft_weight", self.sft_weight, 0 <= self.sft_weight < math.inf, "it must be at least 0")
 
 
-class EXO(Tied):
+class EXO(WithReference):
     name = "exo"
     Config = EXOConfig
     config: EXOConfig
@@ -113,7 +124,7 @@ class EXO(Tied):
         return contrast.exo_loss(margin_U, beta=self.config.beta, label_smoothing=self.config.label_smoothing)
 
 
-class DiscoPOP(Tied):
+class DiscoPOP(WithReference):
     name = "discopop"
     Config = DiscoPOPConfig
     config: DiscoPOPConfig
@@ -122,12 +133,12 @@ class DiscoPOP(Tied):
         return contrast.discopop_loss(margin_U, beta=self.config.beta, tau=self.config.tau)
 
 
-class Ratios(Tied):
-    """The losses of a pair's two log-ratios; `loss` says what is made of them."""
+class Ratios(WithReference):
+    """Base class of the losses of a pair's two log-ratios. A loss adds `loss`."""
 
-    Config = TiedConfig
+    Config = WithReferenceConfig
     loss: Callable[..., torch.Tensor]
-    """Of the log-ratios of chosen and rejected responses, (U,) each, and beta."""
+    """(U,) loss from the log-ratios of chosen and rejected responses, (U,) each, and beta."""
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy_N, reference_N = self.logps(outputs, view)
@@ -158,9 +169,10 @@ class SPPOHard(Ratios):
     loss = staticmethod(contrast.sppo_hard_loss)
 
 
-class AOT(Tied):
-    """Column `matched_U` of the paired form: the reference's margin of the same rank. In the unpaired form
-    the rows of a unit are a chosen and a rejected response of the same rank, mostly to different prompts."""
+class AOT(WithReference):
+    """Sorts the pairs of a step, and compares those of equal rank. In the paired form, column `matched_U` is
+    the reference's margin of the same rank. In the unpaired form, the rows of a unit are a chosen and a
+    rejected response of the same rank, mostly to different prompts."""
 
     name = "aot"
     Config = AOTConfig
@@ -191,17 +203,18 @@ class AOT(Tied):
         return policy_N[0::2] - policy_N[1::2] - view["matched_U"]
 
 
-class Free(Direct):
-    """The losses without a reference that also learn the chosen response by heart."""
+class ReferenceFree(Direct):
+    """Base class of the losses without a reference, which also learn the chosen response by its
+    likelihood."""
 
     requires = Requires(feedback="compare", models=frozenset({"policy"}))
 
-    def by_heart(self, outputs: Outputs, view: View, coef: float = 1.0) -> Loss:
-        """Minus the mean log-probability a token of the chosen response."""
+    def chosen_nll(self, outputs: Outputs, view: View, coef: float = 1.0) -> Loss:
+        """The negative mean log-probability a token of the chosen response."""
         return Loss(-view.row_mean(outputs["policy"]["raw"])[0::2], per="pair", coef=coef)
 
 
-class ORPO(Free):
+class ORPO(ReferenceFree):
     name = "orpo"
     Config = ORPOConfig
     config: ORPOConfig
@@ -210,14 +223,14 @@ class ORPO(Free):
         terms_U = contrast.orpo_loss(*halves(view.row_mean(outputs["policy"]["raw"])))
         return {
             "loss/preference": Loss(terms_U, per="pair", coef=self.config.beta),
-            "loss/sft": self.by_heart(outputs, view),
+            "loss/sft": self.chosen_nll(outputs, view),
         }
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
         return self.config.beta * view.row_mean(outputs["policy"]["raw"])
 
 
-class CPO(Free):
+class CPO(ReferenceFree):
     name = "cpo"
     Config = CPOConfig
     config: CPOConfig
@@ -226,7 +239,7 @@ class CPO(Free):
         terms_U = contrast.cpo_loss(*halves(view.row_sum(outputs["policy"]["raw"])), beta=self.config.beta)
         losses = {"loss/preference": Loss(terms_U, per="pair")}
         return (
-            {**losses, "loss/sft": self.by_heart(outputs, view, self.config.sft_weight)}
+            {**losses, "loss/sft": self.chosen_nll(outputs, view, self.config.sft_weight)}
             if self.config.sft_weight
             else losses
         )
@@ -236,8 +249,8 @@ class CPO(Free):
 
 
 def _repaired(batch: Batch, match_U: torch.Tensor) -> Batch:
-    """The batch whose unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`; rows
-    stay in their prompts' groups."""
+    """The batch in which unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`; rows
+    stay in the groups of their prompts."""
     rows = torch.stack([torch.arange(0, batch.size, 2), 2 * match_U + 1], dim=1).flatten().tolist()
     parts = batch.columns["reference_logps_K"].split([int(row.trained.sum()) for row in batch.rows])
     columns = {**batch.columns, "reference_logps_K": torch.cat([parts[row] for row in rows])}

@@ -48,12 +48,12 @@ from oat.functional import preference
 from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
 
 Undecided = Literal["mask", "half"]
-"""A pair without a winner is left out, or counts one half in each order: its term is the mean of the pair's
-and of the pair's turned round."""
+"""What a pair without a winner does: it is left out, or counts one half in each order, so that its term is
+the mean of the pair's own and of the pair's with its responses exchanged."""
 
 
 ROUNDING = 1e-5
-"""Nats a token by which two passes of the same weights may differ in float32 (docs/architecture.md, law
+"""Most nats a token by which two passes of the same weights differ in float32 (docs/architecture.md, law
 7)."""
 
 
@@ -64,7 +64,7 @@ class PairConfig:
     prompts: int = 64
     """Prompts a step."""
     samples: int = 2
-    """Responses a prompt; more than two need an explorer."""
+    """Responses a prompt. More than two need an explorer."""
     epochs: int = 1
     """Passes over a step's pairs."""
     minibatches: int = 1
@@ -73,8 +73,7 @@ class PairConfig:
     """Pairs that tie (equal rewards, a probability of one half) are left out, or count one half in each
     order. Equal texts are always left out."""
     abstentions: Undecided = "mask"
-    """The same for pairs that the oracle does not judge. What failed, or was not paid for, is always left
-    out."""
+    """The same for pairs on which the oracle abstains. Failed and unpaid questions are always left out."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
@@ -87,12 +86,11 @@ class PairConfig:
 
 
 @dataclass(frozen=True)
-class TiedConfig(PairConfig):
-    """Fields of every loss of a margin over the reference; all of those of slic."""
+class WithReferenceConfig(PairConfig):
+    """Fields of every loss of a margin over the reference. slic has no others."""
 
     beta: float = 0.1
-    """Strength of the tie to the reference: what the loss asks for is a margin of the order of 1 / beta
-    nats."""
+    """Strength of the tie to the reference: the loss asks for a margin of the order of 1 / beta nats."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,15 +98,15 @@ class TiedConfig(PairConfig):
 
 
 @dataclass(frozen=True)
-class DPOConfig(TiedConfig):
+class DPOConfig(WithReferenceConfig):
     label_smoothing: float = 0.0
     """Probability that a label is wrong, in [0, 0.5)."""
     length_alpha: float = 0.0
-    """What a token of length costs, in units of the implicit reward; 0 is off."""
+    """Penalty on each token of a response's length, in units of the implicit reward; 0 is off."""
     positive_lambda: float = 0.0
-    """Of the penalty on a chosen response that became less probable than under the reference; 0 is off."""
+    """Weight of the penalty on a chosen response that is less probable than under the reference; 0 is off."""
     sft_weight: float = 0.0
-    """Of the negative mean log-probability of the chosen response; 0 is off."""
+    """Weight of the negative mean log-probability of the chosen response; 0 is off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,9 +118,9 @@ class DPOConfig(TiedConfig):
 
 
 @dataclass(frozen=True)
-class IPOConfig(TiedConfig):
+class IPOConfig(WithReferenceConfig):
     normalize: Literal["mean", "sum"] = "mean"
-    """Log-probability of a response: the mean over its tokens, or the sum."""
+    """The log-probability of a response is the mean over its tokens, or the sum."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +128,11 @@ class SimPOConfig(PairConfig):
     beta: float = 2.0
     """Multiplies the difference of the mean log-probabilities."""
     gamma_beta_ratio: float = 0.5
-    """The target margin over beta, nats a token."""
+    """Target margin divided by beta, nats a token."""
     loss: Literal["sigmoid", "hinge"] = "sigmoid"
-    """What is taken of beta times the margin."""
+    """Loss of beta times the margin."""
     label_smoothing: float = 0.0
-    """Probability that a label is wrong, in [0, 0.5); of the sigmoid loss."""
+    """Probability that a label is wrong, in [0, 0.5); for the sigmoid loss only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,11 +156,12 @@ class SimPOConfig(PairConfig):
 @dataclass(frozen=True)
 class BNFConfig(PairConfig):
     normalize: Literal["shorter", "own"] = "shorter"
-    """The scores of a response are divided by the length of the pair's shorter response, or by its own."""
+    """The scores of a response are divided by the length of the pair's shorter response, or by its own
+    length."""
 
 
 class Direct(Objective):
-    """What the direct losses share. A loss adds `rewards`, and `pair_losses` of one term a pair."""
+    """Base class of the direct losses. A loss adds `rewards`, and `pair_losses` with one term a pair."""
 
     config: PairConfig
     requires = Requires(feedback="compare", models=frozenset({"policy", "reference"}))
@@ -199,13 +198,13 @@ class Direct(Objective):
         }
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """The parts of the loss, (U,) terms each, in which row 2u is the better one of pair u. They read rows
-        through `View.row_sum` and `row_mean` only, so that `losses` can also take them of pairs turned
-        round."""
+        """The terms of the loss, (U,) each; row 2u is the better one of pair u. They read rows only through
+        `View.row_sum` and `row_mean`, so that `losses` can also compute them with the rows of each pair
+        exchanged."""
         raise NotImplementedError
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
-        """(N,) the implicit reward of each response, nats."""
+        """(N,) implicit reward of each response, nats."""
         raise NotImplementedError
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -229,20 +228,20 @@ class Direct(Objective):
         return {**{name: (values_U[has_winner_U], "U") for name, values_U in values.items()}, **moved}
 
 
-class Tied(Direct):
-    """The losses of a margin over the reference; `terms` says what is made of it."""
+class WithReference(Direct):
+    """Base class of the losses of a margin over the reference. A loss adds `terms`."""
 
-    config: TiedConfig
+    config: WithReferenceConfig
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         return {"loss/preference": Loss(self.terms(self.margin(outputs, view)), per="pair")}
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        """(U,) the loss of each pair."""
+        """(U,) loss of each pair."""
         raise NotImplementedError
 
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
-        """(U,) h of each pair, nats."""
+        """(U,) margin h of each pair, nats."""
         policy_N, reference_N = self.logps(outputs, view)
         return preference.dpo_margin(*halves(policy_N), *halves(reference_N))
 
@@ -255,7 +254,7 @@ class Tied(Direct):
         return self.config.beta * (policy_N - reference_N)
 
 
-class DPO(Tied):
+class DPO(WithReference):
     name = "dpo"
     Config = DPOConfig
     config: DPOConfig
@@ -297,7 +296,7 @@ class RobustDPO(DPO):
         )
 
 
-class IPO(Tied):
+class IPO(WithReference):
     name = "ipo"
     Config = IPOConfig
     config: IPOConfig
@@ -311,9 +310,9 @@ class IPO(Tied):
         return view.row_mean(outputs["policy"]["raw"]), view.row_mean(view["reference_logps_K"])
 
 
-class SLiC(Tied):
+class SLiC(WithReference):
     name = "slic"
-    Config = TiedConfig
+    Config = WithReferenceConfig
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
         return preference.hinge_loss(margin_U, beta=self.config.beta)
@@ -370,16 +369,16 @@ def pair_batch(
     reference: bool = True,
     halved: Collection[Mark] = (),
 ) -> Batch:
-    """Pairs as a batch: rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K` holds
-    raw log-probabilities under the reference, nats.
+    """Make a batch of pairs. Rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K`
+    holds raw log-probabilities under the reference, nats.
 
     Args:
-        keep_ties: keep pairs without a winner, in the order they were asked, for losses that need no winner;
-            column `mask_U` takes them out of the losses of pairs. Otherwise they are left out. A pair with a
-            response without a trained token has no winner.
+        keep_ties: keep pairs without a winner, in the order in which they were asked, for losses that need no
+            winner; column `mask_U` takes them out of the losses of pairs. Otherwise they are left out. A pair
+            with a response without a trained token has no winner.
         reference: whether the loss reads the reference.
-        halved: marks of pairs that are learned without a winner, one half in each order; column `halved_U` is
-            1 for them. Not those of equal responses, about which nobody was asked.
+        halved: marks of pairs without a winner that are learned, one half in each order; column `halved_U` is
+            1 for them. Pairs of equal responses, about which nobody was asked, are not among them.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]
@@ -413,24 +412,24 @@ def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
-    """The chosen and the rejected trajectory of a compared pair; without a winner, the first and the
-    second."""
+    """The chosen and the rejected trajectory of a compared pair; the first and the second one without a
+    winner."""
     first, second = (item.group.trajectories[pick] for pick in item.question.picks)
     return (second, first) if item.label == 1 else (first, second)
 
 
 def halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(U,) of the chosen and (U,) of the rejected responses."""
+    """(U,) values of the chosen and (U,) values of the rejected responses."""
     return values_N[0::2], values_N[1::2]
 
 
 def response_lengths(outputs: Outputs, view: View) -> torch.Tensor:
-    """(N,) trained tokens of each response."""
+    """(N,) number of trained tokens of each response."""
     return view.row_sum(torch.ones_like(outputs["policy"]["raw"]))
 
 
 def reference_gap(outputs: Outputs, view: View) -> torch.Tensor:
-    """(K,) how far policy and reference are apart at each trained token, whoever wrote it: |log policy - log
+    """(K,) distance of policy and reference at each trained token, whoever wrote it: |log policy - log
     reference|, nats."""
     return (outputs["policy"]["raw"] - view["reference_logps_K"]).abs()
 

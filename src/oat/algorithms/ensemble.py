@@ -2,9 +2,9 @@
 arXiv:2402.00396).
 
 For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and
-pairs; the prior is strength * batch / labelled times the mean squared distance of all parameters to their
-start, where `labelled` counts the pairs that it has taken so far, so it fades as answers come in. The
-optimiser is the sources': Adam at a constant rate, with its decay in the gradient of every parameter.
+pairs. The prior is strength * batch / labelled times the mean squared distance of all parameters to their
+start, where `labelled` is the number of pairs taken so far; so it fades as answers come in. The optimiser is
+that of the sources: Adam at a constant rate, with weight decay in the gradient of every parameter.
 
 Departures from the sources' code:
 1. Pairs without a winner are not stored, so no mask is needed. There the mask meets the loss in a wrong
@@ -16,8 +16,8 @@ Departures from the sources' code:
    (`rm_train_budget`).
 5. The gradient may be clipped (`max_grad_norm`).
 
-A step learns `steps` times from `batch` pairs drawn without replacement from a ring buffer of all pairs so
-far; not before it holds that many.
+A step makes `steps` optimiser steps, each on `batch` pairs drawn without replacement from a ring buffer of
+all pairs so far. It makes none before the buffer holds that many pairs.
 
 The ensemble's optimiser settings, the bound on its gradient's norm among them, stand with the explorer, apart
 from the policy's.
@@ -37,35 +37,35 @@ from oat.errors import ConfigError, warn
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
 
 _VERSION = 2
-"""Of the state. The first one had none, and came with another optimiser and another prior."""
+"""Version of the state. The first one had no number, another optimiser and another prior."""
 
 
 @dataclass(frozen=True)
 class EnsembleConfig:
     members: int = 20
-    """Networks."""
+    """Number of networks."""
     hidden: int = 128
     """Width of their two hidden layers."""
     activation: Literal["relu", "swish"] = "relu"
-    """Between the layers."""
+    """Activation between the layers."""
     learning_rate: float = 1e-3
-    """Of the ensemble's Adam; it stays."""
+    """Constant learning rate of the ensemble's Adam."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of Adam."""
+    """Betas of Adam."""
     eps: float = 1e-8
-    """Of Adam, beside the root of the second moment."""
+    """Epsilon of Adam, beside the root of the second moment."""
     weight_decay: float = 5e-5
-    """On all parameters, as a part of their gradient (L2)."""
+    """Weight decay of all parameters, as a part of their gradient (L2)."""
     max_grad_norm: float | None = None
-    """The gradient is scaled down to this norm; None: it is not."""
+    """The gradient is scaled down to this norm; None: it is not clipped."""
     prior: float = 0.5
-    """Strength of the pull towards the start when it has taken one batch of labelled pairs."""
+    """Strength of the pull towards the start after one batch of labelled pairs."""
     batch: int = 128
     """Pairs of one optimiser step."""
     steps: int = 5
-    """Optimiser steps a step of the run."""
+    """Optimiser steps in a step of the run."""
     buffer: int = 50_000
-    """Pairs remembered; the oldest go first."""
+    """Pairs that are remembered; the oldest go first."""
 
     def __post_init__(self) -> None:
         for name in ("members", "hidden", "batch", "steps", "buffer"):

@@ -2,17 +2,17 @@
 
     grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages over the group's standard deviation, mean over
               the tokens of each sequence
-    dr_grpo   arXiv:2503.20783, Section 3.2: neither, so that easy questions and short responses weigh no
-              more; sums over tokens are divided by one constant, the configured maximum length
+    dr_grpo   arXiv:2503.20783, Section 3.2: advantages without the standard deviation, and sums over tokens
+              divided by one constant, the configured maximum length; so easy questions and short responses
+              weigh no more than others
 
 Departures:
 1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread,
    has advantage 0 and still counts in every denominator.
 2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default. With
-   `kl_target` its coefficient follows arXiv:1909.08593, Section 2.2 (`adapted_coef`): the mean over the
-   step's tokens of the k3 estimate, under the weights that the step begins with, moves it before the step
-   learns; the paper's moves after. Its divergence is that of a response, ours that of a token, as
-   `kl/reference`.
+   `kl_target` its coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). The coefficient
+   moves before the step learns, by the mean of k3 over the step's tokens under the weights that the step
+   begins with, as `kl/reference`. The paper's moves after, by the divergence of a response.
 3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the
    loss.
 4. `reduction: sequence` is GRPO's; `token` is DAPO's (arXiv:2503.14476).
@@ -22,7 +22,7 @@ computes in the learner's precision; otherwise they are computed again.
 
 Dr. GRPO's constant (`max_length`) defaults to `sampling.max_new_tokens`. It may be larger, to compare runs of
 different lengths, but not smaller. An episode of several turns has no such bound, so there it must be set.
-The gain of an adaptive `kl_coef` is samples over a horizon, as in the code of the paper and of the peers, so
+The gain of an adaptive `kl_coef` is samples over a horizon, as in the paper's code and in other libraries, so
 it does not depend on the size of a step.
 
 Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
@@ -52,19 +52,20 @@ class GroupConfig:
     prompts: int = 16
     """Prompts a step."""
     samples: int = 8
-    """Responses a prompt: the group."""
+    """Responses a prompt, which are the group."""
     clip_low: float = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
+    """The ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2
-    """The ratio is clipped above at 1 + clip_high."""
+    """The ratio is clipped from above at 1 + clip_high."""
     kl_coef: float = 0.0
-    """Of the KL to the reference; 0 needs no reference. With `kl_target` where it starts."""
+    """Weight of the KL to the reference; 0 needs no reference. With `kl_target` it is the weight at the
+    start."""
     kl_target: float | None = None
-    """Nats a token of KL to the reference that the coefficient is moved towards, step by step; None keeps it
-    fixed."""
+    """KL to the reference, in nats a token, towards which the weight is adapted step by step; None: the
+    weight is fixed."""
     kl_horizon: int = 10_000
-    """Responses over which the coefficient can grow by about a fifth, or shrink; a step has at most so
-    many."""
+    """Number of responses over which the weight can grow or shrink by about a fifth; at least those of a
+    step."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
@@ -82,7 +83,7 @@ class GroupConfig:
         self._check_control()
 
     def _check_control(self) -> None:
-        """What adapts a coefficient, and whether there is one."""
+        """Check what adapts the weight of the KL, if anything does."""
         if self.kl_target is None:
             if self.kl_horizon != GroupConfig.kl_horizon:
                 raise ConfigError(
@@ -108,9 +109,9 @@ class GroupConfig:
 @dataclass(frozen=True)
 class GRPOConfig(GroupConfig):
     std_eps: float = 1e-4
-    """Added to the group's standard deviation."""
+    """Added to the standard deviation of a group."""
     reduction: Literal["sequence", "token"] = "sequence"
-    """Mean over tokens of each sequence first, or over all tokens of the step."""
+    """Mean over the tokens of each response first, or over all tokens of the step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,9 +121,9 @@ class GRPOConfig(GroupConfig):
 @dataclass(frozen=True)
 class DrGRPOConfig(GroupConfig):
     max_length: int | None = None
-    """The constant that sums over a response's tokens are divided by: the most tokens a response may have. In
-    a configuration by default sampling.max_new_tokens; with an environment it must be set, to the most tokens
-    of an episode's responses together."""
+    """The constant that divides sums over a response's tokens: the most tokens that a response may have.
+    None: sampling.max_new_tokens. With an environment it must be set, to the most tokens that the responses
+    of an episode may have together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +132,7 @@ class DrGRPOConfig(GroupConfig):
 
 
 class GroupPolicyGradient(Objective):
-    """What the algorithms of this file share. Each adds `advantages` and `reduced`."""
+    """Base class of the algorithms of this file. Each adds `advantages` and `reduced`."""
 
     config: GroupConfig
     setting_for: Mapping[str, str] = {"kl/reference": "kl_coef"}
@@ -150,11 +151,11 @@ class GroupPolicyGradient(Objective):
     def advantages(
         self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
     ) -> torch.Tensor:
-        """(N,) the advantage of each sample, see `group_advantages`."""
+        """(N,) advantage of each sample, see `group_advantages`."""
         raise NotImplementedError
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
-        """Terms of tokens as a loss under the algorithm's reduction."""
+        """A loss of terms of tokens, under the algorithm's reduction."""
         raise NotImplementedError
 
     def plan(self, step: int) -> Plan:
@@ -223,14 +224,14 @@ class GroupPolicyGradient(Objective):
         )
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """A fork may have another start, or a fixed coefficient; then the one that was adapted is over."""
+        """Restore the adapted weight, unless a fork has another start or a fixed weight."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
 
     def _adapt(
         self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward
     ) -> None:
-        """Move the coefficient by the divergence under the weights that the step begins with."""
+        """Move the weight by the divergence under the weights that the step begins with."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
         raw_K = (
@@ -341,7 +342,7 @@ def scored_rows(
 def recorded_logps(
     rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps"
 ) -> torch.Tensor:
-    """(K,) log-probabilities recorded at sampling: "sampled_logps" or "raw_logps"."""
+    """(K,) log-probabilities recorded at sampling."""
     return torch.from_numpy(np.concatenate([row.recorded(name) for row in rows]).astype(np.float32))
 
 
@@ -363,7 +364,7 @@ def old_logps(
 
 
 def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
-    """Whether what was recorded at sampling is what the policy would say now."""
+    """Whether the values recorded at sampling are those of the policy now."""
     return is_same_precision and all(
         row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows
     )

@@ -1,30 +1,30 @@
-"""KTO (arXiv:2402.01306, Eq. 7): responses that are judged one by one, each desirable or not, pushed away
-from a common baseline.
+"""KTO (arXiv:2402.01306, Eq. 7): responses are judged one by one, each desirable or not, and pushed away from
+a common baseline.
 
-A response is desirable where its score reaches `threshold`. Recorded labels are scores of 1 and 0, and so are
-recorded pairs, of which the chosen response is desirable and the rejected one is not.
+A response is desirable if its score reaches `threshold`. Recorded labels are scores of 1 and 0. Recorded
+pairs are too: the chosen response is desirable, and the rejected one is not.
 
-The baseline z is the mean log-ratio, log-probability under the policy minus that under the reference, of
-responses to prompts that are not theirs, and at least 0: the paper's estimate of KL(policy || reference).
+The baseline z is the mean log-ratio (log-probability under the policy minus that under the reference) of
+responses behind prompts that are not theirs, and at least 0: the paper's estimate of KL(policy || reference).
 
 Departures:
 1. z is estimated in `prepare`, from the whole step, under the weights that the step begins with; the paper
    estimates it in every micro-batch. So it does not depend on their size, and later optimiser steps of the
    same step keep it.
-2. A response is set behind another prompt of the step, as many places further as the prompt with the most
-   responses has of them. Where that leads to the same prompt, or to a sequence longer than any of the step's
-   own, it is left out: nothing says that the model, or the memory, has room for it. Without any z is 0;
+2. A response is put behind another prompt of the step: as many places further as the prompt with the most
+   responses has of them. It is left out if that is the same prompt, or if the sequence is longer than any of
+   the step's own, for which the model and the memory may have no room. Without any such response z is 0;
    `kto/baseline_rows` counts them.
 3. A response without a score (abstention, failure) or without a trained token is left out and counted.
 
 `kl/reference` is the estimate of KL(policy || reference) that `group.py` reports: the mean of k3 over the
 trained tokens of the step's own responses that the sampler drew, under the weights that each optimiser step
-begins with. It is biased as far as these are not the weights that drew them (`lag/versions`, `minibatches`,
-`epochs`), and by a temperature other than 1 or a truncated sampling. Recorded and older responses are not in
-it; without a sampled one it is not reported. `logps/reference_gap` is over all responses of the step, and no
-KL (`direct.py`).
+begins with. It is biased if other weights drew them (`lag/versions`, `minibatches`, `epochs`), and by a
+temperature other than 1 or truncated sampling. Recorded and older responses are not in it; without a sampled
+response it is not reported. `logps/reference_gap` is over all responses of the step, and is no KL
+(`direct.py`).
 
-Not handled: weights that follow from how many responses are desirable; they are settings.
+Not handled: weights that follow from the share of desirable responses; they are settings.
 """
 
 import math
@@ -50,13 +50,13 @@ class KTOConfig:
     samples: int = 1
     """Responses a prompt."""
     beta: float = 0.1
-    """Strength of the tie to the reference: how steep the loss is, a nat of log-ratio."""
+    """Strength of the tie to the reference: the steepness of the loss in a nat of log-ratio."""
     threshold: float = 0.5
-    """Least score of a desirable response; between 0 and 1 recorded labels are taken as they are."""
+    """Least score of a desirable response; any value between 0 and 1 takes recorded labels as they are."""
     lambda_desirable: float = 1.0
     """Weight of desirable responses."""
     lambda_undesirable: float = 1.0
-    """Weight of the others."""
+    """Weight of undesirable responses."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
@@ -93,7 +93,7 @@ class KTO(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Every response is a unit. Columns `reference_logps_K`, `is_sampled_N`, `is_desirable_U`,
+        """Make every response a unit. The columns are `reference_logps_K`, `is_sampled_N`, `is_desirable_U`,
         `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         first = int((group_of_N < len(feedback.older)).sum())
@@ -155,11 +155,11 @@ class KTO(Objective):
 
 
 def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Responses behind other prompts of the step: that of row i + s behind the prompt of row i, s the most
-    rows of one prompt.
+    """Responses behind other prompts of the step: the response of row i + s behind the prompt of row i, where
+    s is the most rows of one prompt.
 
     Args:
-        rows: not none, those of a prompt together.
+        rows: at least one; rows of a prompt stand together.
     """
     prompts = [row.segments[0].ids.tobytes() for row in rows]
     longest, ahead = max(len(row.ids) for row in rows), max(prompts.count(prompt) for prompt in set(prompts))
@@ -173,6 +173,6 @@ def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 
 def _mean_log_ratio(rows: Sequence[Trajectory], forward: Forward) -> float:
-    """Over rows, of the sums over their trained tokens, nats."""
+    """The mean over rows of log-ratios summed over their trained tokens, nats."""
     policy_K, reference_K = (forward(model, rows, {"raw"})["raw"] for model in ("policy", "reference"))
     return float(segment_sum(policy_K - reference_K, row_index(rows), len(rows)).mean())

@@ -1,9 +1,9 @@
-"""Training of a reward model: a language model with a score learns which of two responses is better, from the
-comparisons of whoever is asked.
+"""Training of a reward model: a language model with a score learns from an oracle's comparisons which of two
+responses is better.
 
 The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score stands at
 the last token of prompt and response; its head starts at random, its backbone as the policy's start. The
-policy answers, where nothing is recorded, and does not learn.
+policy samples the responses, unless they are recorded, and does not learn.
 
 Departures:
 1. A pair without a winner (a tie, an abstention, a failure), or with a response without a trained token, is
@@ -40,12 +40,12 @@ class RewardModelConfig:
     prompts: int = 64
     """Pairs a step."""
     samples: int = 2
-    """Responses a prompt, where nothing is recorded; more than two need an explorer."""
+    """Responses a prompt, if none are recorded. More than two need an explorer."""
     centring: float = 0.0
-    """Of the mean squared sum of a pair's scores, which holds scores around 0 (TRL's
+    """Weight of the mean squared sum of a pair's scores, which holds scores around 0 (TRL's
     center_rewards_coefficient); 0 is off."""
     margin_key: str | None = None
-    """Column that says by how much the better response is better, in units of score."""
+    """Column with the margin by which the better response is better, in units of score."""
     held_out: float = 0.0
     """Share of prompts whose pairs are never learned and only measured (pairs/held_out_accuracy), below 1."""
     epochs: int = 1
@@ -132,8 +132,8 @@ class RewardModelling(Objective):
 
 
 def _place(item: Item) -> float:
-    """Where a prompt falls in [0, 1): those of the same texts fall together. Of pairs without a prompt the
-    texts are its own."""
+    """The place of a prompt in [0, 1). Prompts of equal texts have the same place; a pair without a prompt
+    has that of its own texts."""
     texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(
         item.question.candidates
     )
@@ -141,7 +141,7 @@ def _place(item: Item) -> float:
 
 
 def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
-    """How the model scores pairs that it never learns, before this step's update."""
+    """Metrics of the pairs that are never learned, before this step's update."""
     rows = pair_batch(feedback, forward, reference=False).rows
     found = {"pairs/held_out": len(rows) / 2}
     if rows:
@@ -159,8 +159,8 @@ def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> floa
     1/2 to 1.
 
     Args:
-        confidence_U: probabilities of the responses that score higher.
-        right_U: whether those are the chosen ones; one half where both score alike.
+        confidence_U: probability of the response that scores higher.
+        right_U: 1 if that response is the chosen one, else 0; one half if both score alike.
     """
     bins_U = ((confidence_U - 0.5) * 20).long().clamp(0, 9)
     gaps = torch.zeros(10, dtype=torch.float64).index_add_(
@@ -170,7 +170,7 @@ def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> floa
 
 
 def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:
-    """By unit, the margin that the record of its prompt has."""
+    """For each unit, the margin in the record of its prompt."""
     found = {id(row): item.group.prompt for item in items for row in item.group.trajectories}
     return [found[id(row)].columns[key] for row in batch.rows[0::2]]
 

@@ -11,11 +11,12 @@ Departures:
    known by 64 bits of a hash.
 2. The threshold is any score, not "correct", and stays; ReST's rises from one improvement to the next.
 3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a
-   `learner.buffer`. Whose they are `learner.sync_every` says: those of the newest weights, of weights some
-   steps ago (ReST), or of the start (RFT).
+   `learner.buffer`. `learner.sync_every` decides which weights draw them: the newest, those of some steps ago
+   (ReST), or those of the start (RFT).
 
-Hashes in the state remember what was learned; the ledger's texts and blobs may be dropped, so it could not. A
-roll back of alarms forgets the hashes too. A threshold that rises is a fork with another threshold.
+Hashes in the state remember the learned responses. The ledger cannot, since its texts and blobs may be
+dropped. A roll back of alarms forgets the hashes of the steps that it undoes. A rising threshold is a fork
+with another threshold.
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
@@ -43,14 +44,14 @@ class SFTConfig:
     samples: int = 1
     """Responses a prompt."""
     threshold: float | None = None
-    """Least score of a response that is learned; without one every response is, no score is read, and only
+    """Least score of a response that is learned. None: every response is learned, no score is read, and only
     oracles that cost nothing (`recorded`, `environment`) are asked."""
     reduction: Literal["sequence", "token", "prompt"] = "sequence"
-    """Mean over the tokens of each response first, over all tokens of the step, or over those of each prompt
-    first."""
+    """Mean over the tokens of each response first, over all tokens of the step, or over the tokens of each
+    prompt first."""
     duplicates: Literal["step", "run"] = "step"
-    """Where an accepted response to a prompt is learned once only: in a step, or in the whole run; needs a
-    threshold."""
+    """An accepted response to a prompt is learned once in a step, or once in the whole run; the latter needs
+    a threshold."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
@@ -135,7 +136,7 @@ class SFT(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The responses that other steps must not learn again."""
+        """Hashes of the responses that other steps must not learn again."""
         return (
             {"learned": torch.tensor(list(self.learned), dtype=torch.int64)}
             if self.config.duplicates == "run"
@@ -146,8 +147,8 @@ class SFT(Objective):
         self.learned = dict.fromkeys(state["learned"].tolist()) if "learned" in state else {}
 
     def _unlearned(self, rows: Sequence[Trajectory], numbers: Sequence[int]) -> list[int]:
-        """Those of the numbers whose rows no step has learned before, where that counts; they are learned
-        now."""
+        """The numbers whose rows no step has learned before, with `duplicates: run`; these count as learned
+        from now on."""
         if self.config.duplicates == "step":
             return list(numbers)
         marks = {number: _mark(rows[number]) for number in numbers}
@@ -157,19 +158,19 @@ class SFT(Objective):
 
 
 def first_of_equals(rows: Sequence[Trajectory], numbers: Iterable[int]) -> list[int]:
-    """The numbers of rows with a trained token, without those whose ids and trained tokens are a row's before
-    them."""
+    """The numbers of rows with a trained token. Rows with the ids and trained tokens of an earlier row are
+    left out."""
     first = {_told(rows[number]): number for number in reversed(list(numbers)) if rows[number].trained.any()}
     return sorted(first.values())
 
 
 def _told(row: Trajectory) -> tuple[bytes, bytes]:
-    """What tells one response from another: its ids, the prompt's among them, and which of them are
-    trained."""
+    """The identity of a response: its ids, with those of the prompt, and which of them are trained."""
     return row.ids.tobytes(), row.trained.tobytes()
 
 
 def _mark(row: Trajectory) -> int:
-    """64 bits of it: two of a million responses have the same with a probability of 3e-8."""
+    """64 bits of a response's identity. Two of a million responses have the same with a probability of
+    3e-8."""
     ids, trained = _told(row)
     return int.from_bytes(hashlib.blake2b(ids + trained, digest_size=8).digest(), "little", signed=True)

@@ -99,8 +99,8 @@ def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
     if most is None or spent < most:
         return ""
     return (
-        f"{spent} queries are spent (stop.max_queries {most}) after step {begun.steps}, and nothing is left to "
-        "do"
+        f"{spent} queries are spent (stop.max_queries {most}) after step {begun.steps}, and nothing is left "
+        "to do"
     )
 
 

@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
-_CALLED = r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase|authorization|bearer|credentials?|cookie)"
+_CALLED = (
+    r"(?:api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|token|secret|password|passwd|passphrase"
+    r"|authorization|bearer|credentials?|cookie)"
+)
 _FIELD = re.compile(rf"(?:.*[._-])?{_CALLED}|key|auth|pass|pwd", re.IGNORECASE)
 _HEADERS = re.compile(r"(?:.*[._-])?headers", re.IGNORECASE)
 _VARIABLE = re.compile(
