@@ -187,7 +187,7 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
     )
     run_inputs = gather_inputs(resolved)
     most = dearest_question(resolved, run_inputs)
-    judge = run_inputs.asked["judge"]
+    judge = run_inputs.training_oracle[1]
     draw = random.Random(0)
     assert isinstance(judge, Judge)
     prices = []

@@ -200,8 +200,8 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
     online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
-    for purpose, (address, _) in run_inputs.judges.items():
-        priced = 0 if resolved.judges[purpose].name in BUILTIN else responses + online
+    for purpose, (address, _) in run_inputs.evaluation_oracles.items():
+        priced = 0 if resolved.evaluation_oracles[purpose].name in BUILTIN else responses + online
         total = priced * (count or 0) - (online if priced and not done else 0)
         yield (
             "",
@@ -236,7 +236,7 @@ def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
     """The most queries that a question of training may cost."""
     if resolved.config.oracle.name in BUILTIN:
         return 0
-    (oracle,) = run_inputs.asked.values()
+    _, oracle = run_inputs.training_oracle
     return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from oat import protocols as boxes
 from oat.build.engine import plain_sampling
+from oat.build.prompts import pair_columns
 from oat.build.resolved import Resolved
-from oat.build.run_inputs import RunInputs, pair_columns
+from oat.build.run_inputs import RunInputs
 from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics, Mode
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
 from oat.evaluation.records import RecordFiles
@@ -51,7 +52,7 @@ def make_evaluation(
         modes,
         [
             EvaluationOracle(purpose, address, oracle.answers, resolved.budgets[purpose])
-            for purpose, (address, oracle) in run_inputs.judges.items()
+            for purpose, (address, oracle) in run_inputs.evaluation_oracles.items()
         ],
         slot=e.slot,
         trigger=trigger,

@@ -40,7 +40,7 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
     config = resolved.config
     if config.oracle.name in BUILTIN:
         return Price()
-    ((name, oracle),) = run_inputs.asked.items()
+    name, oracle = run_inputs.training_oracle
     kind = resolved.requires.feedback
     samples = len(config.prompts.responses) or (
         2 if kind == "compare" else sum(resolved.plan.samples.values())
@@ -77,7 +77,7 @@ def lines_of_costs(
         questions: of a step.
         steps: that are left; None: until a budget ends the run.
     """
-    oracle = next(iter(run_inputs.asked.values()))
+    _, oracle = run_inputs.training_oracle
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
         return
     step, budget = _times(one, questions), resolved.budgets["train"]

@@ -90,7 +90,7 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
     yield "learner", f"on {device}, {precision}{threads(config.compute.threads)}; {models}"
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"
-    (oracle,) = run_inputs.asked.values()
+    _, oracle = run_inputs.training_oracle
     where = Hider(config.oracle.options).text(oracle.where_asked)
     yield "oracle", f"{config.oracle.name}, {where}"
 

@@ -15,7 +15,7 @@ from oat.algorithms.base import Objective
 from oat.build.cross_checks.all_sections import check_settings
 from oat.build.explorers import Held
 from oat.build.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
-from oat.build.resolved import Resolved, judges_of
+from oat.build.resolved import Resolved, evaluation_oracles_of
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
@@ -54,7 +54,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {
         f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge
-        for purpose, judge in judges_of(config).items()
+        for purpose, judge in evaluation_oracles_of(config).items()
     }
     for section, judge in named.items():
         with blaming(config, origins, f"{section}.name"):

@@ -95,8 +95,8 @@ class Resolved:
         return part_checks(self.config)
 
     @cached_property
-    def judges(self) -> dict[str, OracleConfig | Component]:
-        return judges_of(self.config)
+    def evaluation_oracles(self) -> dict[str, OracleConfig | Component]:
+        return evaluation_oracles_of(self.config)
 
     @cached_property
     def budgets(self) -> dict[str, Budget]:
@@ -135,7 +135,7 @@ class Resolved:
         )
 
 
-def judges_of(config: Config) -> dict[str, OracleConfig | Component]:
+def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:
     """The oracles that evaluations ask, by the purpose of the questions: "eval", and "gold" where a second
     oracle is named."""
     if config.answering is None:

@@ -1,8 +1,10 @@
-"""From a `Resolved` to the boxes of a run. The only place that knows all of them; `build/run_inputs.py` makes
-those that need no weights."""
+"""From a `Resolved` to the boxes of a run.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+Only this file knows all boxes; `build/run_inputs.py` makes those that need no weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from oat.control.alarms import Alarms, alarms_of
 from oat.control.stop import Stop
 from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
+from oat.explore.base import Explorer
 from oat.files import seen
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads
@@ -39,6 +42,7 @@ from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import KnownOracle
+from oat.protocols import Plans
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rundir.checkpoints import Checkpoints
@@ -54,6 +58,26 @@ from oat.tracking.sinks import described_sinks
 from oat.types import ENSEMBLE, Plan
 
 
+@dataclass(frozen=True, eq=False)
+class _Computing:
+    """The boxes that compute with models.
+
+    Attributes:
+        learner: as the rest of the run sees it.
+        own_learner: the same, without a wire between.
+        objectives: the algorithm's; then the ensemble's, where the explorer has one.
+        scorer: scores by the ensemble; None where there is none.
+        has_weights: False for a run that is made without weights.
+    """
+
+    learner: Learner
+    own_learner: Learner
+    engine: TorchEngine
+    objectives: list[Objective]
+    scorer: EnsembleScorer | None
+    has_weights: bool
+
+
 def build(
     resolved: Resolved,
     *,
@@ -64,80 +88,53 @@ def build(
     """The boxes of a run.
 
     Args:
-        resolved: used for this run alone, whose objective is in it.
-        directory: where the run lives, if not in `config.run_dir`; made where it is missing and nobody has
-        opened it.
-        run_inputs: what its parts read and ask, if that is there already.
-        load: loads each model; `Outlines.fake` makes a run that cannot be begun.
+        resolved: used for this run alone, which gets its objective.
+        directory: of the run, if it is not `config.run_dir`; made where it is missing and no process has
+            opened it.
+        run_inputs: the data, oracles and renderer of the run, if they are made already.
+        load: loads each model; with `Outlines.fake` the run cannot be begun.
 
     Raises:
         OatError: a part cannot be made as configured.
     """
-    config, objective, explorer = resolved.config, resolved.objective, resolved.explorer
+    config = resolved.config
     home = directory if isinstance(directory, Home) else unlocked_home(directory or seen(config.run_dir))
-    directory = home.directory
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    run_inputs = run_inputs or gather_inputs(resolved, folder=directory)
-    seeds = Seeds(config.seed)
-    wired = partial(_wired, config)
-    renderer = run_inputs.renderer
-    prompts = run_inputs.prompts
-    asked = run_inputs.asked
-    lms = _models(resolved, renderer, seeds, load)
-    with resolved.blame("explorer.name"):
-        ensemble = make_ensemble(explorer, lms, seeds)
-    objectives = [objective, ensemble[0]] if ensemble else [objective]
-    with resolved.blame("model.path"):
-        here = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
-        learner = _apart(config, here, ensemble)
-        engine = wired(run_engine(resolved, lms, renderer, seeds, load))
-    scorer = ensemble[2] if ensemble else None
-    actor, trained = (wired(box) for box in _actors(resolved, run_inputs, engine, scorer, seeds))
-    served = {
-        name: wired(oracle) for name, oracle in _served(run_inputs, has_ensemble=bool(ensemble)).items()
-    }
-    ledger = _ledger(resolved, directory, served, seeds, run_inputs, home.interruption.check_interrupt)
-
-    def plans(step: int) -> Plan:
-        return explorer.widen(objective.plan(step))
-
-    stop = Stop(
-        last=_last_step(config, prompts, plans),
-        budget=resolved.budgets["train"],
-        max_hours=config.stop.max_hours,
-    )
-    weights = _weights(resolved, engine, wired(scorer) if scorer else None)
-    alarms = _alarms(resolved)
-    ahead: dict[str, Any] = {
-        "plans": plans,
-        "last": stop.last,
-        "max_outstanding": config.oracle.max_outstanding,
-    }
-    collector = Collector(prompts, trained, explorer, next(iter(asked)), ledger, seeds, **ahead)
-    evaluation = make_evaluation(
-        resolved,
-        run_inputs,
-        actor,
+    run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
+    seeds, prompts = Seeds(config.seed), run_inputs.prompts
+    computing = _computing(resolved, run_inputs, home.directory, seeds, load)
+    learner = computing.learner
+    actor, trained = _actors(resolved, run_inputs, computing, seeds)
+    ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=computing.scorer is not None)
+    plans = _plans(resolved.objective, resolved.explorer)
+    stop = _stop(resolved, prompts, plans)
+    collector = Collector(
+        prompts,
+        trained,
+        resolved.explorer,
+        run_inputs.training_oracle[0],
         ledger,
         seeds,
-        directory,
-        held_out_pairs(resolved, run_inputs, learner, seeds),
+        plans=plans,
+        last=stop.last,
+        max_outstanding=config.oracle.max_outstanding,
     )
+    pairs = held_out_pairs(resolved, run_inputs, learner, seeds)
+    evaluation = make_evaluation(resolved, run_inputs, actor, ledger, seeds, home.directory, pairs)
+    weights, alarms = _weights(resolved, computing), _alarms(resolved)
     parts: dict[str, boxes.Stateful] = {
         "learner": learner,
         "weights": weights,
         "prompts": prompts,
         "collector": collector,
         "stop": stop,
-    }
-    parts |= {
         "alarms": alarms,
-        **dict(zip(("objective", ENSEMBLE), objectives, strict=False)),
+        **dict(zip(("objective", ENSEMBLE), computing.objectives, strict=False)),
         **({"evaluation": evaluation} if evaluation else {}),
     }
     return Run(
-        objectives=objectives,
+        objectives=computing.objectives,
         plans=plans,
         stop=stop,
         seeds=seeds,
@@ -149,38 +146,34 @@ def build(
         weights=weights,
         evaluation=evaluation,
         alarms=alarms,
-        checkpoints=Checkpoints(
-            directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing
-        ),
+        checkpoints=_checkpoints(config, home),
         tracking=_tracking(config, home, run_inputs),
         parts=parts,
         start=_left_out(run_inputs.sources),
-        chosen=_chosen(config, objective, here, engine, has_weights=lms["policy"].has_weights),
-        notes=(
-            *device_notes(config.compute.profile),
-            *dict.fromkeys(note for source in run_inputs.sources for note in source.notes),
-        ),
+        chosen=_chosen(config, computing),
+        notes=_notes(config, run_inputs),
         interruption=home.interruption,
     )
 
 
-def _served(run_inputs: RunInputs, *, has_ensemble: bool) -> dict[str, Oracle]:
-    """The oracles that the ledger asks, by address."""
-    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if has_ensemble else {}
-    return {**run_inputs.asked, **dict(run_inputs.judges.values()), **believed}
-
-
-def _wired(config: Config, box: Any) -> Any:
-    return over_wire(box) if config.compute.serialise else box
-
-
-def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
-    """The learner as the rest of the run sees it; over a wire with objectives of its own, which have prepared
-    nothing."""
-    if not config.compute.serialise:
-        return learner
-    believed = [EnsembleLearning(ensemble[0].config)] if ensemble else []
-    return over_wire(learner, own=[make_objective(config), *believed])
+def _computing(
+    resolved: Resolved, run_inputs: RunInputs, directory: Path, seeds: Seeds, load: LoadModel
+) -> _Computing:
+    config, renderer = resolved.config, run_inputs.renderer
+    lms = _models(resolved, renderer, seeds, load)
+    with resolved.blame("explorer.name"):
+        ensemble = make_ensemble(resolved.explorer, lms, seeds)
+    with resolved.blame("model.path"):
+        learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
+        engine = run_engine(resolved, lms, renderer, seeds, load)
+    return _Computing(
+        learner=_apart(config, learner, ensemble),
+        own_learner=learner,
+        engine=_wired(config, engine),
+        objectives=[resolved.objective, ensemble[0]] if ensemble else [resolved.objective],
+        scorer=ensemble[2] if ensemble else None,
+        has_weights=lms["policy"].has_weights,
+    )
 
 
 def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadModel) -> dict[str, CausalLM]:
@@ -192,43 +185,107 @@ def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadMode
     return lms
 
 
-def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
-    """Of all that is read, as metrics: what is left out, and what is cut."""
-    return {
-        f"prompts/{name}": float(sum(getattr(source, name) for source in sources))
-        for name in ("cut", "dropped", "skipped")
-    }
+def _wired(config: Config, box: Any) -> Any:
+    """A box as the rest of the run sees it: behind a wire with `compute.serialise`."""
+    return over_wire(box) if config.compute.serialise else box
+
+
+def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
+    """The learner as the rest of the run sees it; behind a wire it has objectives of its own, which have
+    prepared nothing."""
+    if not config.compute.serialise:
+        return learner
+    believed = [EnsembleLearning(ensemble[0].config)] if ensemble else []
+    return over_wire(learner, own=[make_objective(config), *believed])
+
+
+def _actors(
+    resolved: Resolved, run_inputs: RunInputs, computing: _Computing, seeds: Seeds
+) -> tuple[boxes.Actor, boxes.Actor]:
+    """The actor that samples, for evaluations, and the actor that training learns from: the same one, or that
+    of recorded responses."""
+    actor = Actor(
+        run_inputs.renderer,
+        computing.engine,
+        make_sampling(resolved),
+        seeds,
+        environment=run_inputs.environment,
+        scorer=computing.scorer,
+    )
+    trained = recorded_actor(resolved, run_inputs) or actor
+    return _wired(resolved.config, actor), _wired(resolved.config, trained)
 
 
 def _ledger(
-    resolved: Resolved,
-    directory: Path,
-    oracles: Mapping[str, Oracle],
-    seeds: Seeds,
-    run_inputs: RunInputs,
-    check_interrupt: Callable[[], None],
+    resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, *, has_ensemble: bool
 ) -> Ledger:
-    o = resolved.config.oracle
-    common: dict[str, Any] = {
-        "labels": o.labels,
-        "deadline_s": o.deadline_s,
-        "max_wait_s": o.max_wait_s,
-        "max_age": o.max_answer_age,
-    }
-    common |= {
-        "repeats": o.repeats,
-        "keep_groups": resolved.config.tracking.keep_trajectories,
-        "known_versions": versions_of(run_inputs.known, run_inputs.roles),
-    }
+    config, o = resolved.config, resolved.config.oracle
+    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if has_ensemble else {}
+    asked: dict[str, Oracle] = {**run_inputs.oracles, **believed}
     return Ledger(
-        Store(directory / "ledger.sqlite"),
-        oracles,
+        Store(home.directory / "ledger.sqlite"),
+        {address: _wired(config, oracle) for address, oracle in asked.items()},
         seeds,
         budgets=resolved.budgets,
-        check_interrupt=check_interrupt,
+        labels=o.labels,
+        deadline_s=o.deadline_s,
+        max_wait_s=o.max_wait_s,
+        max_age=o.max_answer_age,
+        repeats=o.repeats,
+        keep_groups=config.tracking.keep_trajectories,
+        known_versions=versions_of(run_inputs.known, run_inputs.roles),
+        check_interrupt=home.interruption.check_interrupt,
         release=run_inputs.close,
-        **common,
     )
+
+
+def _plans(objective: Objective, explorer: Explorer) -> Plans:
+    """The plan of each step, with the samples that the explorer adds."""
+
+    def plans(step: int) -> Plan:
+        return explorer.widen(objective.plan(step))
+
+    return plans
+
+
+def _stop(resolved: Resolved, prompts: Prompts, plans: Plans) -> Stop:
+    return Stop(
+        last=_last_step(resolved.config, prompts, plans),
+        budget=resolved.budgets["train"],
+        max_hours=resolved.config.stop.max_hours,
+    )
+
+
+def _last_step(config: Config, prompts: Prompts, plans: Plans) -> int | None:
+    """The run's number of steps: `stop.max_steps`, or fewer where the prompts are used up before."""
+    if config.prompts.epochs is None:
+        return config.stop.max_steps
+    left, step = prompts.size * config.prompts.epochs, 0
+    while left > 0 and (config.stop.max_steps is None or step < config.stop.max_steps):
+        left -= plans(step).prompts
+        step += 1
+    return step
+
+
+def _weights(resolved: Resolved, computing: _Computing) -> Weights:
+    config, engine = resolved.config, computing.engine
+    holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine]}
+    if computing.scorer is not None:
+        holders[ENSEMBLE] = [_wired(config, computing.scorer)]
+    if config.model.reference_update is not None and "reference" in resolved.slots:
+        holders["reference"] = [engine]
+    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine.dtype))
+
+
+def _alarms(resolved: Resolved) -> Alarms:
+    config = resolved.config
+    return Alarms(
+        alarms_of(config.alarms, resolved.watched), config.alarms.max_roll_backs, oracle=config.oracle.name
+    )
+
+
+def _checkpoints(config: Config, home: Home) -> Checkpoints:
+    return Checkpoints(home.directory / "checkpoints", **asdict(config.checkpoint), standing=home.standing)
 
 
 def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
@@ -243,64 +300,27 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
     return Tracking(home.directory, samples=t.samples, told=told, sinks=sinks, standing=home.standing)
 
 
-def _chosen(
-    config: Config, objective: Objective, learner: Learner, engine: TorchEngine, *, has_weights: bool
-) -> dict[tuple[str, str], Any]:
-    """What is found once, when a run is created, and then stays: as given, or as measured now."""
-    if config.compute.threads is None and config.compute.profile == "cpu" and has_weights:
-        torch.set_num_threads(choose_threads(learner, objective))
+def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
+    """The prompts and pairs that were left out or cut, as metrics of row 0."""
+    return {
+        f"prompts/{name}": float(sum(getattr(source, name) for source in sources))
+        for name in ("cut", "dropped", "skipped")
+    }
+
+
+def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]:
+    """The settings that a run fixes when it is created, as given or as measured now."""
+    learner = computing.own_learner
+    if config.compute.threads is None and config.compute.profile == "cpu" and computing.has_weights:
+        torch.set_num_threads(choose_threads(learner, computing.objectives[0]))
     return {
         ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
-        ("engine", "threads"): engine.threads,
+        ("engine", "threads"): computing.engine.threads,
         ("compute", "threads"): torch.get_num_threads(),
     }
 
 
-def _weights(resolved: Resolved, engine: TorchEngine, scorer: EnsembleScorer | None) -> Weights:
-    config = resolved.config
-    holders: dict[str, list[Holder]] = {
-        "sampler": [engine],
-        "policy": [engine],
-        **({ENSEMBLE: [scorer]} if scorer else {}),
-    }
-    if config.model.reference_update is not None and "reference" in resolved.slots:
-        holders["reference"] = [engine]
-    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine.dtype))
-
-
-def _actors(
-    resolved: Resolved,
-    run_inputs: RunInputs,
-    engine: TorchEngine,
-    scorer: EnsembleScorer | None,
-    seeds: Seeds,
-) -> tuple[boxes.Actor, boxes.Actor]:
-    """The actor that samples, for evaluation; and the one that training learns from: the same, or that of
-    recorded responses."""
-    actor = Actor(
-        run_inputs.renderer,
-        engine,
-        make_sampling(resolved),
-        seeds,
-        environment=run_inputs.environment,
-        scorer=scorer,
-    )
-    return actor, recorded_actor(resolved, run_inputs) or actor
-
-
-def _last_step(config: Config, prompts: Prompts, plans: Callable[[int], Plan]) -> int | None:
-    """The run's number of steps: `stop.max_steps`, or fewer where the prompts are used up before."""
-    if config.prompts.epochs is None:
-        return config.stop.max_steps
-    left, step = prompts.size * config.prompts.epochs, 0
-    while left > 0 and (config.stop.max_steps is None or step < config.stop.max_steps):
-        left -= plans(step).prompts
-        step += 1
-    return step
-
-
-def _alarms(resolved: Resolved) -> Alarms:
-    config = resolved.config
-    return Alarms(
-        alarms_of(config.alarms, resolved.watched), config.alarms.max_roll_backs, oracle=config.oracle.name
-    )
+def _notes(config: Config, run_inputs: RunInputs) -> tuple[str, ...]:
+    """Sentences for people, before the first step."""
+    of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
+    return (*device_notes(config.compute.profile), *of_data)

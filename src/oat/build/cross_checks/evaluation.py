@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oat.build.resolved import Resolved, evaluation_budgets, judges_of
+from oat.build.resolved import Resolved, evaluation_budgets, evaluation_oracles_of
 from oat.evaluation.records import RECORD
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.extraction import load_extractor
@@ -22,7 +22,7 @@ def oracles(resolved: Resolved) -> Iterator[Check]:
     """The oracles of evaluations can score new responses, and a budget belongs to an oracle that costs."""
     config = resolved.config
     field_of = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
-    names = {field_of[purpose]: judge.name for purpose, judge in judges_of(config).items()}
+    names = {field_of[purpose]: judge.name for purpose, judge in evaluation_oracles_of(config).items()}
     limited = {field_of[purpose]: budget.is_limited for purpose, budget in evaluation_budgets(config).items()}
     for field, name in names.items():
         yield Check(

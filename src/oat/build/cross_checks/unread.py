@@ -46,7 +46,7 @@ def _unread(resolved: Resolved) -> Mapping[tuple[str, str], bool]:
 
 def _of_oracle(resolved: Resolved) -> dict[tuple[str, str], bool]:
     oracle, is_compared = resolved.config.oracle, resolved.requires.feedback == "compare"
-    asked = {oracle.name, *(judge.name for judge in resolved.judges.values())}
+    asked = {oracle.name, *(judge.name for judge in resolved.evaluation_oracles.values())}
     is_never_late = oracle.max_wait_s is None and oracle.max_outstanding == 0
     return {
         ("oracle", "labels"): not is_compared,

@@ -1,0 +1,124 @@
+"""The oracles that a run asks, and whether its budgets and deadlines can be kept with them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from oat.build.resolved import Resolved
+from oat.config.settings import Config, OracleConfig
+from oat.errors import ConfigError
+from oat.oracles.base import Oracle
+from oat.oracles.builtin import BUILTIN, KnownOracle
+from oat.oracles.preferences import Preferences
+from oat.oracles.registry import build_oracle, name_source
+from oat.plugins.loading import load_symbol
+from oat.types import Kind
+from oat.types.budget import Budget
+
+Addressed = tuple[str, Oracle]
+"""An oracle with its address, by which the ledger knows it."""
+
+
+def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
+    """The oracle that training asks; and the oracle that the configuration names, from whose scores the first
+    one may make preferences.
+
+    Raises:
+        ConfigError: it cannot be made, does not give the feedback that the algorithm learns from, or cannot
+            be asked within the budget or the deadline.
+    """
+    config, kind = resolved.config, resolved.requires.feedback
+    name = config.oracle.name
+    oracle = _named(config, name, config.oracle.options, kind)
+    _check_outage(config, name, oracle)
+    if oracle.answers == "compare" and config.oracle.scale != OracleConfig.scale:
+        raise ConfigError(
+            f"oracle.scale is {config.oracle.scale}, and {name} compares by itself; nothing reads it, "
+            "remove it"
+        )
+    address, asked = name, oracle
+    if kind != oracle.answers:
+        if kind == "score":
+            raise ConfigError(
+                f"oracle {name} compares pairs, and {config.algorithm.name} learns from scores; use a "
+                "scoring oracle"
+            )
+        address, asked = f"{name}/preferences", Preferences(oracle, config.oracle.scale)
+    _check_price(resolved.budgets["train"], address, asked, "stop")
+    return (address, asked), oracle
+
+
+def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
+    """The oracles that evaluations ask, by the purpose of the questions.
+
+    Two sections with one name and equal options are one oracle. With other options, the purpose is part of
+    the address.
+
+    Args:
+        trained: the oracle of the section `oracle`.
+
+    Raises:
+        ConfigError: an oracle cannot be made, gives scores that mean nothing by themselves, or cannot be
+            asked within the budget or the deadline.
+    """
+    config = resolved.config
+    made: dict[str, tuple[Mapping[str, Any], Oracle]] = {config.oracle.name: (config.oracle.options, trained)}
+    found = {}
+    for purpose, section in resolved.evaluation_oracles.items():
+        name = address = section.name
+        field = "evaluation.gold" if purpose == "gold" else "evaluation.oracle"
+        if name in made and made[name][0] != section.options:
+            address = f"{name}/{purpose}"
+        if address not in made:
+            with resolved.blame(field):
+                made[address] = (section.options, _named(config, name, section.options, "score"))
+        oracle = made[address][1]
+        _check_outage(config, name, oracle)
+        with resolved.blame(field):
+            if oracle.is_relative:
+                raise ConfigError(
+                    f"the scores of {name} are relative to those that are asked about together "
+                    "(`normalise: group` or `batch`), so that their mean is about 0 whatever the model does; "
+                    f"name another {field}, such as the mixture with `normalise: none` or `fixed`"
+                )
+        limits = "evaluation.gold" if purpose == "gold" else "evaluation"
+        _check_price(resolved.budgets[purpose], name, oracle, limits)
+        found[purpose] = (address, oracle)
+    return found
+
+
+def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) -> Oracle:
+    if name not in BUILTIN:
+        return build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
+    known = KnownOracle(name, kind)
+    if name == "environment" and config.sampling.environment is not None:
+        name_source(known, load_symbol(config.sampling.environment), config.sampling.environment)
+    return known
+
+
+def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> None:
+    """Refuse a budget in tokens or money that cannot be kept, since the oracle states no price; tell the
+    oracle of a budget that can."""
+    if not oracle.names_price and (budget.tokens is not None or budget.cost is not None):
+        field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
+        raise ConfigError(
+            f"{field} is set, and the oracle {name} does not say what a question costs; give it a method "
+            "`price`, or remove it"
+        )
+    if not oracle.names_cost and budget.cost is not None:
+        raise ConfigError(
+            f"{section}.max_cost is set, and the oracle {name} does not know what a token costs; give it "
+            "prices, or remove it"
+        )
+    if budget.tokens is not None or budget.cost is not None:
+        oracle.bind()
+
+
+def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
+    """Refuse a deadline at which questions would be given up before an outage is known to be one."""
+    outage_s, deadline_s = oracle.max_outage_s, config.oracle.deadline_s
+    if outage_s is not None and deadline_s <= outage_s:
+        raise ConfigError(
+            f"oracle.deadline_s is {deadline_s:g}, and the oracle {name} has max_outage_s: {outage_s:g}, "
+            "so questions would fail in an outage that is to end the run; set oracle.deadline_s above it, or "
+            "a shorter max_outage_s"
+        )
