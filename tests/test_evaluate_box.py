@@ -201,7 +201,7 @@ def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
     are drawn, but for the other judge's."""
     drawn, answer = [], Evaluation._sample
     monkeypatch.setattr(
-        Evaluation, "_answer", lambda self, mode: drawn.append(mode.name) or answer(self, mode)
+        Evaluation, "_sample", lambda self, mode: drawn.append(mode.name) or answer(self, mode)
     )
     budget = (
         {"evaluation.max_queries": 30, f"evaluation.{judge}.max_queries": 30}
