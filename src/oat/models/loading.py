@@ -1,5 +1,5 @@
-"""Models and tokenizers of local directories and of the hub, through transformers; no code that comes with a
-model is run, and weights are read from safetensors only."""
+"""Loading of models and tokenizers from local directories and the hub, through transformers. No code that
+comes with a model is run, and weights are read from safetensors only."""
 
 import os
 import re
@@ -27,13 +27,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a local directory or of a hub model.
+    """Load the tokenizer of a local directory or of a hub model.
 
     Args:
         path: a directory, or `org/name`.
 
     Raises:
-        ModelError: there is none, or it cannot be read.
+        ModelError: there is no tokenizer, or it cannot be read.
     """
     where = _locate(path)
     with refusing("tokenizer", path):
@@ -41,15 +41,15 @@ def load_tokenizer(path: str) -> Any:
 
 
 def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "cpu") -> CausalLM:
-    """The causal language model of a local directory or of a hub model, in evaluation mode, without dropout.
+    """Load the causal language model of a local directory or of the hub, in evaluation mode, without dropout.
 
     Args:
         path: a directory with `config.json` and safetensors files, or `org/name`.
         dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        ModelError: there is none, it cannot be read, tensors are missing or of another shape, or its logits
-            are not its head applied to its hidden states.
+        ModelError: there is no model, it cannot be read, tensors are missing or have another shape, or its
+            logits are not its head applied to its last hidden states.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
@@ -67,11 +67,15 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
 
 
 def causal_config(path: str, dtype: str) -> tuple[Any, str]:
-    """The configuration of a causal language model, without dropout, and which attention of transformers it
-    is loaded with: "sdpa" where its code has that, or "eager".
+    """Load the configuration of a causal language model, without dropout.
+
+    Returns:
+        The configuration, and the attention of transformers to load the model with: "sdpa" if the model's
+        code has it, and "eager" otherwise.
 
     Raises:
-        ModelError: there is none, it is of another kind of model, or `dtype` is none.
+        ModelError: there is no configuration, it is that of another kind of model, or there is no such
+            `dtype`.
     """
     if dtype not in DTYPES:
         raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, DTYPES)}")
@@ -89,11 +93,11 @@ def causal_config(path: str, dtype: str) -> tuple[Any, str]:
 
 @contextmanager
 def refusing(what: str, path: str) -> Iterator[None]:
-    """Within it, errors of transformers, and of what it calls, become a `ModelError`.
+    """Turn errors of transformers, and of the libraries that it calls, into a `ModelError`.
 
     Args:
-        what: is read: "model" or "tokenizer".
-        path: where it is read from, or the name of a hub model.
+        what: what the body loads, "model" or "tokenizer".
+        path: the directory that it is loaded from, or the name of a hub model.
     """
     try:
         yield
@@ -104,12 +108,13 @@ def refusing(what: str, path: str) -> Iterator[None]:
 
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
-    """Write model and tokenizer as transformers does: config, safetensors, tokenizer files; `load_lm` and
-    `AutoModelForCausalLM` read them."""
+    """Write model and tokenizer in the format of transformers: config, safetensors, tokenizer files.
+    `load_lm` and `AutoModelForCausalLM` read them."""
     save_module(lm.module, tokenizer, directory)
 
 
 def save_module(module: Any, tokenizer: Any, directory: str) -> None:
+    """Write any module of transformers and its tokenizer."""
     with _without_bars():
         module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -117,7 +122,7 @@ def save_module(module: Any, tokenizer: Any, directory: str) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Within it transformers draws no progress bars of its own."""
+    """Keep transformers from drawing progress bars."""
     before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
     try:
         yield
@@ -151,15 +156,15 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
             "`save_pretrained` writes them"
         )
     return ModelError(
-        f"{_nowhere(path)}, and the {what} of that name cannot be had from the hub; give a local "
-        "directory, or download it where there is a "
-        f"network (`hf download {path}`), set HF_HOME to the folder it went to, and HF_HUB_OFFLINE=1 to "
-        f"read from there only (the hub: {reason})"
+        f"{_nowhere(path)}, and the {what} of that name cannot be had from the hub; give a local directory, "
+        f"or download it where there is a network (`hf download {path}`), set HF_HOME to the folder it went "
+        f"to, and HF_HUB_OFFLINE=1 to read from there only (the hub: {reason})"
     )
 
 
 def _remove_noise(config: Any) -> None:
-    """No dropout, and no jitter of routers: training mode computes as evaluation mode does."""
+    """Set dropout and the jitter of routers to 0, so that training mode computes what evaluation mode
+    does."""
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in vars(part).items():
             if ("drop" in name or "jitter" in name) and isinstance(value, float):
@@ -167,15 +172,15 @@ def _remove_noise(config: Any) -> None:
 
 
 def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) -> Any:
-    """A module of transformers from a local directory or the hub, in evaluation mode, without dropout.
+    """Load a module of transformers from a local directory or the hub, in evaluation mode, without dropout.
 
     Args:
-        config: what `load_config` gives.
-        mapping: from the types of configurations to classes, the config's among them.
-        dtype: as `load_lm`.
+        config: the model's configuration, from `load_config`.
+        mapping: maps types of configurations, that of `config` among them, to classes of modules.
+        dtype: as for `load_lm`.
 
     Raises:
-        ModelError: as `load_lm`.
+        ModelError: there is no model, it cannot be read, or tensors are missing or have another shape.
     """
     _remove_noise(config)
     with refusing("model", path):
@@ -190,10 +195,10 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
 
 
 def load_config(path: str) -> Any:
-    """The configuration of the model in a local directory or on the hub.
+    """Load the configuration of the model in a local directory or on the hub.
 
     Raises:
-        ModelError: there is none, or it cannot be read.
+        ModelError: there is no configuration, or it cannot be read.
     """
     where = _locate(path)
     if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
@@ -212,25 +217,29 @@ def module_from_files(
     mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING,
     **options: Any,
 ) -> Any:
-    """The module with its weights, all of which the files have.
+    """Make a module with its weights, all of which must be in the files.
 
     Args:
-        where: None: the weights are among the options.
+        where: the directory or the hub's name to load from; None: `options` has the weights.
+        path: the name of the model in messages.
+        options: further arguments of `from_pretrained`.
 
     Raises:
-        ModelError: some are missing, or of another shape.
+        ModelError: tensors are missing, or have another shape.
     """
-    kind, verbosity = mapping[type(config)], logging.get_verbosity()
-    asked = {
-        "config": config,
-        "use_safetensors": True,
-        "ignore_mismatched_sizes": True,
-        "output_loading_info": True,
-    }
-    logging.set_verbosity_error()  # what it would report on several lines is raised here
+    cls = mapping[type(config)]
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers would report on several lines what is raised below
     try:
         with _without_bars():
-            module, info = kind.from_pretrained(where, **asked, **options)
+            module, info = cls.from_pretrained(
+                where,
+                config=config,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
     finally:
         logging.set_verbosity(verbosity)
     if info["missing_keys"]:
@@ -240,9 +249,8 @@ def module_from_files(
             "checkpoint of the whole model"
         )
     for name, held, expected in sorted(info["mismatched_keys"]):
-        shapes = (
+        raise ModelError(
             f"`{name}` has the shape {tuple(held)} in the files of {path}, and {tuple(expected)} by its "
-            "config.json"
+            "config.json; put back the config.json that belongs to the weights"
         )
-        raise ModelError(f"{shapes}; put back the config.json that belongs to the weights")
     return module

@@ -1,13 +1,15 @@
-"""LoRA (arXiv:2106.09685) through PEFT: small trainable matrices beside frozen weights, W x + (alpha / rank)
-B A x.
+"""LoRA (arXiv:2106.09685) through PEFT: small trainable matrices beside frozen weights.
 
-The layers go into the model's own module, so that a model with an adapter is a `CausalLM` like any other; its
-reference is the same module with the adapter off. B starts as zero, A as PEFT draws it, from the given seed.
-No dropout, no biases.
+    W x + (alpha / rank) B A x
 
-An existing adapter is named by a field of its own, `model.adapter`: as `model.path` it would leave open
-whether it is trained on or merged, and tokenizer and context are the base's. What the adapter says of itself
-becomes `model.lora` when the configuration is resolved, so nothing else knows where an adapter came from.
+PEFT puts the layers into the model's own module, so a model with an adapter is a `CausalLM` like any other,
+and its reference is the same module with the adapter off. B starts at zero; A starts as PEFT draws it, from
+the given seed. There is no dropout, and there are no biases.
+
+An existing adapter is named by a field of its own, `model.adapter`. As `model.path` it would leave open
+whether the adapter is trained further or merged, and tokenizer and context length are those of the base
+model. When the configuration is resolved, the adapter's own description becomes `model.lora`, so no other
+code depends on where an adapter came from.
 """
 
 import os
@@ -25,35 +27,32 @@ from oat.errors import ConfigError, ModelError
 from oat.files import parse_json, seen
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_lm
-from oat.models.nf4 import functional_of_bitsandbytes, pack, unpack
+from oat.models.nf4 import dequantize, functional_of_bitsandbytes, quantize
 
-_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 _OTHER_KINDS = (
-    *(
-        "use_dora",
-        "use_rslora",
-        "use_qalora",
-        "lora_bias",
-        "rank_pattern",
-        "alpha_pattern",
-        "modules_to_save",
-        "layers_to_transform",
-    ),
-    *(
-        "layer_replication",
-        "target_parameters",
-        "trainable_token_indices",
-        "exclude_modules",
-        "alora_invocation_tokens",
-        "arrow_config",
-    ),
+    "use_dora",
+    "use_rslora",
+    "use_qalora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "exclude_modules",
+    "alora_invocation_tokens",
+    "arrow_config",
 )
-"""Of PEFT's fields those that, where they are set, make another adapter than the one that is computed
-here."""
+"""PEFT's fields that, when they are set, make an adapter that this code does not compute."""
 
 
 class LoadPlain(Protocol):
-    """Loads a model without an adapter: `load_lm`, or an outline's way of making one."""
+    """Loads a model without an adapter: `load_lm`, or the method of `Outlines` that makes one without
+    weights."""
 
     def __call__(self, path: str, *, dtype: str, device: torch.device | str) -> CausalLM: ...
 
@@ -80,15 +79,16 @@ def load_model(
     field: str = "model.adapter",
     load: LoadPlain = load_lm,
 ) -> CausalLM:
-    """The model of a configuration, with its adapter if it has one.
+    """Load the model of a configuration, with its adapter if it has one.
 
     Args:
-        seed: of the adapter's start; none is needed where its weights are loaded afterwards.
-        field: what named the adapter's directory.
+        seed: seed of the adapter's initial weights; it does not matter if weights are loaded afterwards.
+        field: the setting that names the adapter's directory, for messages.
         load: loads the model without its adapter.
 
     Raises:
-        ConfigError, ModelError: as `load_lm` and `add_adapter`.
+        ConfigError, ModelError: as for `load_lm`, `quantize` and `add_adapter`; or the adapter's weights cannot
+            be read, or belong to another model or adapter.
     """
     is_outline = torch.device(device).type == "meta"
     if config.quantize is None or is_outline:
@@ -96,14 +96,14 @@ def load_model(
     else:
         lm = load(config.path, dtype=config.dtype, device="cpu")
     if config.quantize is not None:
-        pack(lm, device)
+        quantize(lm, device)
     if config.lora is None:
         return lm
     lm = add_adapter(
         lm, rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets, seed=seed
     )
     if config.adapter is not None:
-        _take_up(lm, config.adapter, field)
+        _load_adapter(lm, config.adapter, field)
     return lm
 
 
@@ -112,31 +112,30 @@ def is_adapter_directory(path: str) -> bool:
 
 
 def described_adapter(path: str) -> tuple[LoraConfig, str]:
-    """What an adapter's directory says of it, and the name of the model that it was trained beside.
+    """Read the description in an adapter's directory.
+
+    Returns:
+        The adapter's settings, and the name of the model that it was trained beside.
 
     Raises:
-        ModelError: there is none, or it is of a kind that is not read here.
+        ModelError: there is no adapter, or it is of a kind that this code does not compute.
     """
     try:
         found = parse_json((seen(path) / _CONFIG).read_text(encoding="utf-8"))
-        rank, alpha, targets, kind = (
-            found[name] for name in ("r", "lora_alpha", "target_modules", "peft_type")
-        )
-        targets = (
-            targets
-            if targets == "all-linear"
-            else tuple(sorted(targets))
-            if isinstance(targets, list)
-            else None
-        )
+        rank = int(found["r"])
+        alpha = float(found["lora_alpha"])
+        targets = found["target_modules"]
+        if targets != "all-linear":
+            targets = tuple(sorted(targets)) if isinstance(targets, list) else ()
+        kind = found["peft_type"]
         others = [name for name in _OTHER_KINDS if found.get(name)]
-        start, bias = found.get("init_lora_weights", True), found.get("bias", "none")
-        config = LoraConfig(rank=int(rank), alpha=float(alpha), targets=targets or ())
+        start = found.get("init_lora_weights", True)
+        bias = found.get("bias", "none")
+        config = LoraConfig(rank=rank, alpha=alpha, targets=targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{path} holds no adapter that can be read ({type(error).__name__}: {error}); give a "
-            f"directory with {_CONFIG} and {WEIGHTS}, as PEFT's "
-            "`save_pretrained` and `oat export --adapter` write them"
+            f"{path} holds no adapter that can be read ({type(error).__name__}: {error}); give a directory "
+            f"with {_CONFIG} and {WEIGHTS}, as PEFT's `save_pretrained` and `oat export --adapter` write them"
         ) from error
     others += [] if kind == "LORA" else ["peft_type"]
     others += [] if bias == "none" else ["bias"]
@@ -151,11 +150,11 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
     return config, str(found.get("base_model_name_or_path") or "")
 
 
-def _take_up(lm: CausalLM, path: str, field: str) -> None:
-    """Give an adapter the weights that a directory has of it.
+def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
+    """Load the weights of a model's adapter from a directory.
 
     Raises:
-        ModelError: they cannot be read, or are of another model or another adapter.
+        ModelError: they cannot be read, or belong to another model or another adapter.
     """
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
@@ -170,10 +169,9 @@ def _take_up(lm: CausalLM, path: str, field: str) -> None:
     )
     if wrong:
         raise ModelError(
-            f"{field} is {path!r}: it is of another model than this {lm.model_type}: {len(wrong)} tensors "
-            "do not correspond, for example "
-            f"`{wrong[0]}` ({_shape(held, wrong[0])} there, {_shape(expected, wrong[0])} here); give the "
-            "model that it was trained beside"
+            f"{field} is {path!r}: it is of another model than this {lm.model_type}: {len(wrong)} tensors do "
+            f"not correspond, for example `{wrong[0]}` ({_shape(held, wrong[0])} there, "
+            f"{_shape(expected, wrong[0])} here); give the model that it was trained beside"
         )
     if lm.has_weights:
         with torch.no_grad():
@@ -186,24 +184,24 @@ def _shape(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...] | 
 
 
 def _stored_name(name: str) -> str:
-    """As PEFT names an adapter's tensor in files."""
+    """Return the name that PEFT gives to an adapter's tensor in files."""
     return f"base_model.model.{name.replace('.default.', '.')}"
 
 
 def add_adapter(
     lm: CausalLM, *, rank: int, alpha: float, targets: str | tuple[str, ...], seed: int
 ) -> CausalLM:
-    """The model with an adapter, in the same module, whose own weights are frozen from here on.
+    """Add an adapter to a model, in the same module. The module's own weights are frozen from now on.
 
     Args:
         alpha: the adapter's output is scaled by alpha / rank.
         targets: "all-linear" (every linear layer but the head), or the last parts of layers' names, such as
-        `q_proj` or `lm_head`.
-        seed: 64-bit, of the start of A.
+            `q_proj` or `lm_head`.
+        seed: 64-bit seed of the initial A.
 
     Raises:
         ConfigError: PEFT is not installed, or a target names no layer that can be adapted.
-        ModelError: a target is an embedding that is tied to the head.
+        ModelError: a target is an embedding or head that is tied to the other.
     """
     peft = _peft()
     names = targets if isinstance(targets, str) else list(targets)
@@ -224,8 +222,8 @@ def add_adapter(
 
 
 def share_base(lm: CausalLM, other: CausalLM) -> None:
-    """Let a model with an adapter use the frozen weights of another of the same start, instead of its own
-    copy; their adapters may differ."""
+    """Let a model with an adapter use the frozen weights of another one of the same base model, instead of
+    its own copy. Their adapters may differ."""
     base = {_plain_name(name): parameter for name, parameter in other.module.named_parameters()}
     for name, parameter in lm.module.named_parameters():
         if not is_adapter(name):
@@ -233,19 +231,20 @@ def share_base(lm: CausalLM, other: CausalLM) -> None:
 
 
 def _plain_name(name: str) -> str:
-    """Of a frozen weight, without what PEFT has put around it."""
+    """Return the name of a frozen weight without PEFT's wrapper."""
     return name.replace(".base_layer.", ".")
 
 
 def merged(lm: CausalLM) -> CausalLM:
-    """The model with its adapter added into its weights, a plain model of transformers; the given one is used
-    up. Packed weights are unpacked for good: it is the model that learned, not the one that was packed."""
-    unpack(lm)
+    """Merge the adapter into the weights, and return a plain model of transformers. The given model must not
+    be used afterwards. Quantised weights are unpacked, and not replaced by those of the model's files, since
+    the adapter was trained beside the quantised ones."""
+    dequantize(lm)
     return lm if lm.adapter is None else CausalLM(lm.adapter.merge_and_unload())
 
 
 def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
-    """Write an adapter as PEFT does: `PeftModel.from_pretrained` puts it on the model `base`."""
+    """Write an adapter in PEFT's format: `PeftModel.from_pretrained` puts it on the model `base`."""
     out.mkdir(parents=True, exist_ok=True)
     config = lm.adapter.peft_config["default"]
     config.base_model_name_or_path = base
@@ -257,7 +256,8 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
 
 
 def _peft() -> Any:
-    with suppress(ConfigError):  # where it is installed PEFT imports it, and would let it fetch code
+    # PEFT imports bitsandbytes if it is installed; imported here first, it cannot fetch code
+    with suppress(ConfigError):
         functional_of_bitsandbytes()
     try:
         import peft
@@ -267,30 +267,28 @@ def _peft() -> Any:
 
 
 def _check_targets(lm: CausalLM, names: str | list[str]) -> None:
-    """Each target names a layer, and none names an embedding that is also the head: its change could not be
-    merged into either."""
+    """Check that each target names a layer, and that none names an embedding that is tied to the head: its
+    adapter could be merged into neither.
+
+    Raises:
+        ConfigError: a target names no layer.
+        ModelError: a target names a tied embedding.
+    """
     if isinstance(names, str):
         return
     modules = dict(lm.module.named_modules())
-    tied = lm.module.get_input_embeddings().weight is lm.module.get_output_embeddings().weight
+    embeddings = (lm.module.get_input_embeddings(), lm.module.get_output_embeddings())
+    is_tied = embeddings[0].weight is embeddings[1].weight
     for target in names:
         found = [module for name, module in modules.items() if name == target or name.endswith(f".{target}")]
         if not found:
-            layers = sorted(
-                {
-                    name.rpartition(".")[2]
-                    for name, module in modules.items()
-                    if isinstance(module, torch.nn.Linear)
-                }
-            )
+            linear = [name for name, module in modules.items() if isinstance(module, torch.nn.Linear)]
+            layers = sorted({name.rpartition(".")[2] for name in linear})
             raise ConfigError(
                 f"model.lora.targets: a {lm.model_type} has no layer {target!r}; its linear layers: "
                 f"{', '.join(layers)}"
             )
-        if tied and any(
-            module in (lm.module.get_input_embeddings(), lm.module.get_output_embeddings())
-            for module in found
-        ):
+        if is_tied and any(module in embeddings for module in found):
             raise ModelError(
                 f"model.lora.targets: {target!r} is tied to the model's other embedding, so an adapter "
                 "cannot be merged; leave it out"

@@ -1,22 +1,24 @@
-"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64, and the
-blocks' scales in eight bits ("double quantisation"), 4.13 bits a weight. bitsandbytes packs and unpacks; the
-product is ours, of weights that exist only while it is computed, forwards and backwards, in the precision of
-what comes in.
+"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64, with the
+blocks' scales in eight bits ("double quantisation"), 4.13 bits a weight.
+
+bitsandbytes packs (quantises) and unpacks weights. The matrix product is ours. It unpacks the weights for the
+forward product, and again for the backward product, in the precision of its input, and then frees them.
 
 Departures:
-1. The head and the embeddings stay as they are, as in the paper's code; so do layers that are not plainly
-   linear.
-2. Weights are unpacked before every product, also of one row: there is no kernel of its own for decoding,
-   which would round otherwise than learning.
+1. The head and the embeddings stay unpacked, as in the paper's code; so do layers of subclasses of the linear
+   layer.
+2. Weights are unpacked before every product, also for one row. There is no special kernel for decoding, which
+   would round differently from learning.
 3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is
    rounded once.
 
-The layers of bitsandbytes decode single rows by a kernel that rounds otherwise than learning, and keep state
-that we do not see; so only its format is used. Packed weights and scales are parameters, so proof, sharing,
-checksums and the memory estimate see them. Packing happens on the CPU, and the mean is rounded once
-(`math.fsum`), because sums of threads and of devices differ in the last bit, and exports and continued runs
-on other machines hold their weights against the checksum. An export merges the adapter into the unpacked
-weights, since it learned beside those and not beside the files.
+Only bitsandbytes' format is used. Its layers decode single rows by a kernel that rounds differently from
+learning, and they keep state that our checks do not see. Here packed weights and scales are parameters, so
+the proof of weights, sharing, checksums and the memory estimate include them. Packing happens on the CPU, and
+the mean is rounded once (`math.fsum`), because sums by several threads, or on other devices, differ in the
+last bit, and exports and continued runs on other machines compare their weights with the checksum. An export
+merges the adapter into the unpacked weights, since it was trained beside those, and not beside the weights in
+the model's files.
 """
 
 import logging
@@ -32,13 +34,15 @@ from oat.functional.products import linear
 from oat.models.causal_lm import CausalLM, has_memory
 from oat.models.linear import Linear
 
-_BLOCK, _SCALES = 64, 256
-"""Weights of one scale, and scales of one scale of scales."""
+_BLOCK = 64
+"""Weights that share a scale."""
+_SCALES = 256
+"""Scales that share a scale of scales."""
 
 
 class Nf4Linear(torch.nn.Linear):
-    """A linear layer whose weight is packed: `weight` are two numbers a byte, (n / 2, 1), and the other
-    parameters its scales. All are frozen."""
+    """A linear layer whose weight is packed. `weight` holds two numbers in a byte, (n / 2, 1); `scales`,
+    `scale_scales` and `offset` are its scales. All of them are frozen."""
 
     scales: torch.nn.Parameter
     scale_scales: torch.nn.Parameter
@@ -61,7 +65,7 @@ class Nf4Linear(torch.nn.Linear):
             self.register_buffer(name, tensor, persistent=False)
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """The weight, (O, I)."""
+        """Unpack the weight, (O, I)."""
         if not has_memory(self.scale_scales):
             return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
         functional = functional_of_bitsandbytes()
@@ -82,7 +86,7 @@ class Nf4Linear(torch.nn.Linear):
         return weight_OI
 
     def plain(self) -> Linear:
-        """An ordinary layer of the unpacked weights."""
+        """Return an ordinary layer with the unpacked weight."""
         with torch.device("meta"):
             layer = Linear(self.in_features, self.out_features, bias=False)
         layer.weight = torch.nn.Parameter(self.unpacked(self.dtype), requires_grad=False)
@@ -98,8 +102,8 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A weight's packed parts, and the tables that they are looked up in. The scales' mean does not depend on
-    the number of threads."""
+    """Pack a weight: return its parts, and the tables in which they are looked up. The mean of the scales
+    does not depend on the number of threads."""
     functional = functional_of_bitsandbytes()
     packed, found = functional.quantize_4bit(
         weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4"
@@ -113,7 +117,7 @@ def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The same of a weight that has no memory."""
+    """Return tensors without memory of the shapes that `_packed` returns, for a weight without memory."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
     shapes = {
@@ -134,7 +138,7 @@ def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T. What is kept for the backward pass is the packed weight alone."""
+    """x @ weight.T, which keeps nothing but the packed weight for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
@@ -147,12 +151,13 @@ class _Product(torch.autograd.Function):
         return linear(slope.contiguous(), ctx.layer.unpacked(slope.dtype).T), None
 
 
-def pack(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack every linear layer but the head, one after the other, and bring the model to a device. It is
-    packed on the CPU, so that an export, or a continued run, on another device packs the same.
+def quantize(lm: CausalLM, device: torch.device | str) -> None:
+    """Pack every linear layer but the head, one after the other, and move the model to a device. Packing
+    happens on the CPU, so an export or a continued run on another device packs to the same numbers.
 
     Raises:
-        ConfigError: bitsandbytes is not installed, or cannot do that here; or the model has no linear layer.
+        ConfigError: bitsandbytes is not installed, or cannot pack here; or the model has no linear layer
+            besides its head.
     """
     head = lm.module.get_output_embeddings()
     places = [
@@ -173,27 +178,28 @@ def pack(lm: CausalLM, device: torch.device | str) -> None:
         ) from error
 
 
-def unpack(lm: CausalLM) -> None:
-    """Replace every packed layer by an ordinary one."""
+def dequantize(lm: CausalLM) -> None:
+    """Replace every packed layer by an ordinary layer."""
     for parent, name in _places(lm.module, Nf4Linear):
         setattr(parent, name, getattr(parent, name).plain())
 
 
 def count(lm: CausalLM) -> dict[str, int]:
-    """How many numbers of the model each parameter stands for, by name: a packed weight for as many as it was
-    packed of, its scales for none."""
+    """Return the number of the model's weights in each parameter, by name: a packed weight counts as many as
+    before packing, its scales count 0."""
     packed = [module for module in lm.module.modules() if isinstance(module, Nf4Linear)]
-    stands = {
+    counts = {
         id(scale): 0 for module in packed for scale in (module.scales, module.scale_scales, module.offset)
     }
-    stands |= {id(module.weight): module.in_features * module.out_features for module in packed}
+    counts |= {id(module.weight): module.in_features * module.out_features for module in packed}
     return {
-        name: stands.get(id(parameter), parameter.numel()) for name, parameter in lm.module.named_parameters()
+        name: counts.get(id(parameter), parameter.numel()) for name, parameter in lm.module.named_parameters()
     }
 
 
 def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
-    """Those of a module's state by name, of packed weights as they were before, without their scales."""
+    """Return the shapes of a module's state by name: of packed weights the shapes before packing, without
+    their scales."""
     found = {name: tensor.shape for name, tensor in module.state_dict().items()}
     for place, layer in module.named_modules():
         if isinstance(layer, Nf4Linear):
@@ -204,7 +210,7 @@ def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[torch.nn.Module, str]]:
-    """Where layers of exactly a kind are: the module that has each, and its name there."""
+    """Find the layers of exactly one class: return for each its parent module and its name there."""
     return [
         (parent, name)
         for parent in module.modules()
@@ -214,13 +220,13 @@ def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[
 
 
 def functional_of_bitsandbytes() -> Any:
-    """Its module `functional`.
+    """Import bitsandbytes and return its module `functional`.
 
-    On some processors it fetches compiled code from the hub when it is imported, where a package `kernels` is
-    there to do so; it is not let.
+    On some processors bitsandbytes fetches compiled code from the hub during its import, if the package
+    `kernels` is installed. The import here hides that package.
 
     Raises:
-        ConfigError: it is not installed, or cannot be imported.
+        ConfigError: bitsandbytes is not installed, or cannot be imported.
     """
     if "bitsandbytes" not in sys.modules:
         fetcher = sys.modules.get("kernels")

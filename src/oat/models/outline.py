@@ -1,9 +1,10 @@
-"""Models without weights: made of their configuration alone, every tensor has a shape and no memory.
+"""Models without weights (outlines), made from their configuration alone: every tensor has a shape and no
+memory.
 
 `Outlines` makes one module for each path and precision that a command names, on torch's device `meta`, and
 hands out copies of it. A copy on `meta` has the shapes of the model. A copy of fake tensors also knows the
-device that the model would be on, so within a `FakeTensorMode` a run can be made with it, and its memory
-counted; nothing can be learned of values.
+device that the model would be on, so a run can be built with it within a `FakeTensorMode`, and its memory
+counted. No copy has values.
 """
 
 import copy
@@ -28,7 +29,7 @@ from oat.models.weight_files import described
 
 
 class Outlines:
-    """The models without weights of one command; each is made when it is first asked for."""
+    """The models without weights of one command. Each is made when it is first needed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], CausalLM] = {}
@@ -41,10 +42,10 @@ class Outlines:
         *,
         field: str = "model.adapter",
     ) -> CausalLM:
-        """The model that `load_model` loads, on the device `meta` instead of the given one.
+        """Make the model that `load_model` loads, on the device `meta` instead of the given one.
 
         Raises:
-            ConfigError, ModelError: as `load_model`, of all that is seen without weights.
+            ConfigError, ModelError: as for `load_model`, for every mistake that shows without weights.
         """
         with _disable_current_modes():
             return load_model(config, seed, "meta", field=field, load=self._copied)
@@ -57,10 +58,11 @@ class Outlines:
         *,
         field: str = "model.adapter",
     ) -> CausalLM:
-        """The model that `load_model` loads, of fake tensors on the given device; within a `FakeTensorMode`.
+        """Make the model that `load_model` loads, of fake tensors on the given device. The caller is within a
+        `FakeTensorMode`.
 
         Raises:
-            ConfigError, ModelError: as `on_meta`.
+            ConfigError, ModelError: as for `on_meta`.
         """
         return _faked(self.on_meta(config, seed, field=field), torch.device(device))
 
@@ -72,11 +74,11 @@ class Outlines:
 
 
 def _outline(path: str, dtype: str) -> CausalLM:
-    """The model of a directory, or of the hub, on the device `meta`.
+    """Make the model of a local directory or of the hub on the device `meta`.
 
-    The names and shapes of tensors in files that lie here are held against it where Accelerate is installed,
-    which transformers needs for that; nothing is fetched. That the model's code lets our attention in is
-    believed.
+    If Accelerate is installed, which transformers needs for this, the names and shapes of the tensors in
+    local files are compared with the model; no weights are fetched. The model's code is assumed to accept our
+    attention.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
@@ -87,7 +89,7 @@ def _outline(path: str, dtype: str) -> CausalLM:
         else:
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
-        with suppress(OSError):  # without the file it is what the model's own configuration says
+        with suppress(OSError):  # without the file, the model's own configuration applies
             module.generation_config = GenerationConfig.from_pretrained(located(path))
         lm = CausalLM(module.eval(), takes_layouts=attention == "sdpa")
         check_outlined_head(lm, path)
@@ -98,7 +100,7 @@ def _outline(path: str, dtype: str) -> CausalLM:
 
 
 def _faked(lm: CausalLM, device: torch.device) -> CausalLM:
-    """The same model of fake tensors; tensors that modules have in common stay one."""
+    """Copy a model with fake tensors in place of its own; a tensor that modules share is still shared."""
     made: dict[int, Any] = {}
     for module in lm.module.modules():
         own = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
