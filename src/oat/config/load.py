@@ -1,7 +1,8 @@
-"""The configuration: a YAML file in, command-line flags over it, a typed tree out.
+"""Reading and writing a configuration: a YAML file, command-line flags over it, and the typed tree that they
+make.
 
-The tree itself is in `oat.config.settings`. A field nobody reads is an error that names the nearest field
-that exists.
+`oat.config.settings` has the tree. A field that nothing reads is an error that names the nearest field that
+exists.
 """
 
 import dataclasses
@@ -27,17 +28,17 @@ Origins = dict[tuple[str, ...], str]
 
 
 _MOST = 4
-"""Fields that a message proposes."""
+"""Most fields that a message proposes."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `5e-4` as a string; people mean a number."""
+    """Reads `5e-4` as a number; YAML 1.1 reads it as a string."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: the string "5e-4" in quotes, line ends of every kind (of which SafeDumper
-    loses some) as escapes."""
+    """Writes what `_Loader` reads: the string "5e-4" in quotes, and line ends of every kind as escapes, since
+    SafeDumper loses some."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
@@ -54,15 +55,16 @@ for _side in (_Loader, _Dumper):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """The typed tree of a YAML file with flags over it.
+    """Read a YAML file, with flags over it, as the typed tree.
 
     Args:
         path: the YAML file.
-        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true;
-            `--model DIR` is short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
+        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true; `--model DIR` is
+            short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
 
     Raises:
-        ConfigError: names file, line or flag, field, what was expected, and the nearest valid name.
+        ConfigError: names the file and line, or the flag, the field, what was expected, and the nearest valid
+            name.
     """
     path = Path(path)
     tree, origins = _read(path)
@@ -78,15 +80,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
 
 def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """As `load_config`, of a run's directory, which may have been moved since; what was given from Python
-    (`given/`) is found where that is now."""
+    """Read the configuration of a run directory, as `load_config` does. The directory may have been moved
+    since; the files that were given from Python (`given/`) are found in its present place."""
     config, origins = load_config(run_dir / "config.yaml", overrides)
     return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
 
 
 def with_given(config: Config, before: str, now: str) -> Config:
-    """The configuration of a run that was moved from one directory to another, with the places of what was
-    given from Python."""
+    """The configuration of a run that was moved from one directory to another, in which the files that were
+    given from Python have their present paths."""
 
     def moved(section: Any) -> Any:
         own, path = f"{before}/given/", getattr(section, "path", None)
@@ -100,8 +102,8 @@ def with_given(config: Config, before: str, now: str) -> Config:
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
-    """A dataclass from a mapping; every key must be a field, unless the class has `options`, which takes the
-    rest. A section that is missing or empty has its defaults.
+    """Make a dataclass from a mapping. Every key must be a field, unless the class has `options`, which take
+    the other keys. A section that is missing or empty has its defaults.
 
     Raises:
         ConfigError: an unknown, missing or ill-typed field.
@@ -147,8 +149,7 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
 
 
 def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]:
-    """The fields of a configuration without the section `router`, which older ones have. Its only value was
-    `one`.
+    """Drop the section `router`, which older configurations have. Its only value was `one`.
 
     Raises:
         ConfigError: it has another name, or other fields.
@@ -168,8 +169,8 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """The error for a field that nothing reads; where a field of another section has its name, or nearly, it
-    is that one which is proposed."""
+    """The error about a field that nothing reads. It proposes a field of another section if one has this
+    name, or nearly."""
     names, place = sorted(name for name in valid if name != "options"), where(path, origins)
     found = _elsewhere(path, names)
     wrong = f"{place}: nothing reads the field `{_dotted(path)}`{hint}"
@@ -183,8 +184,8 @@ def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str
 
 
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
-    """The fields of other sections whose last part is that of a path; or nearly is, where none of this
-    section's nearly is."""
+    """The fields of other sections with the last part of a path; or with nearly that part, if no field of
+    this section is near."""
     known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
     lasts = [name.rpartition(".")[2] for name in known]
     nearest = [path[-1]]
@@ -194,7 +195,7 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
-    """Of every field in the tree, with those of our own parts."""
+    """Every field of the tree by its dotted name, with the fields of our own parts."""
     types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
@@ -218,7 +219,7 @@ def _as_argument(name: str) -> str:
 
 
 def where(path: tuple[str, ...], origins: Origins) -> str:
-    """The place a field was set, or the nearest place above it."""
+    """The place where a field was set, or the nearest place above it."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -227,11 +228,11 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 
 @contextmanager
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
-    """What is refused within it says where the field stands whose value is at fault: the one that it begins
-    with, or else `field`.
+    """Add the place of the field at fault to errors raised within this context. The field is the one that the
+    message begins with, or else `field`.
 
-    An error about data names file and row first, so there the field comes last. A path that leads nowhere is
-    looked for in the configuration's folder too.
+    An error about data names file and row first, so there the field comes last. If a path leads nowhere, the
+    message says whether it exists in the configuration's folder.
     """
     value: Any = config
     for name in field.split("."):
@@ -255,19 +256,19 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
 
 
 def refuse_misplaced(path: str | None, origins: Origins) -> None:
-    """A directory that the configuration names as seen from its own folder is found out without asking the
-    hub for it.
+    """Refuse a directory that is named as seen from the configuration's folder, without asking the hub for
+    it.
 
     Raises:
-        ModelError: there is none of that name here, and there is one beside the configuration.
+        ModelError: no such directory is here, and one is beside the configuration.
     """
     if _beside(path, origins):
         raise ModelError(f"there is no directory {path} in {start()}")
 
 
 def _beside(value: Any, origins: Origins) -> str:
-    """A sentence, if a relative path leads nowhere from here, and somewhere from the configuration's
-    folder."""
+    """A sentence if a relative path leads nowhere from here, and exists in the configuration's folder; else
+    ""."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
     if path.is_absolute() or seen(path).exists() or not seen(there).exists():
@@ -297,12 +298,12 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved tree as text; `load_config` reads an equal one from it."""
+    """The resolved tree as text, from which `load_config` reads an equal one."""
     return tree_to_yaml(dump(config))
 
 
 def tree_to_yaml(tree: Mapping[str, Any]) -> str:
-    """A tree of plain data, as `dump` gives it, as text."""
+    """Plain data as text, in the form that `load_config` reads."""
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

@@ -1,9 +1,8 @@
-"""What goes to others without secrets: configurations, texts, messages.
+"""Removes secrets from configurations, texts and messages that leave the run.
 
-Hidden are the values of fields that are called like secrets, of headers, and of such parts of a URL; the user
-that a URL names; and, wherever they stand, the values of variables of the environment that are called like
-secrets, or that a field `*_env` names, and keys of services that are seen from their form (`sk-...`,
-`hf_...`, `Bearer ...`).
+Hidden are: values of fields that are called like secrets, and of headers; such parts of a URL, and the user
+that it names; and, wherever they stand, values of environment variables that are called like secrets or that
+a field `*_env` names, and keys of services with a known form (`sk-...`, `hf_...`, `Bearer ...`).
 """
 
 import os
@@ -24,16 +23,18 @@ _VARIABLE = re.compile(
 _USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/?#\s@]+@", re.IGNORECASE)
 _QUERY = re.compile(rf"([?&;](?:[\w.-]*[._-])?(?:{_CALLED}|key|sig|signature|auth)=)[^&;#\s]+", re.IGNORECASE)
 _KNOWN = re.compile(
-    r"\b(?:sk-(?=[\w-]*\d)[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{16,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{16}|AIza[\w-]{16,})"
+    r"\b(?:sk-(?=[\w-]*\d)[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[a-z]_\w{16,}|xox[a-z]-[\w-]{8,}|AKIA[A-Z0-9]{16}"
+    r"|AIza[\w-]{16,})"
     r"|(?<=\bBearer )[\w.~+/=-]{6,}"
 )
-"""Keys of services that say themselves what they are."""
+"""Keys of services that have a known form."""
 _SHORTEST = 6
-"""Characters of a variable's value that is looked for in texts."""
+"""Least characters of a value that is looked for in texts."""
 
 
 class Hider:
-    """Hides the secrets of this process's environment, as it is now, and of a configuration.
+    """Hides the secrets of a configuration, and of this process's environment as it is when the hider is
+    made.
 
     Args:
         tree: the configuration as plain data.
@@ -49,7 +50,7 @@ class Hider:
         self.tree: dict[str, Any] = self._tree(tree)
 
     def text(self, text: str) -> str:
-        """A text without them."""
+        """The text without secrets."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
         return _KNOWN.sub(HIDDEN, _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
@@ -71,7 +72,7 @@ def is_hidden(name: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """A value of such a field: the names of headers stay."""
+    """The value of a hidden field; the names of headers stay."""
     if isinstance(value, Mapping):
         return {str(name): _hidden(item) for name, item in value.items()}
     return value if value is None or value == "" else HIDDEN
@@ -100,7 +101,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _variables(tree: Any) -> Iterator[str]:
-    """The variables that fields `*_env` name."""
+    """The environment variables that fields `*_env` name."""
     if isinstance(tree, Mapping):
         for name, item in tree.items():
             if str(name).endswith("_env") and isinstance(item, str):

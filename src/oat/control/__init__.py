@@ -1,1 +1,1 @@
-"""What may end a run, or turn it back: stop conditions, alarms, signals, and answers that stay away."""
+"""Conditions that end a run, or turn it back: stop conditions, alarms, signals, and missing answers."""

@@ -1,6 +1,6 @@
-"""Where rows of metrics go: the run's own files (`files.py`), and sinks: TensorBoard, Weights & Biases,
-MLflow, or a class of a user's.
+"""The places of rows of metrics: the run's own files (`files.py`), and sinks: TensorBoard, Weights & Biases,
+MLflow, or a user's class.
 
-Each sink lives in a process of its own (`process.py`), which `child.py` starts, feeds and ends: it may hang,
-crash or say what it likes, and training neither waits for it nor sees it. `sinks.py` has their options.
+Each sink lives in a process of its own (`process.py`), which `child.py` starts, feeds and ends. It may hang,
+crash or print, and training neither waits for it nor notices. `sinks.py` has the options of sinks.
 """

@@ -1,4 +1,4 @@
-"""What a sink is, and what it is given."""
+"""The protocol of a sink, and what it is given."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Row:
 
     Attributes:
         values: the metrics by name.
-        seconds: when it was made, since 1970; of rows that were there before this process, as if the run had
-        not stood still since.
+        seconds: when the row was made, since 1970. For rows of earlier processes, the time as if the run had
+            never stood still.
         samples: the lines of `samples.jsonl` of its step; none unless `samples: true`.
     """
 
@@ -39,17 +39,21 @@ class Row:
 
 
 class Sink(Protocol):
-    """A place for rows. It is made from its options, opened, given each row of the run once, in order of
-    their steps, and closed. What it raises is said to people once, and the run goes on without it; the next
-    process of the run goes on behind the last row that it took.
+    """Another place for the rows of a run. A sink is constructed from its options, opened, given each row of
+    the run once in the order of the steps, and closed. If it raises, users are warned once, and the run goes
+    on without it; the next process of the run goes on behind the last row that the sink took.
 
-    A class attribute `begins_anew = True` says that it keeps nothing of earlier processes: `open` clears its
-    place, and all rows of the run follow.
+    A class attribute `begins_anew = True` says that the sink keeps nothing of earlier processes: `open`
+    clears its place, and all rows of the run follow.
+
+    Our own sinks also declare `Config` (their options), `extra` (the extra of this package that brings their
+    library), `place` (the options that say where the rows go) and `told` (the options that `oat check`
+    shows).
     """
 
     def open(self, run: Opening) -> str | None:
-        """Begin; returns the name by which a later process of the run finds what this one wrote, or None
-        where it needs none."""
+        """Begin. Return the name by which a later process of the run finds what this one wrote, or None if it
+        needs none."""
 
     def row(self, row: Row) -> None: ...
 

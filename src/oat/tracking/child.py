@@ -1,8 +1,8 @@
-"""The side of training: starts the process of a sink, hands it rows, and ends it.
+"""Training's side of a sink: starts the process of the sink, sends it rows, and ends it.
 
-Training never waits for a sink while it goes on: what the process has not taken yet stays here, up to a
-bound. A sink that fails in any way is told of once, its process is killed, and the run goes on without it. At
-the end every sink has `wait_s` to take what is left; then nothing of it remains.
+Training never waits for a sink while it goes on. Rows that the process has not taken yet stay here, up to a
+bound. When a sink fails in any way, users are warned once, its process is killed, and the run goes on without
+it. At the end every sink has `wait_s` to take the rows that are left; then nothing of it remains.
 """
 
 import os
@@ -41,10 +41,10 @@ class Described:
     """A sink as it is configured.
 
     Attributes:
-        key: what it is called in messages, and its files in `RUN/sinks`.
+        key: its name in messages, and the name of its files in `RUN/sinks`.
         symbol: `package.module:Class` or `path/to/file.py:Class`.
-        options: that the class is made with; plain data.
-        place: those that say where its rows go.
+        options: the options for its constructor, as plain data.
+        place: those of them that say where its rows go.
         samples: whether it gets texts.
         wait_s: seconds that it has at the end.
     """
@@ -58,11 +58,11 @@ class Described:
 
 
 class SinkProcess:
-    """A sink of one run.
+    """The process of one sink of a run.
 
     Args:
         folder: the run directory.
-        config: the resolved configuration as plain data; it leaves here without secrets.
+        config: the resolved configuration as plain data; the sink gets it without secrets.
     """
 
     def __init__(self, sink: Described, folder: Path, config: Mapping[str, Any]):
@@ -77,7 +77,11 @@ class SinkProcess:
         self._is_closed = False
 
     def open(self, kept: int) -> None:
-        """Start it; it first takes those rows before this one that it has not had."""
+        """Start the process. It first takes the rows before `kept` that it has not had.
+
+        Args:
+            kept: the step from which rows will be sent.
+        """
         sink, place = self.sink, self.folder / "sinks"
         self._mark = uuid.uuid4().hex
         try:
@@ -119,7 +123,7 @@ class SinkProcess:
         self._pump()
 
     def row(self, step: int, metrics: str, samples: Sequence[str]) -> None:
-        """Hand over a row: its line of `metrics.jsonl`, and those of `samples.jsonl`."""
+        """Send a row: its line of `metrics.jsonl`, and its lines of `samples.jsonl`."""
         if self._process is None:
             return
         texts = [self._hider.text(line) for line in samples] if self.sink.samples else []
@@ -134,9 +138,12 @@ class SinkProcess:
             )
 
     def is_done(self, since: float) -> bool:
-        """No more rows come since then (monotonic seconds), and it has `wait_s` to take what is left and to
-        end in its own way: whether it has, or had its time. What is missing then is said, unless the sink had
-        closed and only its libraries linger.
+        """Whether the sink has ended, or has used up its time. It has `wait_s` to take what is left and to
+        end in its own way; missing rows are reported then, unless the sink had closed and only its libraries
+        linger.
+
+        Args:
+            since: when the last row was sent, monotonic seconds.
         """
         if self._process is not None:
             self._pump()
@@ -150,7 +157,7 @@ class SinkProcess:
         return is_late or (self._is_closed and self._process is not None and self._process.poll() is not None)
 
     def end(self) -> None:
-        """Kill what is left of it, and take away its folder."""
+        """Kill what is left of the process, and remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             _open.discard(self)
@@ -167,7 +174,7 @@ class SinkProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def let_go(self) -> None:
-        """In a forked child, which must not keep the pipe of a sink open."""
+        """Close the pipes in a forked child, which must not keep them open."""
         process, self._process = self._process, None
         for pipe in (process.stdin, process.stdout) if process is not None else ():
             if pipe is not None:
@@ -180,7 +187,7 @@ class SinkProcess:
         return {**os.environ, **one, "PYTHONPATH": package, "TMPDIR": self._scratch, VARIABLE: self._mark}
 
     def _pump(self) -> None:
-        """Write and read what can be without waiting."""
+        """Write and read as much as goes without waiting."""
         assert self._process is not None, "it runs"
         reading, writing = self._process.stdout, self._process.stdin
         assert reading is not None, "pipes were asked for"
@@ -229,7 +236,7 @@ class SinkProcess:
 
 
 def finish_all(sinks: Sequence[SinkProcess]) -> None:
-    """End the sinks of a run in their own way, all at once; afterwards nothing is left of them, also where
+    """End the sinks of a run, all at once, each in its own way. Afterwards nothing is left of them, also if
     this is interrupted."""
     begin = time.monotonic()
     try:
@@ -246,7 +253,7 @@ def _ending(code: int) -> str:
 
 
 _open: "weakref.WeakSet[SinkProcess]" = weakref.WeakSet()
-"""Sinks of this process that have one."""
+"""The sinks of this process that are running."""
 
 
 def _let_go() -> None:

@@ -1,5 +1,5 @@
-"""The files people read while a run goes on: one line a step in `metrics.jsonl`, some groups a step in
-`samples.jsonl`, and with what they were made in `environment.json`. The sinks (`sinks/`) get the same
+"""The files that people read while a run goes on: `metrics.jsonl` has one line a step, `samples.jsonl` some
+groups of each step, and `environment.json` the circumstances under which they were made. Sinks get the same
 lines."""
 
 import json
@@ -17,17 +17,17 @@ from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback
 
 MAX_COLUMN = 4000
-"""Characters of a column of the data in `samples.jsonl`. The texts beside it are bounded by the tokens of
-prompts and responses."""
+"""Most characters of a column of the data in `samples.jsonl`. The tokens of prompts and responses bound the
+texts beside it."""
 
 
 class Tracking:
-    """Writes the run's two streams; row `step` is the state after `step` updates, so row 0 is the start.
+    """Writes the run's two streams. Row `step` is the state after `step` updates, so row 0 is the start.
 
     Args:
         samples: groups written a step.
-        told: writes `environment.json`; None: nobody does.
-        sinks: who else gets the rows.
+        told: writes `environment.json`; None: it is not written.
+        sinks: get the rows too.
         standing: what must still be there when something is written.
     """
 
@@ -49,14 +49,14 @@ class Tracking:
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Cut both streams back to the cursor and go on behind it; a run that begins at step 0 writes row 0
+        """Cut both streams back to the cursor, and go on behind it. A run that begins at step 0 writes row 0
         anew, so it keeps none.
 
         Args:
-            is_closed: whether the cursor's own row is behind us; otherwise it comes next.
+            is_closed: whether the cursor's own row is already written; otherwise it comes next.
 
         Raises:
-            ConfigError: `environment.json` is not what was written there.
+            ConfigError: `environment.json` is not as the run wrote it.
             DirectoryError: as `row`.
         """
         self.standing.refuse_lost(DirectoryError)
@@ -82,9 +82,11 @@ class Tracking:
             self.told.tell()
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
-        """Raises:
-        DirectoryError: the run's directory, or one of its two files, is not what it was, so that nobody would
-        find the row.
+        """Write the row of a step, and its samples.
+
+        Raises:
+            DirectoryError: the run's directory, or one of its two files, was removed or replaced, so the row
+                would be lost.
         """
         self._refuse_lost()
         if self.told is not None:
@@ -101,7 +103,7 @@ class Tracking:
             sink.row(step, metrics, shown)
 
     def flush(self) -> None:
-        """Bring both streams to disk; called before a checkpoint that stands behind their last row.
+        """Write both streams to disk, before a checkpoint that stands behind their last row.
 
         Raises:
             DirectoryError: as `row`.
@@ -115,8 +117,8 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """What could not be written was said when it was written, so that closing says nothing over it. Sinks
-        have their time to end."""
+        """Close the streams, and let the sinks end. An error in writing was reported when it happened, so
+        closing raises nothing over it."""
         for file in self.files.values():
             with suppress(OSError):
                 file.close()
@@ -151,7 +153,7 @@ _SHOWN = (
 
 
 def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
-    """One line about a step for people."""
+    """One line about a step, for people."""
     return "  ".join(
         [
             f"step {step}" + (f"/{last}" if last else ""),
@@ -161,14 +163,14 @@ def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
 
 
 def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """The lines of the first rows, and what is wrong with them."""
+    """The lines of the first rows, and a sentence about what is wrong with them."""
     rows, damage = sound_rows(content, end)
     return [line for line, _ in rows], damage
 
 
 def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """The lines of the first steps, and how many others stand before the last of them. How many a step has is
-    not known."""
+    """The lines of the first steps, and the number of other lines before the last of them. The number of
+    lines of a step is not known."""
     lines = content.split(b"\n")[:-1]
     steps = [_step_of(line) for line in lines]
     last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
@@ -203,7 +205,6 @@ def _readable(item: Any) -> dict[str, Any]:
 
 
 def _bounded(value: Any) -> Any:
-    """A value of a record as it is; of one that is long as JSON its beginning, which ends with how long it
-    is."""
+    """The value of a record; if its JSON is long, the beginning of it, which ends with its length."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= MAX_COLUMN else f"{text[:MAX_COLUMN]}... ({len(text):,} characters)"

@@ -1,5 +1,5 @@
-"""Processes that were started for a sink, by a variable of their environment that nothing else has: also
-those that left its group or its session, and those whose parent has gone."""
+"""Finds and kills processes that a sink has started, by a variable in their environment that no others have:
+also those that left its process group or session, and those whose parent has gone."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ VARIABLE = "OAT_SINK"
 
 
 def marked(mark: str) -> list[int]:
-    """The processes with this mark but for this one; none where the system has no /proc."""
+    """The processes with this mark, without this one; none if the system has no /proc."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for place in Path("/proc").glob("[0-9]*/environ"):
@@ -21,7 +21,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end_all_marked(mark: str) -> None:
-    """Kill the processes with this mark but for this one."""
+    """Kill the processes with this mark, except this one."""
     for process in marked(mark):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)

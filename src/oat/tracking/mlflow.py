@@ -1,12 +1,12 @@
-"""MLflow, by the small edition of its library: `oat-align[mlflow]` is mlflow-skinny.
+"""MLflow, through the small edition of its library: `oat-align[mlflow]` is mlflow-skinny.
 
-By default into files in `RUN/mlflow`, which every client reads, and `mlflow migrate-filestore` turns into a
-database; a server or a database is named in `tracking_uri`. All processes of a run are one run there, by an
-id that is kept in `RUN/sinks/mlflow.json`; a fork is another one.
+Files in `RUN/mlflow` are the default. Every client reads them, and `mlflow migrate-filestore` turns them into
+a database; `tracking_uri` names a server or a database. All processes of a run are one run there, by an id
+that is kept in `RUN/sinks/mlflow.json`; a fork is another one.
 
-Files are the default, though MLflow only maintains them: mlflow-skinny has no other store without a server,
-and mlflow itself brings a web server, and a pandas below ours. The library is needed when a run trains, not
-when it is evaluated or exported, since no sink sees that.
+Files are the default although MLflow only maintains them: mlflow-skinny has no other store without a server,
+and mlflow itself brings a web server, and an older pandas than ours. The library is needed when a run trains,
+not when it is evaluated or exported, since no sink sees that.
 """
 
 import os
@@ -20,21 +20,22 @@ from oat.tracking.base import Opening, Row
 _METRICS = 1000
 _PARAMETERS = 100
 _CHARACTERS = 500
-"""Most of a request, and of a parameter's value, that every server takes."""
+"""Most metrics and parameters in a request, and characters of a parameter's value, that every server
+takes."""
 _STRANGE = re.compile(r"[^\w\-. :/]")
-"""What no name of MLflow has."""
+"""Characters that no name of MLflow has."""
 
 
 @dataclass(frozen=True)
 class MlflowConfig:
     tracking_uri: str | None = None
-    """Of a server or a database; None: files in RUN/mlflow, whatever MLFLOW_TRACKING_URI says."""
+    """Address of a server or a database; None: files in RUN/mlflow, whatever MLFLOW_TRACKING_URI says."""
     experiment: str = "oat"
     """The experiment that the run is in."""
     run_name: str | None = None
-    """What the run is called; None: as its directory."""
+    """Name of the run; None: the name of its directory."""
     tags: dict[str, str] = field(default_factory=dict)
-    """Of the run."""
+    """Tags of the run."""
 
 
 class Mlflow:
@@ -99,8 +100,8 @@ class Mlflow:
         self._client.set_terminated(self._id)
 
     def _log_parameters(self, config: Mapping[str, Any]) -> None:
-        """Every field of the configuration by its dotted name; they are written once, as MLflow's parameters
-        never change."""
+        """Write every field of the configuration by its dotted name, once, since MLflow's parameters never
+        change."""
         from mlflow.entities import Param
 
         found = [Param(name, str(value)[:_CHARACTERS]) for name, value in _fields(config)]

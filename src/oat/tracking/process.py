@@ -7,18 +7,18 @@ options, and for which run; each later one is a row. What goes back on stdout is
     {"failed": text}    the sink raised; nothing follows
     {"closed": true}    the sink is closed; the libraries may still take leave
 
-Whatever else the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, also because
-training was killed, the sink is closed; a process that takes too long for that ends itself. So nothing is
-lost or said twice when training is killed: rows that are on their way are taken, and the process of the next
-life waits until this one has gone.
+Whatever else the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, also after training
+was killed, the sink is closed; a process that takes too long for that ends itself. So no row is lost or sent
+twice when training is killed: rows on their way are taken, and the process of the run's next life waits until
+this one has gone.
 
-`RUN/sinks/NAME.json` has the run's id, and the step of the next row. That is moved before the sink gets a
-row, and back where the sink raises: so a sink whose own process is killed gets no row twice, and may lack
-one.
+`RUN/sinks/NAME.json` has the run's id, and the step of the next row. The step is moved forward before the
+sink gets a row, and back if the sink raises. So a sink whose own process is killed gets no row twice, and may
+lack one.
 
-A sink's library may hang, crash, print, exit or start others; in a thread it would share all of that with
-training. No service takes a point back, so a sink gets each row at most once. The process ignores SIGTERM and
-Ctrl-C and reads its input to the end. A mark in the environment (`leftovers.py`) finds what the library
+A sink's library may hang, crash, print, exit or start other processes; in a thread, training would share all
+of that. No service takes a point back, so a sink gets each row at most once. The process ignores SIGTERM and
+Ctrl-C, and reads its input to the end. A mark in the environment (`leftovers.py`) finds what the library
 started, since wandb's own process leaves the session.
 """
 
@@ -44,7 +44,7 @@ from oat.tracking.base import Opening, Row
 from oat.tracking.leftovers import end_all_marked
 
 _CALL_S = 600
-"""Most seconds of a call of the sink; then the kernel ends this process, whatever the sink holds."""
+"""Most seconds of one call of the sink; then the kernel ends this process, whatever the sink holds."""
 
 
 def main() -> None:
@@ -66,10 +66,10 @@ def main() -> None:
 
 
 def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) -> None:
-    """Give a sink the rows of its run, until there are no more.
+    """Send a sink the rows of its run, until there are no more.
 
     Args:
-        rows: those to come; None ends them.
+        rows: rows to come; None ends them.
     """
     doing = "be opened"
     try:
@@ -101,15 +101,15 @@ def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) ->
 
 
 class State:
-    """What this process leaves for the next one of the run: `RUN/sinks/NAME.json`.
+    """The state that this process leaves for the next one of the run: `RUN/sinks/NAME.json`.
 
     Args:
-        place: the options that say where the rows go; where they are others than before, all rows go there.
+        place: the options that say where the rows go. If they have changed, all rows go there.
         begins_anew: the sink wants all rows in any case.
 
     Attributes:
-        id: as the sink gave it; None where it has given none.
-        next: the step of the first row that the sink has not had.
+        id: the sink's own name of the run; None if it has given none.
+        next: step of the first row that the sink has not had.
     """
 
     def __init__(self, file: Path, place: Mapping[str, Any], *, begins_anew: bool):
@@ -142,7 +142,8 @@ class State:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Within it no other process has this sink of the run; one of an earlier life is waited for."""
+    """Wait until no other process has this sink of the run, such as one of an earlier life, and hold it
+    within this context."""
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -150,7 +151,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Within it the kernel ends this process after `_CALL_S`."""
+    """Let the kernel end this process if the context takes longer than `_CALL_S`."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _CALL_S)
     try:
@@ -160,7 +161,7 @@ def _limited() -> Iterator[None]:
 
 
 def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Iterator[Row]:
-    """Those that the run has kept, from a step on, and then those that come."""
+    """The rows that the run has kept, from a step on, and then those to come."""
     folder, kept = Path(order["folder"]), order["kept"]
     seconds = {
         row["step"]: sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save"))
@@ -184,7 +185,7 @@ def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Ite
 
 
 def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
-    """The records of the rows before a step; what cannot be read has been said by the run."""
+    """The records of the rows before a step. The run has warned of lines that cannot be read."""
     with (
         suppress(FileNotFoundError),
         (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file,
@@ -197,8 +198,8 @@ def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
 
 
 def _hear(asked: BinaryIO, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
-    """Take what comes at once, whatever the sink does; when nothing more can come, this process has its time,
-    in which training would kill it if it could, and a little more."""
+    """Take rows as soon as they come, whatever the sink does. When no more can come, end this process after
+    the time in which training would have killed it, and a little more."""
     with suppress(Exception):
         while (message := read_frame(asked)) is not None:
             rows.put(message)

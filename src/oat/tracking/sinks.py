@@ -1,4 +1,4 @@
-"""The section `tracking.sinks`: each sink with its options, and what it needs."""
+"""The section `tracking.sinks`: each sink with its options and its needs."""
 
 import ast
 import importlib.util
@@ -15,11 +15,11 @@ from oat.plugins.registry import SINKS
 from oat.tracking.child import Described
 
 FILES = "files"
-"""May be named among the sinks, and is there in any case."""
+"""May be named among the sinks, and is always there."""
 
 
 def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
-    """The section with every sink as a section of its own, and the options of ours filled in.
+    """The section with each sink as a section of its own, and the options of ours filled in.
 
     Raises:
         ConfigError: there is no such sink, it stands twice, or it has no such option.
@@ -42,7 +42,7 @@ def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
 
 
 def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[str, Any]:
-    """The options of a sink of ours, with their defaults."""
+    """The options of one of our sinks, with their defaults."""
     cls = SINKS[sink.name].Config
     known = {f.name for f in fields(cls)}
     for option in sink.options.keys() - known:
@@ -51,7 +51,7 @@ def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[
 
 
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
-    """Those that have a process; `tensorboard: true` is one of them."""
+    """The sinks that have a process; `tensorboard: true` is one of them."""
     named = [SinkConfig(sink) if isinstance(sink, str) else sink for sink in tracking.sinks]
     alias = (
         [SinkConfig("tensorboard")]
@@ -62,7 +62,7 @@ def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
 
 
 def described_sinks(tracking: TrackingConfig) -> list[Described]:
-    """What makes their processes."""
+    """The descriptions from which the processes of sinks are made."""
     return [_described(sink) for sink in sinks_of(tracking)]
 
 
@@ -78,7 +78,7 @@ def told_of(tracking: TrackingConfig) -> list[str]:
 
 
 def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
-    """Sinks that cannot be made here. Nothing of them is imported or run: that is left to their processes.
+    """Refuse sinks that cannot be made here. No sink is imported or run; only its own process does that.
 
     Raises:
         ConfigError: a library is missing, or there is no such file, module or class.
@@ -103,8 +103,8 @@ def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
 
 
 def key_of(name: str) -> str:
-    """What a sink's files are called: its name, or for a user's own the file's or module's and the
-    class's."""
+    """The name of a sink's files: its own name; for a user's sink, the name of the file or module, and of the
+    class."""
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).stem if place.endswith('.py') else place}-{attribute}" if colon else name
 
@@ -144,7 +144,8 @@ def _refuse_unknown(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -
 
 
 def _problem(name: str) -> str:
-    """Why a user's own sink cannot be made, as far as can be seen without running it."""
+    """The reason why a user's sink cannot be made, as far as it shows without running it; "" if there is
+    none."""
     place, _, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         try:
@@ -171,7 +172,7 @@ def _problem(name: str) -> str:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """What the statements of a file give a name to, at its top and in what stands there."""
+    """The names that a file defines at its top level, inside statements too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name

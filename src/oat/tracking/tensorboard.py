@@ -1,11 +1,11 @@
-"""The metrics of a run for TensorBoard, in `RUN/tensorboard`, by its own library.
+"""The metrics of a run for TensorBoard, in `RUN/tensorboard`, through its own library.
 
-It is a copy of `metrics.jsonl`, written anew when a run is continued: so each point stands there once, also
-after a kill or a fork, and a run that is told late to write it has all of its points.
+They are a copy of `metrics.jsonl`, written anew when a run is continued. So each point stands there once,
+also after a kill or a fork, and a run that turns this on late has all of its points.
 
 tensorboardX would be lighter, but people who turn this on want to look, and only tensorboard has the viewer.
-`purge_step` would leave the points of a killed process in the files, hidden from TensorBoard and from nobody
-else.
+`purge_step` would leave the points of a killed process in the files: TensorBoard would hide them, and other
+readers would not.
 """
 
 import json
@@ -49,7 +49,7 @@ class TensorBoard:
 
 
 def _text(tag: str, sample: Mapping[str, Any]) -> Any:
-    """A sample for the page of texts, as a block of code, in which nothing is a mark of its own."""
+    """A sample for the page of texts, as a block of code, so that no character in it formats anything."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

@@ -1,10 +1,9 @@
-"""Weights & Biases, by its own library: `oat-align[wandb]`.
+"""Weights & Biases, through its own library: `oat-align[wandb]`.
 
-By default offline: its files lie in `RUN/wandb`, one folder for each process of the run, and `wandb sync`
+Offline is the default: the files lie in `RUN/wandb`, one folder for each process of the run, and `wandb sync`
 uploads them. All processes of a run are one run there, by an id that is kept in `RUN/sinks/wandb.json`; a
-fork is another one. It gets metrics, the configuration without secrets, and samples where they are asked for:
-no code, no git state, no command line, no names of machines or users, no list of packages, no console, no
-load.
+fork is another one. It gets the metrics, the configuration without secrets, and samples if they are asked
+for. It gets no code, git state, command line, names of machines or users, list of packages, console or load.
 """
 
 import json
@@ -30,7 +29,7 @@ _OFF_X = {
     "x_save_requirements": False,
 }
 _FLUSH_S = 1.0
-"""Between two writes to the file of an offline run: what is lost when its process is killed."""
+"""Seconds between two writes to the file of an offline run: what is lost when its process is killed."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class WandbConfig:
     project: str = "oat"
     """The project that the run is in."""
     entity: str | None = None
-    """The user or team whose project it is; None: as the account has it."""
+    """The user or team that owns the project; None: the account's default."""
     run_name: str | None = None
-    """What the run is called; None: as its directory."""
+    """Name of the run; None: the name of its directory."""
     group: str | None = None
     """Runs of a group are shown together."""
     tags: tuple[str, ...] = ()
-    """Of the run."""
+    """Tags of the run."""
     mode: Literal["offline", "online"] = "offline"
     """`online` sends while the run goes on; the key is WANDB_API_KEY, or what `wandb login` left."""
 
