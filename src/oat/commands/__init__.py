@@ -1,1 +1,1 @@
-"""What the command line does, one module a command, and what several of them share."""
+"""The work of each command, one module a command, and modules that several commands share."""

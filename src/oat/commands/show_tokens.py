@@ -76,7 +76,7 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _Continuation:
-    """What a model generates after a prompt.
+    """The tokens that a model generates after a prompt, and their probabilities.
 
     Attributes:
         at_once: probability of a stop id as the first token.

@@ -197,8 +197,8 @@ class Meter:
         self._done = Work()
 
     def work(self, threads: int) -> Work:
-        """Return what was counted so far. From the first call on work is counted, by the limits of so many
-        threads."""
+        """Return the work that was counted so far. Counting begins with the first call. The limits are those
+        of the machine with this number of threads."""
         self.rates = rates_of(self.device, threads, self.cost)
         return self._done
 

@@ -87,8 +87,8 @@ def load_model(
         load: loads the model without its adapter.
 
     Raises:
-        ConfigError, ModelError: as for `load_lm`, `quantize` and `add_adapter`; or the adapter's weights cannot
-            be read, or belong to another model or adapter.
+        ConfigError, ModelError: as for `load_lm`, `quantize` and `add_adapter`; or the adapter's weights
+            cannot be read, or belong to another model or adapter.
     """
     is_outline = torch.device(device).type == "meta"
     if config.quantize is None or is_outline:
