@@ -179,8 +179,8 @@ def _all_rows(file: Path, least: int) -> list[dict[str, Any]]:
         damage = sound_rows(file.read_bytes(), least)[1]
     if damage:
         raise DataError(
-            f"{file}: {damage}; no hash could say whether the run is equal to another. Put the file back "
-            "as it was"
+            f"{file}: {damage}; no hash could say whether the run is equal to another. Put the file back as "
+            "it was"
         )
     return [row for _, row in rows]
 

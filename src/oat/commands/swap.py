@@ -97,8 +97,8 @@ def _scratch(home: Path) -> Iterator[Path]:
         if is_full(error):
             raise
         raise ConfigError(
-            f"nothing can be written to {home} ({error.strerror}: {error.filename}); give a directory "
-            "where you may write"
+            f"nothing can be written to {home} ({error.strerror}: {error.filename}); give a directory where "
+            "you may write"
         ) from error
     try:
         yield new

@@ -175,8 +175,8 @@ class CausalLM:
             enable({"use_reentrant": False, "preserve_rng_state": False})
         except ValueError as error:
             raise ModelError(
-                f"a `{self.model_type}` has no gradient checkpointing; set learner.gradient_checkpointing "
-                "to false"
+                f"a `{self.model_type}` has no gradient checkpointing; set learner.gradient_checkpointing to "
+                "false"
             ) from error
 
     @contextmanager

@@ -144,8 +144,8 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
     if others:
         said = ", ".join(f"{name} {found[name]!r}" for name in others)
         raise ModelError(
-            f"the adapter in {path} is none of plain LoRA ({_CONFIG}: {said[:200]}); merge it with PEFT, "
-            "and give the merged model"
+            f"the adapter in {path} is none of plain LoRA ({_CONFIG}: {said[:200]}); merge it with PEFT, and "
+            "give the merged model"
         )
     return config, str(found.get("base_model_name_or_path") or "")
 
@@ -161,8 +161,8 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
         held = load_file(seen(path) / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as "
-            "PEFT writes them"
+            f"{field} is {path!r}: its weights cannot be read ({WEIGHTS}: {error}); give safetensors as PEFT "
+            "writes them"
         ) from error
     wrong = sorted(
         name for name in expected.keys() | held.keys() if _shape(expected, name) != _shape(held, name)

@@ -237,8 +237,8 @@ def functional_of_bitsandbytes() -> Any:
         except (ImportError, OSError, RuntimeError) as error:
             sys.modules.pop("bitsandbytes", None)
             raise ConfigError(
-                f"model.quantize needs bitsandbytes ({error}): pip install 'oat-align[quantize]', or "
-                "leave it out"
+                f"model.quantize needs bitsandbytes ({error}): pip install 'oat-align[quantize]', or leave "
+                "it out"
             ) from None
         finally:
             del sys.modules["kernels"]

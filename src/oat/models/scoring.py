@@ -180,8 +180,8 @@ class Scorer:
             for place, value in zip(places, values, strict=True):
                 if not np.isfinite(value):
                     raise OracleError(
-                        f"the reward model {self.path} gives {value} as a score; use another one, or "
-                        "dtype: float32"
+                        f"the reward model {self.path} gives {value} as a score; use another one, or dtype: "
+                        "float32"
                     )
                 scores[place] = value
         return scores
@@ -354,8 +354,8 @@ def hash_of_files(path: str) -> str:
         )
         if found is None:
             raise ModelError(
-                f"the files of {path} cannot be had from the hub; give a local directory, or set HF_HOME "
-                "to where they were downloaded"
+                f"the files of {path} cannot be had from the hub; give a local directory, or set HF_HOME to "
+                "where they were downloaded"
             )
         return Path(found).parent.name[:16]
     digest = hashlib.blake2b(digest_size=8)
