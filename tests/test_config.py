@@ -39,7 +39,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from oat.algorithms.direct import DPO, DPOConfig
-from oat.explore.rules import NoExploration
+from oat.explore.none import NoExploration
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from oat import Trainer
 from oat.build.explorers import Held
 from oat.commands.export import digest_run
 from oat.errors import ContractError, OatWarning
-from oat.explore.rules import NoExploration
+from oat.explore.none import NoExploration
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
 
@@ -183,7 +183,7 @@ def test_needs_that_no_actor_has_are_refused(needs: Any) -> None:
 
 
 SOURCE = """
-from oat.explore.rules import NoExploration
+from oat.explore.none import NoExploration
 
 class Mine(NoExploration):
     def choose(self, *given):

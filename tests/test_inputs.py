@@ -17,7 +17,7 @@ from fixtures import oat as command
 from tiny_models import build_config, save_reward_model
 from transformers import AutoTokenizer
 
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.plugins import loading as plugins
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"

@@ -21,7 +21,7 @@ from oat.oracles.judge import Judge
 from oat.oracles.judge_config import KEYS, JudgeConfig
 from oat.oracles.judge_prompts import quoted
 from oat.oracles.judge_replies import probabilities, read_completion, score_in, verdict_in
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.testing import check_oracle
 from oat.types import Answer, Kind, Question
 

@@ -261,9 +261,9 @@ def test_the_loop_knows_protocols_only(name: str) -> None:
     assert foreign(imports(ROOT / f"{name}.py"), *allowed) == set()
 
 
-def test_only_check_and_build_know_concrete_parts_of_several_boxes() -> None:
-    """Outside its box a concrete algorithm, engine, explorer or oracle may be used. Whoever holds several
-    against each other is build/resolve.py, and whoever puts them together build/run.py."""
+def test_only_build_knows_concrete_parts_of_several_boxes() -> None:
+    """Outside its box a concrete algorithm, engine, explorer or oracle may be used, but only build/run.py puts
+    several together, and build/resolve.py makes the explorer of a run whose oracle it checks."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."

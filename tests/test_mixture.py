@@ -13,9 +13,9 @@ from tiny_models import build_config, save_reward_model
 from oat.commands.export import digest_run
 from oat.errors import ConfigError, OracleError
 from oat.ledger.store import Store
+from oat.oracles.make import build_oracle
 from oat.oracles.mixture import Mixture
 from oat.oracles.preferences import Preferences
-from oat.oracles.registry import build_oracle
 from oat.types import Answer, Key, Message, Price, Question
 
 CODE = '''

@@ -15,8 +15,8 @@ from tokenizers import processors
 from transformers import DebertaV2Config, DebertaV2Model
 
 from oat.errors import ConfigError, ModelError, OracleError
+from oat.oracles.make import build_oracle
 from oat.oracles.pairrm import PairRM
-from oat.oracles.registry import build_oracle
 from oat.testing import check_oracle
 
 RECIPE = Path(__file__).parent.parent / "configs" / "reward_models" / "dpo_pairrm.yaml"

@@ -11,7 +11,7 @@ from tiny_models import build_config, build_tokenizer, save_reward_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
 
 from oat.errors import ConfigError, OracleError
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.testing import check_oracle
 from oat.types import Answer, Question
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from oat import wire
 from oat.errors import ConfigError, OracleError
 from oat.oracles.callables import CallableComparison, CallableOracle
+from oat.oracles.make import build_oracle
 from oat.oracles.preferences import Preferences
-from oat.oracles.registry import build_oracle
 from oat.oracles.rules.exact import exact_match
 from oat.types import Key, Message, Question
 

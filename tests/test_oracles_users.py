@@ -7,7 +7,7 @@ import pytest
 
 from oat.errors import ConfigError, OatWarning, OracleError
 from oat.oracles.base import MEMBERS, Oracle, Wrapper
-from oat.oracles.registry import build_oracle, make_oracle
+from oat.oracles.make import build_oracle, make_oracle
 from oat.oracles.users import UsersOracle
 from oat.testing import FakeOracle
 from oat.types import Answer, Key, Message, Price, Question

@@ -10,8 +10,8 @@ import pytest
 from faulty_server import Asked, FaultyServer, Reply, serving
 
 from oat.errors import ConfigError, OatWarning, OutageError, RefusalError, WireError
+from oat.oracles.make import build_oracle, oracle_options
 from oat.oracles.preferences import Preferences
-from oat.oracles.registry import build_oracle, oracle_options
 from oat.oracles.remote.client import RemoteOracle
 from oat.oracles.remote.format import (
     FeedbackRequest,

@@ -20,7 +20,7 @@ from oat.errors import ConfigError
 from oat.learner.learner import Learner
 from oat.loop import restore
 from oat.models.scoring import Scorer
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.types import Message
 
 TEMPLATE = (

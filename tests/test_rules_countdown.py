@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import OracleError
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.oracles.rules.countdown import countdown, evaluate, grade
 from oat.types import Key, Message, Question
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import ConfigError
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.oracles.rules.math import MathRule, answer_of, compare, last_boxed, normalise, reference_answer
 from oat.types import Key, Message, Question
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import ConfigError
-from oat.oracles.registry import build_oracle, oracle_options
+from oat.oracles.make import build_oracle, oracle_options
 from oat.oracles.rules.shape import FormatRule, LengthRule, RegexRule
 from oat.types import Key, Message, Question
 

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from oat.config.load import load_config
 from oat.errors import OracleError
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.oracles.rules import sentiment
 from oat.oracles.rules.sentiment import cheerful, sentences
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oat import Trainer
 from oat.commands.export import digest_run
 from oat.errors import ConfigError, DataError, OatWarning
-from oat.explore.rules import NoExploration
+from oat.explore.none import NoExploration
 from oat.oracles.callables import CallableOracle
 from oat.plugins.loading import load_symbol
 

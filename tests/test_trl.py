@@ -15,7 +15,7 @@ from fixtures import NO_TRL, World, make_model, oat, write_jsonl
 
 from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.types import Answer, Key, Message, Question
 
 ROOT = Path(__file__).parent.parent

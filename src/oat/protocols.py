@@ -251,7 +251,7 @@ class Stop(Protocol):
 
 
 class Alarms(Protocol):
-    """The rules by which a run is watched.
+    """The alarms that watch a run.
 
     Attributes:
         raised: alarms so far.

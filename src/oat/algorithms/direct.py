@@ -434,9 +434,13 @@ def reference_gap(outputs: Outputs, view: View) -> torch.Tensor:
     return (outputs["policy"]["raw"] - view["reference_logps_K"]).abs()
 
 
-def check_field(name: str, value: object, holds: bool, rule: str) -> None:
+def check_field(name: str, value: object, holds: bool, why: str) -> None:
+    """
+    Raises:
+        ConfigError: it does not hold; names the field, its value, and why.
+    """
     if not holds:
-        raise ConfigError(f"algorithm.{name} is {value}; {rule}")
+        raise ConfigError(f"algorithm.{name} is {value}; {why}")
 
 
 def check_beta(beta: float) -> None:

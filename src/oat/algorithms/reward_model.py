@@ -54,13 +54,13 @@ class RewardModelConfig:
     """Optimiser steps a pass."""
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
+        for name, holds, why in (
             ("samples", self.samples >= 2, "a pair needs at least 2"),
             ("centring", 0 <= self.centring < math.inf, "it must be at least 0"),
             ("held_out", 0 <= self.held_out < 1, "it is a share, below 1"),
         ):
             if not holds:
-                raise ConfigError(f"algorithm.{name} is {getattr(self, name)}; {rule}")
+                raise ConfigError(f"algorithm.{name} is {getattr(self, name)}; {why}")
 
 
 class RewardModelling(Objective):

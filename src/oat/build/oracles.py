@@ -8,8 +8,8 @@ from oat.config.settings import Config, OracleConfig
 from oat.errors import ConfigError
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN, KnownOracle
+from oat.oracles.make import build_oracle, name_source
 from oat.oracles.preferences import Preferences
-from oat.oracles.registry import build_oracle, name_source
 from oat.plugins.loading import load_symbol
 from oat.types import Kind
 from oat.types.budget import Budget

@@ -20,10 +20,10 @@ from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, w
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
-from oat.explore.rules import NoExploration
+from oat.explore.none import NoExploration
 from oat.models.lora import described_adapter, is_adapter_directory
 from oat.oracles.builtin import BUILTIN
-from oat.oracles.registry import oracle_options
+from oat.oracles.make import oracle_options
 from oat.plugins.calls import bare, guarded
 from oat.text.question_forms import FORMS
 from oat.tracking.sinks import with_sinks
@@ -31,8 +31,8 @@ from oat.types import Requires
 
 
 def resolve(config: Config, origins: Origins) -> Resolved:
-    """Fill in every default of a configuration's parts, make its objective and its explorer, and check every
-    rule between settings.
+    """Fill in every default of a configuration's parts, make its objective and its explorer, and refuse
+    settings that contradict each other.
 
     Raises:
         ConfigError: names the place, the field, and what to do.

@@ -39,7 +39,7 @@ class Oracle:
     version: str | None = None
     """Names everything that its answers depend on beside the question. The ledger does not use answers of
     another version again. None: it does not say, and a user's function or class gets the hash of its file
-    (`oracles/registry.py`)."""
+    (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
     """The parts of what `version` is about, plain values by file and field; the section `options` holds what
     stands in no file. As long as all of it stays equal, a continued run keeps its answers, whatever `version`

@@ -21,7 +21,7 @@ from oat.errors import ConfigError, warn
 from oat.files import start
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle, check_needed
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.plugins import loading as plugins
 from oat.plugins.pool import Outcome, Workers
 from oat.types import Answer, Kind, Mark, Question

@@ -37,7 +37,7 @@ from typing import Any, Literal, get_args
 from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.contract import pairs_of, plain_answer
-from oat.oracles.registry import build_oracle
+from oat.oracles.make import build_oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 
 Normalise = Literal["none", "fixed", "group", "batch"]

@@ -92,7 +92,7 @@ ALGORITHMS = Registry(
         "reward_model": "oat.algorithms.reward_model:RewardModelling",
     },
 )
-EXPLORERS = Registry("there is no explorer {name!r}; {nearest}", {"none": "oat.explore.rules:NoExploration"})
+EXPLORERS = Registry("there is no explorer {name!r}; {nearest}", {"none": "oat.explore.none:NoExploration"})
 ENGINES = Registry(
     "there is no engine {name!r}; {nearest}", {"torch": "oat.engines.torch:TorchEngine"}, users=None
 )

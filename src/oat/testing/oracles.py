@@ -22,7 +22,7 @@ from oat.errors import ContractError, OracleError
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
 from oat.oracles.contract import checked, in_words, pairs_of, tickets_of
-from oat.oracles.registry import build_oracle, make_oracle
+from oat.oracles.make import build_oracle, make_oracle
 from oat.testing.part import Part
 from oat.testing.samples import make_question
 from oat.types import Answer, Question
