@@ -1,0 +1,96 @@
+"""Parts own their settings (`oat.types.part`): a user's algorithm declares defaults and checks as ours do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from oat.build.defaults import derived
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.errors import ConfigError
+
+RUN = """\
+model: {path: models/tiny}
+prompts: {path: train.jsonl}
+sampling: {max_new_tokens: 8}
+oracle: {name: exact_match}
+algorithm:
+  name: mine.py:Mine
+learner:
+  sync_every: 3
+stop: {max_steps: 3}
+"""
+MINE = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oat.algorithms.direct import DPO, DPOConfig
+from oat.errors import ConfigError
+from oat.types.part import Check, Derived
+
+
+@dataclass(frozen=True)
+class MyConfig(DPOConfig):
+    longest: int | None = None
+    late: bool = False
+
+
+class Mine(DPO):
+    name = "mine"
+    Config = MyConfig
+
+    @staticmethod
+    def defaults(config, run):
+        if config.longest is None:
+            return {"longest": Derived(2 * run.max_new_tokens, "twice sampling.max_new_tokens")}
+        if config.longest > 100:
+            raise ConfigError(f"algorithm.longest is {config.longest}; lower it")
+        return {}
+
+    @staticmethod
+    def checks(config, run):
+        yield Check("learner.sync_every", config.late and run.is_sampling, "it is late already; remove one")
+
+
+class Broken(Mine):
+    @staticmethod
+    def checks(config, run):
+        raise KeyError("no")
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(RUN, encoding="utf-8")
+    Path("mine.py").write_text(MINE, encoding="utf-8")
+
+
+def test_a_default_follows_from_the_run_and_is_said() -> None:
+    resolved = resolve(*load_config("run.yaml"))
+    assert resolved.config.algorithm.options["longest"] == 16
+    assert "algorithm.longest: 16, twice sampling.max_new_tokens" in derived(resolved)
+    given = resolve(*load_config("run.yaml", ["--algorithm.longest", "5"]))
+    assert given.config.algorithm.options["longest"] == 5
+    assert not any(line.startswith("algorithm.longest") for line in derived(given))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--algorithm.longest", "200"], "--algorithm.longest: algorithm.longest is 200; lower it"),
+        (
+            ["--algorithm.late", "true"],
+            "run.yaml:8: learner.sync_every is 3: it is late already; remove one",
+        ),
+        (
+            ["--algorithm.name", "mine.py:Broken"],
+            "`checks` of mine.py:Broken raised KeyError: 'no'; repair it",
+        ),
+    ],
+)
+def test_what_contradicts_a_part_is_refused_at_its_place(flags: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        resolve(*load_config("run.yaml", flags))
