@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from oat.algorithms import direct
 from oat.algorithms.base import Forward, Objective, Outputs, View, step_metrics
 from oat.algorithms.direct import DPO
 from oat.algorithms.ensemble import EnsembleLearning
@@ -542,3 +543,14 @@ def test_what_is_no_algorithm_is_said() -> None:
         check_algorithm(DPO, samples=1)
     with pytest.raises(ContractError, match=r"DPO: Config raised TypeError: .*'temperature'"):
         check_algorithm(DPO, temperature=1.0)
+
+
+def test_a_loss_written_before_its_base_class_was_renamed() -> None:
+    class Exponential(direct.Tied):
+        name = "exponential"
+        Config = direct.TiedConfig
+
+        def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+            return (-self.config.beta * margin_U).exp()
+
+    check_algorithm(Exponential, beta=0.5)

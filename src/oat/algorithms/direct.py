@@ -254,6 +254,11 @@ class WithReference(Direct):
         return self.config.beta * (policy_N - reference_N)
 
 
+Tied = WithReference
+TiedConfig = WithReferenceConfig
+"""The names that losses of users import, whose runs began before the two were renamed."""
+
+
 class DPO(WithReference):
     name = "dpo"
     Config = DPOConfig
