@@ -33,7 +33,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from oat.build.memory import Lengths, estimate
+from oat.build.estimate import Lengths, estimate
 from oat.build.resolve import resolve
 from oat.config.load import load_config
 

@@ -320,7 +320,7 @@ def test_a_check_says_what_steps_learn_from(
 @pytest.mark.slow(instead="tests/test_memory.py::test_parts_by_hand", seconds=2.3)
 def test_memory_counts_the_passes_over_a_buffer(world: World, tmp_path: Path) -> None:
     """What `prepare` computes of the reference goes over all of it at once, where a pass may be so large."""
-    from oat.build.memory import Lengths, estimate
+    from oat.build.estimate import Lengths, estimate
     from oat.build.resolve import resolve
     from oat.config.load import load_config
 

@@ -9,7 +9,7 @@ import torch
 from fixtures import World, oat
 from transformers import LlamaConfig
 
-from oat.build.memory import Lengths, estimate
+from oat.build.estimate import Lengths, estimate
 from oat.build.resolve import resolve
 from oat.config.load import load_config
 from oat.config.settings import ModelConfig

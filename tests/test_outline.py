@@ -18,7 +18,8 @@ from fixtures import World, forked, oat
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from oat.build.memory import SURE, Lengths, _at_most, estimate, free_memory
+from oat.build.estimate import Lengths, estimate
+from oat.build.memory import SURE, _at_most
 from oat.build.models import outline_of
 from oat.build.open_run import outlined
 from oat.build.resolve import resolve
@@ -26,6 +27,7 @@ from oat.build.run_inputs import gather_inputs
 from oat.cli.entry import COMMANDS, main
 from oat.commands.show_tokens import _quoted
 from oat.config.load import dump, load_config
+from oat.hardware.free_memory import free_memory
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),

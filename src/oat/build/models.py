@@ -8,7 +8,8 @@ from torch import Tensor
 
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, ModelConfig
-from oat.engines.decoding import blaming_model
+from oat.engines.decoding import blaming_model, cache_dtype_on
+from oat.engines.paged_cache import PAGE
 from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
@@ -42,6 +43,14 @@ class ModelOutline:
     heads: int
     keys: int
     context_length: int | None
+
+    def page_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of a page of the engine's cache.
+
+        Args:
+            dtype: of the engine's weights.
+        """
+        return PAGE * self.keys * cache_dtype_on(self.device, dtype).itemsize
 
 
 def outline_of(lm: CausalLM, profile: str) -> ModelOutline:

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oat.build.directory import Home, is_unused, locked, make_directory, unmake
+from oat.build.estimate import lengths_of
 from oat.build.fingerprints import (
     CHANGEABLE,
     recorded,
@@ -20,7 +21,7 @@ from oat.build.fingerprints import (
 from oat.build.fixed import as_stored, with_chosen
 from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
-from oat.build.memory import lengths_of, refuse_short_cache, refuse_too_large
+from oat.build.memory import refuse_short_cache, refuse_too_large
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run import build

@@ -8,10 +8,11 @@ model whose attention turns out to be none that this engine's cache can follow.
 from collections.abc import Collection
 
 from oat.build.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
+from oat.build.estimate import lengths_of
 from oat.build.fingerprints import recorded
 from oat.build.fork import Origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
-from oat.build.memory import lengths_of, memory_lines, refuse_short_cache, refuse_too_large
+from oat.build.memory import memory_lines, refuse_short_cache, refuse_too_large
 from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
 from oat.build.resolved import Resolved

@@ -1,0 +1,339 @@
+"""An estimate of the memory that a run needs, before it begins.
+
+The run's own models, learner and engine are made of tensors that have a shape and no memory
+(`oat.models.outline`), and do what a step does with its longest rows; the bytes of tensors that are alive at
+once are counted. Nothing is loaded, so the answer takes seconds for any model.
+
+Counted are bytes beyond those that the process holds after its imports. Not counted: the interpreter and its
+libraries; scratch memory within an operation; what the allocator keeps of freed memory (with large models it
+gives all back, `oat.hardware.allocator`); data, ledger, texts.
+
+The estimate does a step instead of keeping formulas, so whatever changes in the learner is in it. The
+engine's work depends on values, so only its two largest moments are done: a pass over prompts, and a draw.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from oat.algorithms.base import Objective
+from oat.build.engine import make_sampling
+from oat.build.learner import EnsembleParts, make_ensemble, make_learner
+from oat.build.models import ModelOutline, keys_of, load_models, load_slots
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs, make_renderer
+from oat.config.settings import Config
+from oat.engines.decoding import cache_dtype, filled_up
+from oat.engines.decoding import passes as in_passes
+from oat.engines.paged_cache import PAGE
+from oat.engines.torch import fixed_rows
+from oat.engines.torch_config import TorchEngineConfig
+from oat.functional.logprobs import token_logps
+from oat.functional.sampling import inverse_cdf
+from oat.learner.batching import micro_batches
+from oat.learner.learner import Learner
+from oat.learner.limits import GB, LiveBytes, row_of
+from oat.models.causal_lm import CausalLM
+from oat.seeds import Seeds
+from oat.types import Batch, Plan, Sampling, Trajectory
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of tensors.
+
+    Attributes:
+        parts: bytes that are held, by what holds them.
+        phases: most bytes that are alive at once, by part of a step; and by any part while a checkpoint is
+            written.
+    """
+
+    parts: dict[str, int]
+    phases: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        return max(self.phases.values())
+
+    @property
+    def part(self) -> str:
+        """The part of a step in which most bytes are alive."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of a run's prompts.
+
+    Attributes:
+        prompt: tokens of the longest prompt of training.
+        held_out: number of held-out prompts.
+        held_out_prompt: tokens of the longest one of these.
+    """
+
+    prompt: int
+    held_out: int = 0
+    held_out_prompt: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Imitated:
+    """The boxes of a run without weights, as far as a step of it needs them.
+
+    Attributes:
+        kept: the weights of a sampler that lags behind the policy.
+        ensemble: held as long as the run holds it.
+    """
+
+    lms: dict[str, CausalLM]
+    learner: Learner
+    sampler: CausalLM
+    kept: list[Tensor]
+    ensemble: EnsembleParts | None
+
+
+@dataclass(frozen=True)
+class _Load:
+    """The work that the engine is given at once.
+
+    Attributes:
+        samples: responses of each prompt.
+        prompt, response: tokens of each prompt, and of each response.
+    """
+
+    prompts: int
+    samples: int
+    prompt: int
+    response: int
+
+
+def lengths_of(run_inputs: RunInputs) -> Lengths:
+    """The lengths of the prompts that a run reads."""
+    held_out = run_inputs.held_out
+    return Lengths(run_inputs.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
+
+
+def longest_sequence(lm: CausalLM | ModelOutline, prompt: int, response: int) -> int:
+    """Tokens of a sequence when it is at its longest."""
+    return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
+
+
+def most_questions(config: Config, plan: Plan) -> int:
+    """Most questions that a step learns from."""
+    return max(plan.prompts, config.learner.buffer.questions if config.learner.buffer else 0)
+
+
+def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
+    """The memory of a run.
+
+    Raises:
+        ConfigError, ModelError: a part cannot be made as configured.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+        run = _imitated(resolved)
+        learned = sum(
+            parameter.nbytes
+            for name in run.learner.trained
+            for parameter in run.learner.models[name].trainable().values()
+        )
+        weights = live.live
+        loads = _loads(resolved, lengths, run.sampler)
+        phases = _phases(resolved, lengths, run, loads, live)
+        if _saves_in_background(resolved.config):
+            copied = _copied(run, learned) + live.live - weights
+            phases["beside a checkpoint"] = max(phases.values()) + copied
+        cached = (_cache_bytes(resolved.engine, run.sampler, load) for load in loads.values())
+        parts = {
+            "weights that learn": learned,
+            "other weights": weights - learned,
+            "moments of AdamW": live.live - weights,
+            "keys and values": max(cached, default=0),
+        }
+        del run
+    return Estimate(parts, phases)
+
+
+def _imitated(resolved: Resolved) -> _Imitated:
+    config, load = resolved.config, resolved.outlines.fake
+    seeds = Seeds(config.seed)
+    lms = load_models(config, resolved.models, seeds, load)
+    ensemble = make_ensemble(resolved.explorer, lms, seeds)
+    learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
+    sampler = load_slots(resolved, lms, seeds, load)["sampler"]
+    is_late = config.learner.sync_every > 1
+    kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if is_late else []
+    return _Imitated(lms, learner, sampler, kept, ensemble)
+
+
+def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, _Load]:
+    """The engine's work by part of a step."""
+    config, plan = resolved.config, resolved.widened
+
+    def load(prompts: int, samples: int, prompt: int) -> _Load:
+        longest = longest_sequence(lm, prompt, config.sampling.max_new_tokens)
+        return _Load(prompts, samples, prompt, longest - prompt)
+
+    loads = {}
+    if not config.prompts.responses:
+        loads["sampling"] = load(plan.prompts, sum(plan.samples.values()), lengths.prompt)
+    if config.answering is not None and lengths.held_out:
+        samples = max(config.answering.samples, 1)
+        loads["evaluation"] = load(lengths.held_out, samples, lengths.held_out_prompt)
+    return loads
+
+
+def _phases(
+    resolved: Resolved,
+    lengths: Lengths,
+    run: _Imitated,
+    loads: Mapping[str, _Load],
+    live: LiveBytes,
+) -> dict[str, int]:
+    """Most bytes that are alive at once, by part of a step.
+
+    Gradients and moments are there from the second step on, so a run of more steps is imitated for two, and
+    samples after them.
+    """
+    config, sampling, engine = resolved.config, make_sampling(resolved), resolved.engine
+    has_one_step = config.stop.max_steps == 1
+    first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
+    phases = _sampling(engine, sampling, run.sampler, first, live)
+    for _ in range(1 if has_one_step else 2):
+        phases |= _learning(resolved, lengths, run, sampling, live)
+    if run.sampler is not run.lms["policy"]:
+        phases["new weights"] = live.live + sum(tensor.nbytes for tensor in run.sampler.tensors().values())
+    later = {name: load for name, load in loads.items() if name not in phases}
+    return phases | _sampling(engine, sampling, run.sampler, later, live)
+
+
+def _saves_in_background(config: Config) -> bool:
+    """Whether a step goes on while a checkpoint is written."""
+    last = config.stop.max_steps
+    return config.checkpoint.background and (last is None or config.checkpoint.every < last)
+
+
+def _copied(run: _Imitated, learned: int) -> int:
+    """Bytes of weights that a checkpoint copies."""
+    moving = run.lms["reference"].trainable().values() if run.learner.following is not None else ()
+    return learned + sum(tensor.nbytes for tensor in (*moving, *run.kept))
+
+
+def _learning(
+    resolved: Resolved, lengths: Lengths, run: _Imitated, sampling: Sampling, live: LiveBytes
+) -> dict[str, int]:
+    """Peak memory of a pass of `prepare`, of two accumulated backward passes, and of the optimiser steps."""
+    learner, objective, plan = run.learner, resolved.objective, resolved.plan
+    prepared, passes = (
+        _micro_batches(learner, objective, _rows(sampling, plan, run.lms["policy"], lengths, count))
+        for count in (most_questions(resolved.config, plan), plan.prompts)
+    )
+    live.peak = live.live
+    if "reference" in learner.models:
+        with torch.no_grad():
+            learner.models["reference"].outputs(prepared[0], {}, {"raw"})
+    phases = {"prepare": live.peak}
+    live.peak = live.live
+    for rows in passes:
+        with learner.learning(objective):
+            outputs = [
+                learner.models[name].outputs(rows, {}, wants) for name, wants in objective.wants.items()
+            ]
+            torch.stack([values.sum() for output in outputs for values in output.values()]).sum().backward()
+        del outputs
+    phases["forward and backward"] = live.peak
+    live.peak = live.live
+    for part in (learner.trained[name] for name in objective.wants):
+        parameters = [parameter for group in part.optimiser.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm)
+        part.optimiser.step()
+        part.optimiser.zero_grad(set_to_none=True)
+    return {**phases, "optimiser": live.peak}
+
+
+def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
+    """The rows of so many questions, each as long as it can get, with the prompts of their groups in common.
+
+    The work on kept sets depends on values; another temperature takes as much memory.
+    """
+    width = longest_sequence(lm, lengths.prompt, sampling.max_new_tokens)
+    samples = sum(plan.samples.values())
+    drawn = replace(sampling, temperature=0.5) if sampling.keep_sets else sampling
+    return [
+        row_of(width, width - lengths.prompt, number // samples, drawn)
+        for number in range(questions * samples)
+    ]
+
+
+def _micro_batches(
+    learner: Learner, objective: Objective, rows: Sequence[Trajectory]
+) -> list[list[Trajectory]]:
+    """The rows of the first two forward passes of an update; of one, if there are no more."""
+    units = np.arange(len(rows)) // (2 if objective.requires.feedback == "compare" else 1)
+    cuts = micro_batches(
+        Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens
+    )
+    return [[rows[row] for row in cut] for cut in list(cuts)[:2]]
+
+
+def _sampling(
+    engine: TorchEngineConfig, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes
+) -> dict[str, int]:
+    """Peak memory by load: of a pass over as many prompts as go together, and of the draws of all rows at
+    once, both beside the cache."""
+    phases = {}
+    for name, load in loads.items():
+        cache, rows = _cache_bytes(engine, lm, load), _rows_together(engine, load)
+        live.peak = live.live
+        some = next(iter(in_passes(np.full(-(-rows // load.samples), load.prompt))))
+        with torch.no_grad():
+            lm.hidden_of([np.zeros(load.prompt, dtype=np.int32)] * len(some))
+            width = lm.module.get_output_embeddings().in_features
+            hidden = torch.zeros(
+                filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype
+            )
+            _draw(lm.head(hidden)[:rows].float(), sampling)
+        phases[name] = live.peak + cache
+    return phases
+
+
+def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
+    """Draw tokens as the engine does. The tokens that truncation leaves depend on values, so the tensors that
+    find them are imitated."""
+    drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
+    if sampling.truncates:
+        some_RV = drawable_RV.clone()
+        if sampling.top_p < 1 and sampling.top_k == 0:
+            ranked = some_RV.sort(dim=-1, descending=True, stable=True)
+            held = [
+                ranked,
+                exact_RV := ranked.values.double(),
+                mass_RV := exact_RV.exp(),
+                mass_RV.cumsum(-1),
+                mass_RV - exact_RV,
+            ]
+            del ranked, exact_RV, mass_RV, held
+        drawable_RV = torch.full_like(some_RV, 0).scatter(
+            1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0
+        )
+    token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))
+
+
+def _rows_together(engine: TorchEngineConfig, load: _Load) -> int:
+    """Rows that are decoded at once."""
+    if engine.deterministic:
+        return fixed_rows(engine.max_rows)
+    return min(load.prompts * load.samples, engine.max_rows)
+
+
+def _cache_bytes(engine: TorchEngineConfig, lm: CausalLM, load: _Load) -> int:
+    """Bytes of the pages of rows that are all at their longest, within `engine.cache_gb`; the full pages of a
+    common prompt count once, if any are shared."""
+    rows = _rows_together(engine, load)
+    whole = -(-(load.prompt + load.response) // PAGE)
+    shared = load.prompt // PAGE if load.samples > 1 and not engine.deterministic else 0
+    pages = rows * (whole - shared) + -(-rows // load.samples) * shared
+    return min(int(engine.cache_gb * GB), pages * PAGE * keys_of(lm) * cache_dtype(lm).itemsize)
