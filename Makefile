@@ -42,7 +42,7 @@ test-slow: setup $(OLDEST)/.installed $(TRACKERS)/.installed
 	$(PYTEST) -m "not large" -k "not other_seeds" --serialise tests/learning tests/faults $(foreach name,$(LONG) $(WIRED),--ignore=tests/faults/test_$(name).py)
 	$(PYTEST) -m "slow and not large" --durations=10
 	$(subst $(BIN),$(OLDEST)/bin,$(PYTEST)) -m "slow and not fault"
-	$(subst $(BIN),$(TRACKERS)/bin,$(PYTEST)) --durations=10 tests/test_trackers.py
+	$(subst $(BIN),$(TRACKERS)/bin,$(PYTEST)) --durations=10 tests/tracking/test_trackers.py
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_heads import GROUPED
+from engines import KEYS, SAMPLINGS, build_requests
 from fixtures import World, gradient_of, made, oat
-from test_attention_kernel import GROUPED
-from test_engine_torch import KEYS, SAMPLINGS, build_requests
-from test_learner import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
-from test_weights import turn_bit
+from objectives import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from weights import turn_bit
 
 from oat.build.learned import policy_weights
 from oat.build.resolve import resolve
@@ -331,7 +331,7 @@ def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, chan
     """It takes the recorded samples and answers again. Sums on a GPU have no fixed order: numbers are near
     those of the unbroken run, not equal."""
     config = world.config(algorithm, tmp_path, {**GPU, **changes, "checkpoint.every": 1, "evaluation": None})
-    code = KILLED.format(tests=str(Path(__file__).parent), config=str(config))
+    code = KILLED.format(tests=str(Path(__file__).parent / "support"), config=str(config))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert oat("train", config) == 0
     assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0

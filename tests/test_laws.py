@@ -13,6 +13,8 @@ import oat
 
 ROOT = Path(oat.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+TESTS = Path(__file__).parent
+OTHER_TESTS = ("begun", "faults", "golden", "learning", "pages", "protocol")
 BOXES = ("algorithms", "engines", "explore", "oracles")
 PROTOCOLS = {f"oat.{box}.base" for box in BOXES}
 """Modules of a box that hold its protocol and simplest form; everybody may know them."""
@@ -305,7 +307,7 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
     ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"],
 )
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
-    """Through no chain of imports that run when they are imported; tests/test_cli.py asks Python itself."""
+    """Through no chain of imports that run when they are imported; tests/cli/test_cli.py asks Python itself."""
     by_name = {name_of(file): file for file in FILES}
     reached, waiting = set(), [name]
     while waiting:
@@ -321,6 +323,24 @@ def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
         for module in reached
         if module.split(".")[0] in ("torch", "transformers", "safetensors", "tokenizers")
     } == set()
+
+
+def test_tests_mirror_the_packages() -> None:
+    """Tests of a package lie in the folder of its name, what they share in `support`; other folders are of
+    whole runs, and of pages."""
+    folders = {file.relative_to(TESTS).parts[0] for file in TESTS.rglob("test_*.py") if file.parent != TESTS}
+    packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert folders - packages == set(OTHER_TESTS)
+    assert not list((TESTS / "support").rglob("test_*.py"))
+
+
+def test_no_test_imports_another() -> None:
+    found = {
+        file.name: others
+        for file in TESTS.rglob("*.py")
+        if (others := {name for name in imports(file) if name.split(".")[-1].startswith("test_")})
+    }
+    assert found == {}
 
 
 def test_nothing_is_too_long_to_read() -> None:

@@ -1,7 +1,6 @@
 """The Python API: the same run as the command line's, with objects where a file has names."""
 
 import csv
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ import pytest
 import torch
 from datasets import Dataset
 from fixtures import World, make_model, oat
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from trainers import letters, lines, objects
+from transformers import AutoModelForCausalLM
 
 from oat import Trainer
 from oat.commands.export import digest_run
@@ -24,25 +24,6 @@ from oat.oracles.callables import CallableOracle
 from oat.plugins.loading import load_symbol
 
 EXACT = {"compute": {"threads": 1}, "engine": {"threads": 1}}
-
-
-def letters(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
-    return [text.count("a") + 0.1 * text.count("b") for text in completions]
-
-
-def lines(world: World, run_dir: Path, **changes: Any) -> dict[str, Any]:
-    """What the tests' configuration says, for a run of four steps."""
-    tree = world.tree("grpo", run_dir) | {"oracle": letters, "engine": {"threads": 1}}
-    return tree | changes
-
-
-def objects(world: World) -> dict[str, Any]:
-    records = [json.loads(line) for line in (world.folder / "train.jsonl").read_text().splitlines()]
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(world.folder / "model"),
-        AutoTokenizer.from_pretrained(world.folder / "model"),
-    )
-    return {"model": model, "tokenizer": tokenizer, "prompts": {"path": records, "reference_key": "answer"}}
 
 
 def test_the_router_of_older_lines_is_left_out(world: World, tmp_path: Path) -> None:

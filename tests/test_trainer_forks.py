@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fixtures import World, oat
-from test_trainer import letters, lines, objects
+from trainers import letters, lines, objects
 
 from oat import Trainer
 from oat.commands.export import digest_run

@@ -97,7 +97,7 @@ CONFIG: dict[str, Any] = {
 
 def make_inputs() -> None:
     """The model, whose weights are large enough that responses differ, and the data."""
-    sys.path.insert(0, str(PROGRAM.parents[1] / "tests"))
+    sys.path.insert(0, str(PROGRAM.parents[1] / "tests" / "support"))
     from fixtures import make_model, write_jsonl
     from transformers import AutoModelForCausalLM
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ends import ENDS, End
 from fixtures import World, cold, in_session, kill_at, named, oat
-from test_leaves_nothing import ENDS, End
 
 from oat.commands.export import digest_run
 
@@ -114,12 +114,12 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.fault("R7")
 def test_the_order_of_a_save_of_a_cold_process(tmp_path: Path, figure: Figure) -> None:
     from known_checkpoints import two_good_ones
-    from test_saves import SAVED
+    from saves import SAVED
 
     two_good_ones(tmp_path / "checkpoints")
     assert (
         cold(
-            "test_saves:recorded_save",
+            "saves:recorded_save",
             tmp_path / "checkpoints",
             "verifies",
             tmp_path / "events.json",
@@ -178,7 +178,7 @@ def test_a_cold_process_is_refused_a_directory_in_use(unbroken: Path, tmp_path: 
 @pytest.mark.large
 @pytest.mark.fault("R20")
 def test_a_cold_process_skips_what_a_killed_one_skipped(world: World, tmp_path: Path) -> None:
-    from test_not_finite import SKIP, poisoned
+    from not_finite import SKIP, poisoned
 
     config, log = poisoned(world, tmp_path, [1, 2, 4], SKIP), tmp_path / "log"
     assert cold("test_cold:command", "train", config, log=log) == 0, log.read_text()
@@ -199,9 +199,9 @@ def killed_after(place: str, call: str, name: str, *arguments: str) -> int:
 @pytest.mark.large
 @pytest.mark.fault("R23")
 def test_a_long_run_of_a_cold_process_does_not_grow(world: World, tmp_path: Path, figure: Figure) -> None:
-    from test_ten_thousand_steps import growth_is_bounded
+    from growth import growth_is_bounded
 
-    code = cold("test_ten_thousand_steps:grow", world.folder, tmp_path, 100, 250, log=tmp_path / "log")
+    code = cold("growth:grow", world.folder, tmp_path, 100, 250, log=tmp_path / "log")
     assert code == 0, (tmp_path / "log").read_text()
     growth_is_bounded(tmp_path, 100, 250, figure)
 
@@ -209,4 +209,4 @@ def test_a_long_run_of_a_cold_process_does_not_grow(world: World, tmp_path: Path
 @pytest.mark.large
 @pytest.mark.fault("R24")
 def test_a_cold_process_runs_nothing_and_opens_nothing(tmp_path: Path) -> None:
-    assert cold("test_hostile_text:graded_quietly", log=tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert cold("hostile_text:graded_quietly", log=tmp_path / "log") == 0, (tmp_path / "log").read_text()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ends import PLACE
 from fixtures import World, forked, kill_at, named, oat
-from test_leaves_nothing import PLACE
 
 from oat.tracking.leftovers import VARIABLE
 
-OWN = Path(__file__).parent.parent / "sinks.py"
+OWN = Path(__file__).parents[1] / "support" / "sinks.py"
 ENDS = {
     "kill -9": ((signal.SIGKILL,), -signal.SIGKILL),
     "done": ((), 0),

@@ -6,50 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ends import ENDS, End
 from fixtures import World, forked, in_session, kill_at, named, oat
-
-PLACE = "oat.learner.learner:Learner.update"
-EVALUATION = "oat.evaluation.evaluation:Evaluation._sample"
-
-
-@dataclass(frozen=True)
-class End:
-    """How a command ends: by signals at a call of module.owner.name, or by itself.
-
-    Attributes:
-        at_most: temporary directories that may be left, since nobody can take away anything after SIGKILL.
-    """
-
-    code: int
-    signals: tuple[int, ...] = ()
-    command: str = "train"
-    changes: dict[str, Any] | None = None
-    place: str = PLACE
-    at_most: int = 0
-
-
-ENDS = {
-    "done": End(0),
-    "a mistake in the configuration": End(2, changes={"algorithm.prompts": 0}),
-    "a mistake in the data": End(2, changes={"prompts.prompt_key": "nothing"}),
-    "an oracle that raises": End(1, changes={"oracle.name": "forbidden"}),
-    "SIGTERM": End(75, (signal.SIGTERM,)),
-    "Ctrl-C": End(130, (signal.SIGINT,)),
-    "Ctrl-C twice": End(130, (signal.SIGINT, signal.SIGINT)),
-    "a closed terminal": End(-signal.SIGHUP, (signal.SIGHUP,)),
-    "kill -9": End(-signal.SIGKILL, (signal.SIGKILL,)),
-    "SIGTERM in an evaluation": End(75, (signal.SIGTERM,), place=EVALUATION),
-    "oat eval": End(0, command="eval"),
-    "oat eval, an oracle that raises": End(1, command="eval", changes={"oracle.name": "forbidden"}),
-    "oat eval, SIGTERM": End(75, (signal.SIGTERM,), "eval", place=EVALUATION),
-    "oat eval, Ctrl-C": End(130, (signal.SIGINT,), "eval", place=EVALUATION),
-    "oat eval, kill -9": End(-signal.SIGKILL, (signal.SIGKILL,), "eval", place=EVALUATION, at_most=1),
-}
 
 
 @pytest.mark.sample(

@@ -4,7 +4,7 @@ stops and keeps the batch, or skips."""
 import json
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import torch
 from fixtures import World, forked, kill_at, make_group, make_questions, named, oat
 from learners import OPTIONS, is_unmoved, prepared, run_of, tensors_of, usual
+from not_finite import SKIP, poisoned
 
 from oat import wire
 from oat.algorithms.base import Outputs, View
@@ -238,40 +239,11 @@ def test_a_reward_beyond_float32_moves_nothing(run: Run, algorithm: str) -> None
     assert is_caught(run, prepared(run, items))
 
 
-POISONED = """
-import math
-
-from oat.algorithms.group import GRPO
-
-
-class Poisoned(GRPO):
-    def prepare(self, feedback, forward, generator):
-        batch = super().prepare(feedback, forward, generator)
-        if feedback.step in {steps}:
-            batch.columns["advantages_N"][1] = math.nan
-        return batch
-"""
-
-
-def poisoned(
-    world: World, folder: Path, steps: Sequence[int], changes: Mapping[str, Any] | None = None
-) -> Path:
-    """A run of six steps of GRPO, some of which have an advantage that is no number."""
-    (folder / "poisoned.py").write_text(POISONED.format(steps=list(steps)), encoding="utf-8")
-    small = {"stop.max_steps": 6, "evaluation": None, "engine": {"name": "torch", "threads": 1}}
-    return world.config(
-        "grpo", folder, {"algorithm.name": f"{folder / 'poisoned.py'}:Poisoned", **small, **(changes or {})}
-    )
-
-
 def numbers(run_dir: Path, name: str) -> list[float]:
     return [
         json.loads(line)[name]
         for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1:]
     ]
-
-
-SKIP = {"learner.on_nonfinite": "skip", "learner.max_skips": 2}
 
 
 @pytest.mark.fault("R20")

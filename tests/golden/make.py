@@ -124,7 +124,7 @@ def replay(
 
 
 def main() -> None:
-    sys.path.insert(0, str(HERE.parent))
+    sys.path.insert(0, str(HERE.parent / "support"))
     from fixtures import make_model, write_jsonl
 
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"

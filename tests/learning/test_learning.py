@@ -167,7 +167,7 @@ def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
     return once, again
 
 
-@pytest.mark.slow(instead="tests/test_buffer.py: what a buffer holds and learns from", seconds=1.9)
+@pytest.mark.slow(instead="tests/learner/test_buffer.py: what a buffer holds and learns from", seconds=1.9)
 def test_learning_again_gains_at_equal_queries(root: Path, tmp_path: Path) -> None:
     once, again = gains(root, tmp_path)
     assert again > once + 0.05

@@ -1,0 +1,304 @@
+"""Every field of a configuration in a fork: one that may change is changed in a real run, which goes on with
+it; any other is refused by name."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import yaml
+from evaluations import JUDGES
+from fixtures import World, oat, write_jsonl
+
+from oat.build.fixed import FREE
+from oat.build.open_run import open_run
+from oat.build.resolve import resolve
+from oat.config.load import convert, dump, load_config
+from oat.config.settings import Config
+from oat.errors import ConfigError
+from oat.ledger.audit import contradictions
+from oat.ledger.store import Store
+
+FORKED: dict[str, Any] = {
+    "seed": 1,
+    "sampling.max_new_tokens": 3,
+    "sampling.temperature": 0.7,
+    "sampling.top_k": 5,
+    "sampling.top_p": 0.9,
+    "sampling.min_p": 0.05,
+    "sampling.stop": ["="],
+    "sampling.overflow": "cut",
+    "algorithm.prompts": 8,
+    "algorithm.samples": 4,
+    "algorithm.clip_low": 0.1,
+    "algorithm.clip_high": 0.3,
+    "algorithm.kl_coef": 0.1,
+    "algorithm.kl_target": 0.01,
+    "algorithm.kl_horizon": 500,
+    "algorithm.epochs": 2,
+    "algorithm.minibatches": 2,
+    "algorithm.std_eps": 0.1,
+    "algorithm.reduction": "token",
+    "evaluation.path": "WORLD/train.jsonl",
+    "evaluation.split": "test",
+    "evaluation.every": 3,
+    "evaluation.every_queries": 30,
+    "evaluation.every_hours": 1.0,
+    "evaluation.slot": "sampler",
+    "evaluation.samples": 3,
+    "evaluation.greedy": False,
+    "evaluation.max_prompts": 2,
+    "evaluation.oracle": {"name": "WORLD/reward.py:reward"},
+    "evaluation.max_queries": 1000,
+    "evaluation.max_tokens": 100000,
+    "evaluation.max_cost": 5.0,
+    "evaluation.online": True,
+    "evaluation.gold": {"name": "WORLD/reward.py:reward"},
+    "evaluation.kl": True,
+    "evaluation.intervals": True,
+    "evaluation.pass_at": [1, 2],
+    "evaluation.success": 0.5,
+    "evaluation.majority_at": [2],
+    "evaluation.answers": "last_number",
+    "evaluation.pairs": "WORLD/pairs.jsonl",
+    "oracle.labels": "bernoulli",
+    "oracle.max_outstanding": 5,
+    "oracle.max_answer_age": 2,
+    "learner.learning_rate": 0.1,
+    "learner.critic_learning_rate": 0.1,
+    "learner.betas": [0.8, 0.9],
+    "learner.weight_decay": 0.1,
+    "learner.max_grad_norm": 0.5,
+    "learner.schedule": "linear",
+    "learner.warmup_steps": 9,
+    "learner.schedule_steps": 50,
+    "learner.micro_batch_size": 2,
+    "learner.gradient_checkpointing": True,
+    "learner.logits_chunk": 7,
+    "learner.max_updates": 1,
+}
+"""What each field is changed to that may be."""
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_horizon": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.01},
+    "evaluation.split": {"evaluation.path": "DATASET"},
+    "evaluation.success": {"evaluation.pass_at": [1]},
+    "evaluation.majority_at": {"evaluation.answers": "last_number"},
+    "evaluation.answers": {"evaluation.majority_at": [1]},
+    **{
+        f"evaluation.{limit}": {"evaluation.oracle": {"name": "WORLD/judges.py:Metered"}}
+        for limit in ("max_tokens", "max_cost")
+    },
+    "oracle.max_answer_age": {"oracle.max_outstanding": 5},
+    "learner.schedule_steps": {"learner.schedule": "linear"},
+}
+"""What must change with it, or nothing would read it."""
+
+READS = {
+    **dict.fromkeys(
+        ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
+    ),
+    "learner.critic_learning_rate": "ppo",
+}
+"""The algorithm that reads it, where GRPO does not."""
+
+REFUSED: dict[str, Any] = {
+    "model.path": "other",
+    "model.reference": "other",
+    "model.dtype": "bfloat16",
+    "model.lora": {"rank": 2},
+    "model.adapter": "other",
+    "model.quantize": "nf4",
+    "model.reference_device": "cpu",
+    "model.reference_dtype": "bfloat16",
+    "model.reference_update": {"every": 2},
+    "prompts.path": "other.jsonl",
+    "prompts.split": "train",
+    "prompts.max_prompts": 20,
+    "prompts.on_bad_record": "skip",
+    "prompts.prompt_key": "question",
+    "prompts.reference_key": None,
+    "prompts.max_tokens": 20,
+    "prompts.epochs": 9,
+    "prompts.shuffle": False,
+    "prompts.responses": ["answer"],
+    "prompts.score_key": "score",
+    "prompts.too_long": "cut_prompt_start",
+    "sampling.environment": "game.py:Game",
+    "oracle.name": "other.py:reward",
+    "oracle.scale": 2.0,
+    "oracle.repeats": 2,
+    "algorithm.name": "dr_grpo",
+    "learner.micro_batch_tokens": 512,
+    "learner.autocast": "bfloat16",
+    "learner.sync_every": 2,
+    "learner.buffer": {"questions": 8},
+    "render.template": "chatml",
+    "render.system": "be kind",
+    "render.question": "gsm8k",
+    "render.few_shot": 1,
+    "render.date": "2026-01-01",
+    "engine.name": "engine.py:Own",
+    "engine.max_rows": 8,
+    "engine.cache_gb": 1.0,
+    "engine.deterministic": True,
+    "engine.dtype": "bfloat16",
+    "engine.threads": 2,
+    "explorer.name": "explorer.py:Own",
+    "compute.profile": "gpu",
+    "compute.threads": 2,
+}
+"""What each field is changed to that may not be."""
+
+
+@pytest.fixture(scope="module")
+def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The configuration of a finished run of an algorithm, of four steps; each is made once. The last is a
+    user's, with a critic."""
+    found: dict[str, Path] = {}
+    (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
+    write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
+    changes = {
+        "ppo": {
+            "algorithm": {
+                "name": f"{Path(__file__).parents[1] / 'protocol' / 'ppo.py'}:PPO",
+                "prompts": 4,
+                "samples": 2,
+            }
+        }
+    }
+
+    def make(algorithm: str) -> Path:
+        if algorithm not in found:
+            found[algorithm] = world.config(
+                algorithm, tmp_path_factory.mktemp("parent"), changes.get(algorithm)
+            )
+            assert oat("train", found[algorithm]) == 0
+        return found[algorithm]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved dataset with a split `test`."""
+    folder = tmp_path_factory.mktemp("dataset") / "saved"
+    datasets.DatasetDict(test=datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "a"}])).save_to_disk(
+        folder
+    )
+    return folder
+
+
+def run_of(config: Path) -> Path:
+    return config.with_suffix("")
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a configuration by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None:
+    """A field that is new belongs into a table above, or is free."""
+    names = leaves(yaml.safe_load((run_of(parents("grpo")) / "config.yaml").read_text())).keys()
+    free = {name for name in names if f"{name}.".startswith(tuple(f"{field}." for field in FREE))}
+    assert names - free == {*FORKED, *REFUSED}
+    assert not {*FORKED} & {*REFUSED}
+
+
+@pytest.mark.sample(
+    "seed",
+    "sampling.temperature",
+    "algorithm.kl_coef",
+    "algorithm.epochs",
+    "evaluation.path",
+    "learner.learning_rate",
+    "oracle.labels",
+    seconds=19.1,
+)
+@pytest.mark.parametrize("field", FORKED)
+def test_a_field_that_may_change(
+    world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str
+) -> None:
+    """Under it the fork takes up the checkpoint, and makes a step more than the run."""
+    config = parents(READS.get(field, "grpo"))
+    text = json.dumps({field: FORKED[field], **BESIDE.get(field, {})})
+    changed = json.loads(text.replace("WORLD", str(world.folder)).replace("DATASET", str(dataset)))
+    flags = [
+        word
+        for name, value in {**changed, "stop.max_steps": 5}.items()
+        for word in (f"--{name}", json.dumps(value))
+    ]
+    assert oat("train", config, "--run_dir", tmp_path / "fork", "--from", f"{run_of(config)}@4", *flags) == 0
+    stored = leaves(yaml.safe_load((tmp_path / "fork" / "config.yaml").read_text()))
+    assert {name: stored[name] for name in leaves(changed)} == leaves(changed)
+    assert rows(tmp_path / "fork")[:5] == rows(run_of(config))
+    assert [row["step"] for row in rows(tmp_path / "fork")[5:]] == [5]
+    with closing(Store(tmp_path / "fork" / "ledger.sqlite")) as store:
+        assert contradictions(store) == []
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: Path, field: str) -> None:
+    """Whatever else there would be to say of its value, and before anything is made."""
+    config = parents("grpo")
+    begun = resolve(*load_config(config))
+    tree = dump(begun.config)
+    section, name = field.split(".")
+    tree |= {"run_dir": str(tmp_path / "fork"), section: {**tree[section], name: REFUSED[field]}}
+    changed: Config = convert(Config, tree, (), {})
+    with (
+        pytest.raises(ConfigError, match=rf"cannot change these; .*\n  {field}[.:]"),
+        open_run(replace(begun, config=changed, origins={}), f"{run_of(config)}@4"),
+    ):
+        pass
+    assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.sample("True-False", seconds=0.6)
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_a_whole_evaluation_may_come_or_go(world: World, tmp_path: Path, before: bool, after: bool) -> None:
+    """One that comes is due at once."""
+    (tmp_path / "after").mkdir()
+    for folder, has_one in ((tmp_path, before), (tmp_path / "after", after)):
+        config = world.config("grpo", folder, {} if has_one else {"evaluation": None})
+    assert oat("train", tmp_path / "grpo.yaml") == 0
+    assert oat("train", config, "--from", f"{tmp_path / 'grpo'}@2") == 0
+    found = {row["step"] for row in rows(tmp_path / "after" / "grpo") if "eval/sampled" in row}
+    assert found == ({3, 4} if after else {0, 2})
+
+
+def test_prompts_a_step_stay_where_epochs_count_them(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = world.config("grpo", tmp_path, {"prompts.epochs": 1})
+    assert oat("train", config) == 0
+    assert (
+        oat(
+            "train",
+            config,
+            "--run_dir",
+            tmp_path / "fork",
+            "--from",
+            f"{tmp_path / 'grpo'}@2",
+            "--algorithm.prompts",
+            "2",
+        )
+        == 2
+    )
+    assert (
+        "cannot change these; begin a run of its own, or undo:\n  algorithm.prompts: 4 in the run, 2 now"
+        in capsys.readouterr().err
+    )

@@ -1,0 +1,135 @@
+"""The estimate of `oat check --memory` against what a real run takes, and what the verb says."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import World, oat
+from transformers import LlamaConfig
+
+from oat.build.estimate import Lengths, estimate
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.config.settings import ModelConfig
+from oat.models.loading import load_lm
+from oat.models.outline import Outlines
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+BESIDE_GB = 0.15
+"""What a process holds beside tensors after its imports: compiled kernels, which differ by processor, and
+what the allocator keeps."""
+SMALL = {
+    "vocab_size": 30_000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, BENCHMARKS)
+    yield
+    sys.path.remove(BENCHMARKS)
+
+
+@pytest.mark.slow(
+    instead="test_parts_by_hand; tests/build/test_outline.py holds the estimate against a run's tensors",
+    seconds=19.9,
+)
+@pytest.mark.parametrize("algorithm", ["dpo", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)]
+)
+def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
+    """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors
+    counts at this size."""
+    from real_shapes import IMPORTS, Shape, compare, measure, write_model
+
+    config = LlamaConfig(
+        **SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True
+    )
+    shape = Shape(config, tokens=29_000, lora=lora)
+    write_model(shape, tmp_path / "model")
+    imports = measure(["-c", IMPORTS])
+    row = compare(shape, algorithm, tmp_path, 1, imports)
+    assert row["estimate_gb"] == pytest.approx(row["measured_gb"], rel=0.15, abs=BESIDE_GB)
+
+
+def test_an_outline_has_the_shapes_of_the_model(world: World) -> None:
+    path = str(world.folder / "model")
+    outline = Outlines().on_meta(ModelConfig(path))
+    shapes = {name: tensor.shape for name, tensor in load_lm(path).tensors().items()}
+    assert {name: tensor.shape for name, tensor in outline.tensors().items()} == shapes
+    assert load_lm(path).module.get_output_embeddings().weight.sum().isfinite()
+
+
+def test_parts_by_hand(world: World, tmp_path: Path) -> None:
+    config, origins = load_config(world.config("dpo", tmp_path))
+    found = estimate(resolve(config, origins), Lengths(8))
+    weights = sum(tensor.nbytes for tensor in load_lm(str(world.folder / "model")).module.parameters())
+    assert found.parts["weights that learn"] == weights
+    assert weights <= found.parts["other weights"] < 1.2 * weights
+    assert 2 * weights <= found.parts["moments of AdamW"] < 2.1 * weights
+    assert found.peak == max(found.phases.values()) >= 5 * weights
+    assert torch.ones(1).sum().item() == 1
+
+
+@pytest.mark.slow(instead="test_parts_by_hand; tests/build/test_outline.py", seconds=6.0)
+def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
+    """With as many tokens as rows of the head, raw log-probabilities are the sampled ones only at temperature
+    1 and without truncation."""
+    from real_shapes import Shape, write_config, write_model
+
+    config = LlamaConfig(
+        **SMALL, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True
+    )
+    shape = Shape(config, tokens=config.vocab_size)
+    write_model(shape, tmp_path / "model")
+    file = write_config(shape, "grpo", tmp_path, 1)
+    found = []
+    for flags in (
+        [],
+        ["--sampling.temperature", "0.7"],
+        ["--sampling.top_k", "50"],
+        ["--sampling.top_p", "0.9"],
+    ):
+        config, origins = load_config(file, [*flags, "--algorithm.samples", "256"])
+        found.append(estimate(resolve(config, origins), Lengths(shape.prompt)).phases)
+    plain, warm, few, nucleus = found
+    logits = 4 * 30_000
+    assert warm["sampling"] >= plain["sampling"] + 256 * logits
+    assert nucleus["sampling"] > few["sampling"] + 5 * 256 * logits
+    assert few["sampling"] >= warm["sampling"]
+    assert warm["forward and backward"] > plain["forward and backward"] + 100 * logits
+    assert few["forward and backward"] == warm["forward and backward"]
+
+
+def test_an_evaluation_is_in_the_estimate(world: World, tmp_path: Path) -> None:
+    """Many held-out prompts fill the engine, whatever a step of training asks of it; and its cache comes on
+    top of weights and moments."""
+    config, origins = load_config(world.config("grpo", tmp_path))
+    config = resolve(config, origins)
+    few, many = (estimate(config, Lengths(8, count, 24)) for count in (1, 400))
+    assert "evaluation" not in estimate(config, Lengths(8)).phases
+    assert many.phases["evaluation"] > 10 * few.phases["evaluation"] - 9 * sum(
+        few.parts[name] for name in few.parts if name != "keys and values"
+    )
+    assert many.parts["keys and values"] > few.parts["keys and values"]
+    assert many.phases["sampling"] == few.phases["sampling"]
+
+
+def test_oat_check(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = world.config("grpo", tmp_path)
+    assert oat("check", config) == 0
+    out = capsys.readouterr().out
+    assert "is sound" in out
+    assert "parameters" in out
+    assert oat("check", config, "--memory") == 0
+    assert "peak" in capsys.readouterr().out
+    assert not (tmp_path / "grpo").exists()
+    assert oat("check", config, "--learner.learning_rat", 1) == 2
+    assert "did you mean `learning_rate`" in capsys.readouterr().err

@@ -1,0 +1,537 @@
+"""The learner: reduction, micro-batches, optimiser, guard."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import World, forked, gradient_of, oat
+from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from oat.algorithms.base import step_metrics
+from oat.algorithms.direct import DPO, DPOConfig
+from oat.algorithms.group import GRPO, GRPOConfig
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.errors import NonFiniteError
+from oat.learner.batching import micro_batches, select_rows, split_units, view_of
+from oat.learner.learner import Learner
+from oat.learner.models import Critic, LanguageModel, kept_sets
+from oat.learner.optimiser import OptimiserSettings, build_optimiser, learning_rate_factor
+from oat.learner.reduction import Reduction
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_lm
+from oat.seeds import Seeds
+from oat.types import (
+    Batch,
+    Feedback,
+    Loss,
+    Segment,
+    Trajectory,
+)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.3, **shape)).save_pretrained(path)
+    return path
+
+
+def learner_of(
+    path: Path,
+    *,
+    dtype: str = "float32",
+    micro: int = 64,
+    chunk: int = 4096,
+    learning_rate: float = 1e-3,
+    **options: Any,
+) -> Learner:
+    lms = {name: load_lm(str(path)) for name in ("policy", "reference")}
+    if dtype == "float64":
+        for lm in lms.values():
+            lm.module.double()
+    with torch.no_grad():
+        for parameter in lms["reference"].module.parameters():
+            parameter.add_(
+                0.05 * torch.sin(torch.arange(parameter.numel(), dtype=parameter.dtype)).view_as(parameter)
+            )
+    models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=chunk) for name, lm in lms.items()}
+    optimisers = {
+        "policy": OptimiserSettings(learning_rate, schedule_steps=10, **{"max_grad_norm": 1.0, **options})
+    }
+    return Learner(models, optimisers, micro_batch_size=micro, seeds=Seeds(0))
+
+
+def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
+    """The loss and the unclipped gradient of one optimiser step that moves nothing."""
+    feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
+    batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch))
+    return report["loss/total"], torch.cat([part.flatten() for part in found.values()])
+
+
+@pytest.mark.sample("*-float64-*", instead="the same objectives in float64, to 1e-10", seconds=7.3)
+@pytest.mark.fault("R5")
+@pytest.mark.inventory(110)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_micro_batches_and_chunks_change_rounding_only(
+    model_path: Path, name: str, dtype: str, tolerance: float, figure: Callable[[str], None]
+) -> None:
+    found = []
+    for micro, chunk in ((64, 4096), (8, 4096), (4, 4096), (3, 4096), (1, 5)):
+        learner = learner_of(
+            model_path, dtype=dtype, micro=micro, chunk=chunk, learning_rate=0.0, max_grad_norm=1e9
+        )
+        found.append(gradient(learner, OBJECTIVES[name]()))
+    loss, expected = found[0]
+    assert expected.norm() > 1e-3
+    for other_loss, other in found[1:]:
+        difference = float((other - expected).norm() / expected.norm())
+        figure(f"at most {difference:.1e} between gradients in {dtype}, relative to their norm")
+        assert difference <= tolerance
+        assert other_loss == pytest.approx(loss, rel=10 * tolerance, abs=tolerance)
+
+
+@pytest.mark.fault("R5")
+@pytest.mark.inventory(110)
+@pytest.mark.parametrize("name", ["dpo", "grpo"])
+def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, name: str) -> None:
+    learners = [learner_of(model_path, dtype="float64", micro=micro) for micro in (64, 3)]
+    for learner in learners:
+        objective: Any = OBJECTIVES[name]()
+        for seed in range(3):
+            feedback = compared_feedback(seed=seed) if name == "dpo" else scored_feedback(seed=seed)
+            learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
+    one, other, start = (
+        torch.cat([t.flatten() for t in learner.tensors("policy").values()])
+        for learner in (*learners, learner_of(model_path))
+    )
+    assert (one - start).abs().max() > 1e-3
+    assert (one - other).abs().max() < 1e-8
+
+
+@pytest.mark.slow(instead="tests/golden, bitwise, and tests/faults/test_same_run.py", seconds=2.6)
+@pytest.mark.inventory(108)
+def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> None:
+    """Ten steps, to the last digit; another seed gives others."""
+    losses = []
+    for number, seed in enumerate((3, 3, 4)):
+        config = world.config(
+            "dpo",
+            tmp_path,
+            {"seed": seed, "stop.max_steps": 10, "evaluation": None, "learner.learning_rate": 0.03},
+        )
+        run_dir = tmp_path / str(number)
+        assert (
+            forked(
+                lambda config=config, run_dir=run_dir: oat("train", config, "--run_dir", run_dir),
+                tmp_path / "log",
+            )
+            == 0
+        )
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss/total"] for line in rows if "loss/total" in line])
+    assert len(losses[0]) == 10
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+@pytest.mark.inventory(93)
+def test_rows_are_shared_out_to_steps_and_passes() -> None:
+    """128 rows in 2 mini-batches, 32 rows a pass: 2 optimiser steps of 2 passes each."""
+    rows = tuple(row(np.random.default_rng(i), 2, 2) for i in range(128))
+    batch = Batch(rows, np.arange(128), np.arange(128) // 8)
+    steps = [
+        select_rows(batch, part) for part in split_units(batch, np.random.default_rng(0).permutation(128), 2)
+    ]
+    assert [[len(part) for part in micro_batches(step, 32)] for step in steps] == [[32, 32], [32, 32]]
+
+
+@pytest.mark.inventory(93)
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("learner.micro_batch_size", 0, "Expected `int` >= 1"),
+        ("learner.micro_batch_size", 2.5, "Expected `int"),
+        ("learner.sync_every", 0, "Expected `int` >= 1"),
+        ("learner.logits_chunk", -1, "Expected `int` >= 1"),
+        ("algorithm.prompts", 0, "it must be at least 1"),
+        ("algorithm.minibatches", 0, "it must be at least 1"),
+        ("algorithm.epochs", -1, "it must be at least 1"),
+        ("algorithm.samples", 1, "at least 2 responses a prompt"),
+    ],
+)
+def test_bad_sizes_are_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: float, words: str
+) -> None:
+    """Before anything is loaded, with the line of the file."""
+    assert oat("train", world.config("grpo", tmp_path, {field: value})) == 2
+    printed = capsys.readouterr().err
+    assert f"{tmp_path / 'grpo.yaml'}:" in printed
+    assert field.split(".")[1] in printed
+    assert words in printed
+    assert not (tmp_path / "grpo").exists()
+
+
+RECORDED = {
+    "oracle.name": "recorded",
+    "evaluation.oracle": "exact_match",
+    "prompts.responses": ["answer", "other"],
+}
+
+
+@pytest.mark.inventory(93)
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "most"),
+    [
+        ("grpo", {}, "12 rows"),
+        ("dpo", {}, "4 pairs"),
+        ("sft", {**RECORDED, "algorithm.samples": 2}, "8 rows"),
+    ],
+)
+def test_a_step_is_not_cut_into_more_parts_than_it_has(
+    world: World,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    algorithm: str,
+    changes: dict[str, Any],
+    most: str,
+) -> None:
+    limit = int(most.split()[0])
+    config = world.config(algorithm, tmp_path, {**changes, "algorithm.minibatches": limit + 1})
+    assert oat("train", config) == 2
+    line = config.read_text().splitlines().index(f"  minibatches: {limit + 1}") + 1
+    words = (
+        f"{config}:{line}: algorithm.minibatches is {limit + 1}: a step has at most {most}; lower it, or "
+        "raise algorithm.prompts"
+    )
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / algorithm).exists()
+    resolve(*load_config(config, ["--algorithm.minibatches", str(limit)]))
+
+
+def hand_batch() -> tuple[Batch, torch.Tensor]:
+    """Three rows of 2, 1 and 3 trained tokens with terms 1 2 | 3 | 4 5 6; rows 0 and 1 are one pair; groups
+    are {0, 2} and {1}."""
+    generator = np.random.default_rng(0)
+    rows = tuple(row(generator, 2, size) for size in (2, 1, 3))
+    return Batch(rows, np.array([0, 0, 1]), np.array([0, 1, 0])), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
+HAND = {
+    # per: (no mask, second token of row 0 masked, weight of row 2 doubled)
+    "token": (21 / 6, 19 / 5, (6 + 30) / 6),
+    "sequence": ((1.5 + 3 + 5) / 3, (1 + 3 + 5) / 3, (1.5 + 3 + 10) / 3),
+    "sequence_sum": ((3 + 3 + 15) / 3, (1 + 3 + 15) / 3, (3 + 3 + 30) / 3),
+    "prompt": ((18 / 5 + 3) / 2, (16 / 4 + 3) / 2, ((3 + 30) / 5 + 3) / 2),
+    "constant": (21 / 30, 19 / 30, 36 / 30),
+}
+
+
+def reduced(batch: Batch, loss: Loss, micro: int = 64) -> float:
+    reduction, total = Reduction(batch), torch.zeros(())
+    offset = 0
+    for number, rows in enumerate(micro_batches(batch, micro)):
+        part = select_rows(batch, rows)
+        view = view_of(part)
+        size = {"pair": view.num_units, "step": None}.get(loss.per, len(view.row_of_K))
+        terms = loss.terms if size is None else loss.terms[offset : offset + size]
+        offset += size or 0
+        total = total + reduction(
+            Loss(terms, loss.per, constant=loss.constant),
+            view,
+            torch.from_numpy(batch.group_of_N[rows]),
+            first=number == 0,
+        )
+    return float(total)
+
+
+@pytest.mark.parametrize("micro", [64, 1])
+@pytest.mark.parametrize("per", HAND)
+def test_reduction_by_hand(per: Any, micro: int) -> None:
+    batch, terms = hand_batch()
+    masked = Batch(
+        batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])}
+    )
+    weighted = Batch(batch.rows, batch.unit_of_N, batch.group_of_N, {"weight_N": torch.tensor([1.0, 1, 2])})
+    for case, expected in zip((batch, masked, weighted), HAND[per], strict=True):
+        assert reduced(case, Loss(terms, per, constant=10.0), micro) == pytest.approx(expected, rel=1e-6)
+
+
+def test_pairs_and_steps_by_hand() -> None:
+    batch, _ = hand_batch()
+    terms_U = torch.tensor([1.0, 5.0])
+    assert reduced(batch, Loss(terms_U, "pair"), 1) == 3.0
+    masked = Batch(
+        batch.rows,
+        batch.unit_of_N,
+        batch.group_of_N,
+        {"mask_U": torch.tensor([1.0, 0.0]), "weight_U": torch.tensor([3.0, 1.0])},
+    )
+    assert reduced(masked, Loss(terms_U, "pair"), 1) == 3.0
+    assert reduced(batch, Loss(torch.tensor(7.0), "step"), 1) == 7.0
+
+
+def test_masked_terms_do_not_count_whatever_they_are() -> None:
+    batch, terms = hand_batch()
+    masked = Batch(
+        batch.rows, batch.unit_of_N, batch.group_of_N, {"mask_K": torch.tensor([1.0, 0, 1, 1, 1, 1])}
+    )
+    for per in ("token", "sequence", "prompt"):
+        terms[1] = math.nan
+        assert math.isfinite(reduced(masked, Loss(terms, per)))
+
+
+def test_rows_without_trained_tokens_are_in_no_denominator() -> None:
+    batch, terms = hand_batch()
+    rows = (*batch.rows, row(np.random.default_rng(1), 4, 0))
+    wider = Batch(rows, np.array([0, 0, 1, 2]), np.array([0, 1, 0, 2]))
+    for per in ("token", "sequence", "sequence_sum", "prompt"):
+        assert reduced(wider, Loss(terms, per)) == pytest.approx(HAND[per][0], rel=1e-6)
+
+
+def test_a_masked_pair_changes_neither_loss_nor_gradient(model_path: Path) -> None:
+    objective = DPO(DPOConfig(prompts=6))
+    feedback = compared_feedback()
+    without = Feedback(1, tuple(item for item in feedback.items if item.label is not None), feedback.queries)
+    results = []
+    for case in (feedback, without):
+        learner = learner_of(model_path, learning_rate=0.0)
+        batch = objective.prepare(case, learner.forward, np.random.default_rng(0))
+        report, found = gradient_of(learner, functools.partial(learner.update, objective, batch))
+        results.append((report["loss/total"], found["lm_head.weight"]))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_shuffled_groups_change_rounding_only(model_path: Path) -> None:
+    feedback, objective = scored_feedback(), OBJECTIVES["grpo"]()
+    shuffled = Feedback(1, tuple(feedback.items[i] for i in (2, 0, 3, 1)), feedback.queries)
+    losses = []
+    for case in (feedback, shuffled):
+        learner = learner_of(model_path, learning_rate=0.0)
+        losses.append(
+            learner.update(objective, objective.prepare(case, learner.forward, np.random.default_rng(0)))[
+                "optim/grad_norm"
+            ]
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_minibatches_cover_every_unit_once_an_epoch() -> None:
+    batch, _ = hand_batch()
+    rows = tuple(row(np.random.default_rng(i), 2, 2) for i in range(14))
+    batch = Batch(rows, np.arange(7).repeat(2), np.arange(7).repeat(2))
+    parts = list(split_units(batch, np.random.default_rng(0).permutation(7), 3))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(14))
+    assert [len(part) for part in parts] == [6, 4, 4]
+    for part in parts:
+        assert (part[0::2] + 1 == part[1::2]).all()
+    assert [len(part) for part in micro_batches(batch, 5)] == [4, 4, 4, 2]
+
+
+def test_epochs_and_minibatches_count_optimiser_steps(model_path: Path) -> None:
+    learner = learner_of(model_path)
+    objective = GRPO(GRPOConfig(prompts=4, samples=4, epochs=2, minibatches=3))
+    report = learner.update(
+        objective, objective.prepare(scored_feedback(), learner.forward, np.random.default_rng(0))
+    )
+    assert report["optim/steps"] == 6
+
+
+def test_an_empty_batch_changes_nothing(model_path: Path) -> None:
+    learner, objective = learner_of(model_path), DPO(DPOConfig(prompts=1))
+    before = {name: tensor.clone() for name, tensor in learner.tensors("policy").items()}
+    ties = Feedback(1, tuple(item for item in compared_feedback().items if item.label is None), 2)
+    report = learner.update(objective, objective.prepare(ties, learner.forward, np.random.default_rng(0)))
+    assert report["rows/trained"] == 0
+    assert step_metrics(ties)["answers/tied_frac"] == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.tensors("policy").items())
+
+
+@pytest.mark.fault("R20")
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_number_that_is_not_finite_moves_nothing(model_path: Path, where: str) -> None:
+    learner, objective = learner_of(model_path), Poisoned(DPOConfig(prompts=6), where)
+    before = {name: tensor.clone() for name, tensor in learner.tensors("policy").items()}
+    batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+    with pytest.raises(NonFiniteError, match="no weight was moved"):
+        learner.update(objective, batch)
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.tensors("policy").items())
+
+
+def test_weight_decay_leaves_vectors_alone(model_path: Path) -> None:
+    module = load_lm(str(model_path)).module
+    optimiser = build_optimiser(module.parameters(), OptimiserSettings(1e-3, weight_decay=0.1))
+    for group in optimiser.param_groups:
+        assert all((p.ndim >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(module.parameters()))
+
+
+@pytest.mark.inventory(109)
+def test_schedules_by_hand() -> None:
+    factors: Mapping[str, list[float]] = {
+        "constant": [0.5, 1, 1, 1, 1, 1],
+        "linear": [0.5, 1, 1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * 0.5, 0.1 + 0.9 * 0.25],
+        "cosine": [0.5, 1, 1, 0.1 + 0.45 * (1 + math.sqrt(0.5)), 0.55, 0.1 + 0.45 * (1 - math.sqrt(0.5))],
+    }
+    for schedule, expected in factors.items():
+        found = [learning_rate_factor(schedule, step, warmup=2, total=6) for step in range(6)]  # type: ignore[arg-type]
+        assert found == pytest.approx(expected)
+    assert learning_rate_factor("cosine", 99, warmup=2, total=6) == pytest.approx(0.1)
+
+
+@pytest.mark.inventory(109)
+def test_the_learning_rate_follows_the_schedule(model_path: Path) -> None:
+    learner, objective = learner_of(model_path, schedule="linear", warmup_steps=2), DPO(DPOConfig(prompts=6))
+    rates = []
+    for _ in range(3):
+        batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+        rates.append(learner.update(objective, batch)["optim/learning_rate"])
+    assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3])
+
+
+def test_gradients_are_clipped_and_reported_before(model_path: Path) -> None:
+    learner, objective = learner_of(model_path, max_grad_norm=1e-3), DPO(DPOConfig(prompts=6))
+    batch = objective.prepare(compared_feedback(), learner.forward, np.random.default_rng(0))
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch))
+    clipped = torch.cat([part.flatten() for part in found.values()]).norm()
+    assert report["optim/grad_norm"] > 1e-2
+    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_state_round_trip_continues_bitwise(model_path: Path) -> None:
+    objective, one = DPO(DPOConfig(prompts=6)), learner_of(model_path)
+
+    def step(learner: Learner, seed: int) -> None:
+        learner.update(
+            objective,
+            objective.prepare(compared_feedback(seed=seed), learner.forward, np.random.default_rng(0)),
+        )
+
+    step(one, 0)
+    state = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state.items()
+    }
+    other = learner_of(model_path)
+    other.load_state(state)
+    for learner in (one, other):
+        step(learner, 1)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.tensors("policy").values(), other.tensors("policy").values(), strict=True)
+    )
+
+
+def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the trained tokens from the module's own logits, one sequence at a time."""
+    ids = torch.from_numpy(trajectory.ids.astype(np.int64))
+    with torch.no_grad():
+        logits = lm.module(input_ids=ids[None]).logits[0] / temperature
+    return [float(logits[t - 1].log_softmax(-1)[ids[t]]) for t in range(len(ids)) if trajectory.trained[t]]
+
+
+@pytest.mark.inventory(1)
+def test_log_probabilities_of_three_tokens_by_hand(model_path: Path) -> None:
+    """The first token has no predecessor, the second is context, the third is trained: predicted by the
+    logits at the second."""
+    ids = np.array([3, 7, 5], dtype=np.int32)
+    segments = Segment("context", ids[:2]), Segment("model", ids[2:], np.ones(1, bool))
+    lm = load_lm(str(model_path))
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(
+        [Trajectory("sampler", segments, "stop", "")], {}, {"raw"}
+    )["raw"]
+    with torch.no_grad():
+        logits = lm.module(input_ids=torch.tensor([[3, 7, 5]])).logits[0, 1].tolist()
+    total = 0.0
+    for logit in logits:
+        total += math.exp(logit)
+    assert found.tolist() == pytest.approx([logits[5] - math.log(total)], abs=1e-6)
+
+
+@pytest.mark.inventory(2)
+def test_padding_on_either_side_changes_nothing(model_path: Path) -> None:
+    generator = np.random.default_rng(8)
+    short, long = row(generator, 3, 4), row(generator, 6, 9)
+    lm = load_lm(str(model_path))
+    model = LanguageModel(lm, num_tokens=VOCABULARY, chunk=64)
+    alone = model.outputs([short], {}, {"raw"})["raw"]
+    right = model.outputs([short, long], {}, {"raw"})["raw"][:4]
+    with torch.no_grad():
+        ids = torch.from_numpy(np.concatenate([np.zeros(5, np.int64), short.ids]))[None]
+        mask, positions = torch.tensor([[False] * 5 + [True] * 7]), torch.tensor([[1] * 5 + list(range(7))])
+        logits = lm.module(input_ids=ids, attention_mask=mask, position_ids=positions).logits[0, -5:-1]
+    left = logits.log_softmax(-1).gather(1, ids[0, -4:, None]).squeeze(1)
+    assert right.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+    assert left.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+
+
+def test_outputs_equal_a_plain_forward(model_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    rows = [
+        row(generator, 4, 3, temperature=0.7),
+        row(generator, 2, 7, temperature=0.7),
+        row(generator, 1, 0, temperature=0.7),
+    ]
+    lm = load_lm(str(model_path))
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {}, {"raw", "sampled", "entropy"})
+    assert found["raw"].tolist() == pytest.approx([x for r in rows for x in plain_logps(lm, r)], abs=1e-5)
+    assert found["sampled"].tolist() == pytest.approx(
+        [x for r in rows for x in plain_logps(lm, r, 0.7)], abs=1e-5
+    )
+
+
+def test_sampled_renormalises_over_the_recorded_sets(model_path: Path) -> None:
+    generator = np.random.default_rng(6)
+    rows = [row(generator, 4, 3, kept=True), row(generator, 2, 6, kept=True)]
+    lm = load_lm(str(model_path))
+    found = LanguageModel(lm, num_tokens=VOCABULARY, chunk=4).outputs(rows, {}, {"sampled"})["sampled"]
+    expected = []
+    for r in rows:
+        ids, kept = torch.from_numpy(r.ids.astype(np.int64)), r.segments[1].kept
+        assert kept is not None
+        with torch.no_grad():
+            logits = lm.module(input_ids=ids[None]).logits[0]
+        start = len(r.segments[0].ids)
+        for t in range(start, len(ids)):
+            chosen = kept.ids[kept.offsets[t - start] : kept.offsets[t - start + 1]]
+            expected.append(
+                float(
+                    logits[t - 1, ids[t]]
+                    - torch.logsumexp(logits[t - 1, torch.from_numpy(chosen.astype(np.int64))], -1)
+                )
+            )
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    flat, bounds = kept_sets(rows)
+    assert len(bounds) == len(expected) + 1
+    assert bounds[-1] == len(flat)
+
+
+def test_the_critic_values_the_state_before_each_token(model_path: Path) -> None:
+    generator = np.random.default_rng(7)
+    rows = [row(generator, 4, 3), row(generator, 2, 6)]
+    critic = Critic(load_lm(str(model_path)), np.random.default_rng(0))
+    found = critic.outputs(rows, {}, {"value"})["value"]
+    expected = []
+    for r in rows:
+        ids = torch.from_numpy(r.ids.astype(np.int64))
+        with torch.no_grad():
+            values = critic.score(critic.backbone(input_ids=ids[None]).last_hidden_state[0])
+        expected += [float(values[t - 1]) for t in range(len(ids)) if r.trained[t]]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,377 @@
+"""Runs that begin with an adapter, references that are adapters, and several adapters beside one base."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from adapters import bend, built, engine_in, learner_in, logits
+from fixtures import World, made, make_model, oat
+from transformers import AutoModelForCausalLM
+
+from oat.build.resolve import resolve
+from oat.build.run import build
+from oat.commands.export import digest_run
+from oat.config.load import load_config
+from oat.config.settings import LoraConfig, ModelConfig
+from oat.learner.models import Critic, LanguageModel
+from oat.models.lora import load_model, save_adapter
+
+TARGETS = ("lm_head", "q_proj")
+IDS = torch.tensor([[2, 3, 4, 12, 13, 1]])
+
+
+@pytest.fixture(scope="module")
+def base(world: World) -> str:
+    return str(world.folder / "model")
+
+
+@pytest.fixture(scope="module")
+def adapters(base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Directories with adapters beside the tiny model, by name: `ours` and `other`, as `oat export --adapter`
+    writes them; `theirs`, by PEFT."""
+    made: dict[str, str] = {}
+
+    def adapter(name: str) -> str:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("adapter")
+            if name == "theirs":
+                torch.manual_seed(4)
+                model = peft.get_peft_model(
+                    AutoModelForCausalLM.from_pretrained(base),
+                    peft.LoraConfig(
+                        r=3,
+                        lora_alpha=6,
+                        target_modules=["v_proj"],
+                        init_lora_weights=False,
+                        task_type="CAUSAL_LM",
+                    ),
+                )
+                model.save_pretrained(folder)
+            else:
+                targets = TARGETS if name == "ours" else ("v_proj",)
+                lm = load_model(ModelConfig(base, lora=LoraConfig(rank=4, alpha=8, targets=targets)), seed=5)
+                bend(lm)
+                save_adapter(lm, base, folder)
+            made[name] = str(folder)
+        return made[name]
+
+    return adapter
+
+
+def taken_up(base: str, path: str) -> Any:
+    """The model with an adapter, by PEFT alone."""
+    return peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), path
+    ).eval()
+
+
+def logps(of: torch.Tensor) -> np.ndarray:
+    return of.log_softmax(-1)[0, :-1].gather(1, IDS[0, 1:, None])[:, 0].numpy()
+
+
+@torch.no_grad()
+def by_peft(base: str, path: str) -> np.ndarray:
+    return logps(taken_up(base, path)(IDS).logits)
+
+
+@torch.no_grad()
+def of_slot(run: Any, slot: str) -> np.ndarray:
+    return engine_in(run).logps([IDS[0].numpy().astype(np.int32)], slot)[0]
+
+
+@pytest.mark.parametrize("name", ["ours", "theirs"])
+def test_a_run_begins_where_its_adapter_is(
+    world: World, base: str, adapters: Callable[[str], str], tmp_path: Path, name: str
+) -> None:
+    """To the log-probability that PEFT computes with it; its settings are its own; the reference is that
+    start, and stays when the policy moves."""
+    path = adapters(name)
+    run = built(world, tmp_path, {"model.lora": None, "model.adapter": path})
+    expected, without = by_peft(base, path), logps(logits(load_model(ModelConfig(base)), IDS))
+    assert np.abs(expected - without).max() > 1e-2
+    for slot in ("sampler", "policy", "reference"):
+        np.testing.assert_allclose(of_slot(run, slot), expected, atol=1e-5)
+    policy: Any = learner_in(run).models["policy"]
+    bend(policy.lm)
+    run.weights.sync(run.learner, 1)
+    assert np.abs(of_slot(run, "sampler") - expected).max() > 1e-3
+    np.testing.assert_allclose(of_slot(run, "reference"), expected, atol=1e-5)
+    run.ledger.close()
+
+
+def test_its_settings_are_its_own(world: World, adapters: Callable[[str], str], tmp_path: Path) -> None:
+    changes = {"model.adapter": adapters("theirs"), "evaluation": None}
+    config = resolve(*load_config(world.config("dpo", tmp_path, changes))).config
+    assert config.model.lora == LoraConfig(rank=3, alpha=6.0, targets=("v_proj",))
+    assert resolve(config, {}).config == config, "as it stands in the run's config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("reference", "is_shared"),
+    [("base", True), ("adapter", True), ("another adapter", True), ("another model", False)],
+)
+@pytest.mark.parametrize("start", ["fresh", "adapter"])
+def test_which_reference(
+    world: World,
+    base: str,
+    adapters: Callable[[str], str],
+    tmp_path: Path,
+    start: str,
+    reference: str,
+    is_shared: bool,
+) -> None:
+    """The model without adapters, or another adapter than the policy's: neither costs a second copy of the
+    frozen weights."""
+    make_model(tmp_path / "model", seed=3)
+    paths = {
+        "base": base,
+        "adapter": adapters("ours"),
+        "another adapter": adapters("other"),
+        "another model": str(tmp_path / "model"),
+    }
+    lora = {"model.lora": None, "model.adapter": adapters("ours")} if start == "adapter" else {}
+    run = built(world, tmp_path, {**lora, "model.reference": paths[reference]})
+    own: dict[str, Any] = {name: model for name, model in learner_in(run).models.items()}
+    bend(own["policy"].lm)
+    path = paths[reference]
+    expected = (
+        by_peft(base, path) if "adapter" in reference else logps(logits(load_model(ModelConfig(path)), IDS))
+    )
+    np.testing.assert_allclose(of_slot(run, "reference"), expected, atol=1e-5)
+    frozen = [
+        {p.data_ptr() for name, p in own[name].module.named_parameters() if "lora_" not in name}
+        for name in ("policy", "reference")
+    ]
+    assert (frozen[0] == frozen[1]) == is_shared
+    run.ledger.close()
+
+
+def test_a_whole_policy_beside_a_reference_with_an_adapter(
+    world: World, base: str, adapters: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The policy's weights move, so they cannot be the reference's."""
+    run = built(world, tmp_path, {"model.lora": None, "model.reference": adapters("ours")})
+    own: dict[str, Any] = dict(learner_in(run).models.items())
+    with torch.no_grad():
+        for parameter in own["policy"].module.parameters():
+            parameter.add_(0.1)
+    np.testing.assert_allclose(of_slot(run, "reference"), by_peft(base, adapters("ours")), atol=1e-5)
+    run.ledger.close()
+
+
+@pytest.mark.slow(instead="the other tests of adapters of runs", seconds=1.6)
+def test_a_run_goes_on_with_the_adapter_of_another(world: World, base: str, tmp_path: Path) -> None:
+    """What one run exported, alone, another begins with: its first evaluation is the last of the one before;
+    and what it exports in turn, alone or merged, is its policy, beside the same base."""
+    lora = {
+        "model.lora": {"rank": 4, "targets": ["q_proj", "lm_head"]},
+        "learner.learning_rate": 0.03,
+        "algorithm.samples": 8,
+    }
+    changes = {**lora, "evaluation.every": 4, "evaluation.samples": 16}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    assert oat("export", tmp_path / "grpo", tmp_path / "adapter", "--adapter") == 0
+    (tmp_path / "next").mkdir()
+    following = {
+        **changes,
+        "model.lora": None,
+        "model.adapter": str(tmp_path / "adapter"),
+        "algorithm.kl_coef": 0.05,
+        "checkpoint.every": 1,
+    }
+    config = world.config("grpo", tmp_path / "next", following)
+    assert oat("check", config) == 0
+    assert oat("train", config) == 0
+
+    def rows(run_dir: Path) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    last, first = rows(tmp_path / "grpo")[-1], rows(tmp_path / "next" / "grpo")[0]
+    assert (first["eval/sampled"], first["eval/greedy"]) == (last["eval/sampled"], last["eval/greedy"])
+    assert rows(tmp_path / "next" / "grpo")[1]["kl/reference"] == pytest.approx(0, abs=1e-6), (
+        "the reference is the start, and not the base"
+    )
+    assert oat("export", tmp_path / "next" / "grpo", tmp_path / "alone", "--adapter") == 0
+    assert oat("export", tmp_path / "next" / "grpo", tmp_path / "merged") == 0
+    with torch.no_grad():
+        merged = logps(
+            AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)(IDS).logits
+        )
+    np.testing.assert_allclose(by_peft(base, str(tmp_path / "alone")), merged, atol=1e-5)
+    assert np.abs(merged - by_peft(base, str(tmp_path / "adapter"))).max() > 1e-3
+
+
+def test_a_run_whose_references_adapter_was_changed_is_refused(
+    world: World, adapters: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(adapters("ours"), tmp_path / "adapter")
+    config = world.config("dpo", tmp_path, {"model.adapter": str(tmp_path / "adapter"), "evaluation": None})
+    assert oat("train", config, "--stop.max_steps", "2") == 0
+    before = digest_run(tmp_path / "dpo")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    assert oat("train", config, "--stop.max_steps", "3") == 2
+    assert "model.adapter is" in (said := capsys.readouterr().err)
+    assert "what is read of it is not what this run began with:\n  weights: " in said
+    # a run of before knows a checksum of all that is frozen
+    (tmp_path / "dpo" / "environment.json").rename(tmp_path / "aside")
+    assert oat("train", config, "--stop.max_steps", "3") == 1
+    assert "what is frozen in the reference is not what this run began with" in capsys.readouterr().err
+    assert digest_run(tmp_path / "dpo") == before
+    (tmp_path / "aside").rename(tmp_path / "dpo" / "environment.json")
+    file.write_bytes(sound)
+    assert oat("train", config, "--stop.max_steps", "3") == 0
+
+
+def test_policy_critic_and_reward_model_stand_beside_one_base(
+    world: World, base: str, tmp_path: Path
+) -> None:
+    """Each has an adapter of its own, of its own seed; what they share is in memory once; learning one moves
+    no other."""
+    from oat.build.models import load_models
+    from oat.seeds import Seeds
+
+    changes = {"model.lora": {"rank": 2}, "learner.sync_every": 2, "evaluation": None}
+    config = resolve(*load_config(world.config("dpo", tmp_path, changes))).config
+    lms = load_models(config, {"reference", "critic", "reward"}, Seeds(0))
+    assert set(lms) == {"policy", "reference", "critic", "reward"}
+
+    def part(name: str, *, adapter: bool) -> dict[str, torch.Tensor]:
+        return {key: p for key, p in lms[name].module.named_parameters() if ("lora_" in key) == adapter}
+
+    frozen = {name: {p.data_ptr() for p in part(name, adapter=False).values()} for name in lms}
+    assert all(places == frozen["policy"] for places in frozen.values())
+    places = [
+        p.data_ptr() for name in ("policy", "critic", "reward") for p in part(name, adapter=True).values()
+    ]
+    assert len(set(places)) == len(places)
+    starts = [
+        next(p for key, p in part(name, adapter=True).items() if "lora_A" in key)
+        for name in ("policy", "critic", "reward")
+    ]
+    assert not torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[1], starts[2])
+    before = logits(lms["policy"], IDS)
+    critic = Critic(lms["critic"], np.random.default_rng(0))
+    assert {name.rpartition(".lora_")[0] for name in critic.trainable() if "lora_" in name}
+    bend(lms["critic"])
+    bend(lms["reward"])
+    assert torch.equal(logits(lms["policy"], IDS), before)
+    assert isinstance(LanguageModel(lms["policy"], num_tokens=16).trainable(), dict)
+
+
+def spoiled(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def spoil(folder: Path) -> None:
+        file = folder / "adapter_config.json"
+        told = json.loads(file.read_text())
+        change(told)
+        file.write_text(json.dumps(told))
+
+    return spoil
+
+
+WRONG: Mapping[str, tuple[Callable[[Path], Any], str]] = {
+    "nested too deep": (
+        lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000),
+        "holds no adapter that can be read",
+    ),
+    "no configuration": (
+        lambda folder: (folder / "adapter_config.json").unlink(),
+        "holds no adapter that can be read",
+    ),
+    "no weights": (
+        lambda folder: (folder / "adapter_model.safetensors").unlink(),
+        "model.adapter is .*: its weights cannot be read",
+    ),
+    "another method": (
+        spoiled(lambda told: told.update(peft_type="LOHA")),
+        "none of plain LoRA .*peft_type 'LOHA'",
+    ),
+    "DoRA": (spoiled(lambda told: told.update(use_dora=True)), "none of plain LoRA .*use_dora True"),
+    "whole modules": (spoiled(lambda told: told.update(modules_to_save=["norm"])), "modules_to_save"),
+    "a pattern": (spoiled(lambda told: told.update(target_modules=".*_proj")), "target_modules"),
+    "another start": (
+        spoiled(lambda told: told.update(init_lora_weights="pissa")),
+        "init_lora_weights 'pissa'",
+    ),
+    "another rank": (spoiled(lambda told: told.update(r=2)), "it is of another model than this llama"),
+    "a layer too few": (
+        spoiled(lambda told: told.update(target_modules=["q_proj"])),
+        "it is of another model than this llama",
+    ),
+    "cut": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\0" * 9), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_adapters_that_cannot_be_taken_up(
+    world: World,
+    adapters: Callable[[str], str],
+    tmp_path: Path,
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`oat check` and `oat train` say the same."""
+    spoil, words = WRONG[kind]
+    shutil.copytree(adapters("ours"), tmp_path / "adapter")
+    spoil(tmp_path / "adapter")
+    config = world.config("dpo", tmp_path, {"model.adapter": str(tmp_path / "adapter")})
+    said = []
+    for command in ("check", "train"):
+        assert oat(command, config) == 2
+        said.append(capsys.readouterr().err.replace(f"oat {command}", "oat"))
+    assert said[0] == said[1]
+    assert re.search(words, said[0]), said[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.adapter": "ADAPTER", "model.lora": {"rank": 3}}, "remove model.lora, or model.adapter"),
+        (
+            {"model.path": "ADAPTER"},
+            "is an adapter; set model.adapter to it, and model.path to the model beside it",
+        ),
+        ({"model.lora": {}, "model.reference_device": "cpu"}, "has none of its own; remove it"),
+        ({"model.adapter": "ADAPTER", "model.reference_dtype": "bfloat16"}, "has none of its own; remove it"),
+        ({"model.reference_device": "cpu"}, "everything is there with compute.profile: cpu"),
+        ({"model.reference_dtype": "bfloat16", "model.reference_update": {}}, "leave it at float32"),
+    ],
+)
+def test_settings_that_contradict_each_other(
+    world: World,
+    adapters: Callable[[str], str],
+    tmp_path: Path,
+    changes: Mapping[str, Any],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = {name: adapters("ours") if value == "ADAPTER" else value for name, value in changes.items()}
+    for command in ("check", "train"):
+        assert oat(command, world.config("dpo", tmp_path, {**changes, "evaluation": None})) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_reference_in_half_precision(world: World, tmp_path: Path) -> None:
+    """Half the memory, and log-probabilities to bfloat16's precision; the policy is not touched, and the run
+    resumes."""
+    config = world.config("dpo", tmp_path, {"model.reference_dtype": "bfloat16", "evaluation": None})
+    run = build(resolve(*load_config(config)), directory=made(tmp_path / "built"))
+    own: dict[str, Any] = dict(learner_in(run).models.items())
+    assert {p.dtype for p in own["reference"].module.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in own["policy"].module.parameters()} == {torch.float32}
+    np.testing.assert_allclose(of_slot(run, "reference"), of_slot(run, "policy"), atol=2e-2)
+    assert np.abs(of_slot(run, "reference") - of_slot(run, "policy")).max() > 0
+    run.ledger.close()
+    assert oat("train", config, "--stop.max_steps", "2") == 0
+    assert oat("train", config) == 0
+    assert oat("train", config, "--run_dir", tmp_path / "unbroken") == 0
+    assert digest_run(tmp_path / "dpo") == digest_run(tmp_path / "unbroken")

@@ -1,0 +1,78 @@
+"""docs/commands.md against the parser, and its examples as typed."""
+
+import argparse
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from readme import files
+from tiny_models import build_config, save_model
+
+from oat.cli.entry import COMMANDS, main, parser
+
+PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    return {name: command(name) for name in COMMANDS}
+
+
+def command(name: str) -> argparse.ArgumentParser:
+    (choices,) = [
+        action for action in parser(name)._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    found: argparse.ArgumentParser = choices.choices[name]
+    return found
+
+
+def sections() -> dict[str, tuple[str, str]]:
+    """By command: what follows its name in the heading, and the text."""
+    parts = re.split(r"^## oat (\S+)(.*)$", PAGE, flags=re.MULTILINE)[1:]
+    return {
+        name: (arguments.strip(), text)
+        for name, arguments, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    }
+
+
+def examples() -> list[list[str]]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+
+
+def test_every_command_has_its_section() -> None:
+    assert sections().keys() == commands().keys()
+    assert {words[1] for words in examples()} == commands().keys()
+
+
+@pytest.mark.parametrize("name", commands())
+def test_a_section_has_the_arguments_and_flags_of_its_command(name: str) -> None:
+    actions = [action for action in commands()[name]._actions if not isinstance(action, argparse._HelpAction)]
+    arguments, text = sections()[name]
+    assert arguments == " ".join(str(action.metavar) for action in actions if not action.option_strings)
+    flags = {action.option_strings[0]: action.metavar for action in actions if action.option_strings}
+    written = dict(re.findall(r"^\| `(--\S+?)(?: (\S+))?` \|", text, flags=re.MULTILINE))
+    assert written.keys() == flags.keys()
+    for flag, metavar in flags.items():
+        assert bool(written[flag]) == (metavar is not None)
+        assert not metavar or written[flag] in str(metavar).split("|")
+
+
+def test_the_examples_work_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the quickstart, which takes minutes, and the server, which does not end; they have tests of
+    their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 1 + 1?\n")))
+    for name, text in files().items():
+        Path(name).write_text(text, encoding="utf-8")
+    save_model(tmp_path / "quickstart" / "start", build_config("llama"))
+    for program, *words in examples():
+        assert program == "oat"
+        if words[0] not in ("quickstart", "serve"):
+            assert main(words) == 0, capsys.readouterr().err
+    assert Path("answers.jsonl").exists()
+    assert Path("responses.jsonl").exists()
+    assert Path("exported/model.safetensors").exists()

@@ -1,0 +1,165 @@
+"""What the pages tell people to write works, and the page of settings is that of the code."""
+
+import dataclasses
+import re
+import shutil
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import settings_page
+import yaml
+from fixtures import World, oat
+
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.config.settings import Component, Config, SinkConfig
+from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
+from oat.tracking.sinks import FILES
+
+DOCS = Path(__file__).parents[2] / "docs"
+ELSEWHERE = {"commands", "data", "extending", "watching"}
+"""Pages whose blocks are run by tests of their own."""
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.stem not in ELSEWHERE]
+BASE = {
+    "model": {"path": "org/name"},
+    "prompts": {"path": "prompts.jsonl"},
+    "oracle": {"name": "reward.py:reward"},
+    "algorithm": {"name": "grpo", "kl_coef": 0.1},
+    "stop": {"max_steps": 10},
+}
+
+
+def blocks(language: str) -> list[Any]:
+    return [
+        pytest.param(block, id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, block in enumerate(
+            re.findall(
+                rf"^```{language}\n(.*?)^```",
+                page.read_text(encoding="utf-8"),
+                flags=re.DOTALL | re.MULTILINE,
+            ),
+            1,
+        )
+    ]
+
+
+BLOCKS = blocks("yaml")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
+    """A whole configuration, or sections of one."""
+    given = yaml.safe_load(block)
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        block if {"model", "oracle", "stop"} <= set(given) else yaml.safe_dump({**BASE, **given}),
+        encoding="utf-8",
+    )
+    config = resolve(*load_config(path)).config
+    assert config.algorithm.name == given.get("algorithm", BASE["algorithm"])["name"]
+
+
+@pytest.mark.sample(slow=("python-2", "python-3"), seconds=3.4)
+@pytest.mark.parametrize("block", blocks("python"))
+def test_every_block_of_python_runs(
+    block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a run lies in runs/mine, with what the README begins with."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(world.folder / "model", "quickstart/start")
+    shutil.copy(world.folder / "train.jsonl", "prompts.jsonl")
+    assert (
+        oat(
+            "train",
+            world.config(
+                "grpo",
+                tmp_path,
+                {"run_dir": str(tmp_path / "runs" / "mine"), "evaluation.gold": world.oracle},
+            ),
+        )
+        == 0
+    )
+    exec(block, {})
+
+
+def test_every_algorithm_has_a_recipe() -> None:
+    whole = [yaml.safe_load(block) for param in BLOCKS for block in param.values]
+    assert {given["algorithm"]["name"] for given in whole if "algorithm" in given} == set(ALGORITHMS)
+
+
+def test_the_page_of_settings_is_made_from_the_code() -> None:
+    assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page(), (
+        "run: python tests/settings_page.py"
+    )
+
+
+def test_every_setting_says_what_it_means() -> None:
+    classes = (
+        {cls for _, cls in settings_page.sections(Config)}
+        | {algorithm.Config for algorithm in ALGORITHMS.values()}
+        | {part.Config for part in ENGINES.values()}
+    )
+    classes |= {SinkConfig, *(SINKS[name].Config for name in SINKS if name != FILES)}
+    for cls in classes:
+        texts, shapes = settings_page.documented(cls), typing.get_type_hints(cls)
+        sections = {
+            name
+            for name, kind in shapes.items()
+            if any(map(dataclasses.is_dataclass, (kind, *typing.get_args(kind))))
+        }
+        missing = {f.name for f in dataclasses.fields(cls)} - texts.keys() - sections - {"options"}
+        assert missing <= ({"name"} if issubclass(cls, Component) else set()), (
+            f"{cls.__name__} says nothing about {missing}"
+        )
+
+
+def test_every_older_decision_leads_to_a_file() -> None:
+    """Each number of docs/design.md names files that are there, or says why it is gone."""
+    lines = re.findall(
+        r"^\* (\d+)(?: → (.*)|: gone.*)$", (DOCS / "design.md").read_text(), flags=re.MULTILINE
+    )
+    assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1))
+    places = {place for _, where in lines for place in re.findall(r"`(\S+)`", where)}
+    roots = (DOCS, DOCS.parent, DOCS.parent / "src" / "oat")
+    assert {place for place in places if not any((root / place).is_file() for root in roots)} == set()
+
+
+def test_decisions_are_short_and_whole() -> None:
+    for record in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        text = record.read_text(encoding="utf-8")
+        assert text.startswith(f"# {record.name[:3]}: ")
+        assert re.findall(r"^(?:## (\w+)|(Status): )", text, flags=re.MULTILINE) == [
+            ("", "Status"),
+            ("Context", ""),
+            ("Decision", ""),
+            ("Consequence", ""),
+        ]
+        assert len(text.splitlines()) <= 80, record.name
+
+
+WRITTEN = [*sorted(DOCS.rglob("*.md")), *sorted(DOCS.parent.glob("*.md"))]
+
+
+def test_every_module_that_a_page_names_is_there() -> None:
+    """By its path from the project, from `src/`, from `src/oat/`, or from its box."""
+    roots = [
+        DOCS.parent,
+        *(DOCS.parent / "src" / place for place in ("", "oat", "oat/functional")),
+    ]
+    gone = {
+        (page.name, name)
+        for page in WRITTEN
+        for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8"))
+        if not any((root / name).is_file() for root in roots)
+    }
+    assert gone == set()
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(DOCS.parent).as_posix())
+def test_prose_keeps_to_110_columns(page: Path) -> None:
+    """Tables, pictures and blocks of code are as wide as they are."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith(("|", "!["))] == []

@@ -1,0 +1,74 @@
+"""The page of a first real run works as typed, with a tiny model in the place of the hub's; and the index of
+pages knows them all."""
+
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from tiny_models import build_config, build_tokenizer, save_model
+
+from oat.cli import main
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "first_run.md").read_text(encoding="utf-8")
+HUB = "Qwen/Qwen2.5-0.5B-Instruct"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if "
+    "add_generation_prompt %}assistant {% endif %}"
+)
+
+
+@pytest.mark.slow(
+    instead="tests/pages/test_readme.py::test_the_readme_works_as_typed; the flags of the page are parsed",
+    seconds=8.6,
+)
+def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "model", build_config("qwen3", context=256))
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "model")
+    files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, flags=re.DOTALL))
+    assert set(files) == {"train.jsonl", "heldout.jsonl", "reward.py", "first.yaml"}
+    for name, text in files.items():
+        Path(name).write_text(
+            text.replace(HUB, "model").replace("max_steps: 60", "max_steps: 4"), encoding="utf-8"
+        )
+    blocks = re.findall(r"<!-- run -->\n```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    lines = [
+        shlex.split(line.replace(HUB, "model"), comments=True)
+        for block in blocks
+        for line in block.splitlines()
+    ]
+    assert len(lines) == 12
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 + 3?\n")))
+    for program, *arguments in lines:
+        assert program == "oat"
+        assert main(arguments) == 0, capsys.readouterr().err
+    assert Path("my-model/model.safetensors").exists()
+    assert Path("plot.png").exists()
+    assert len(Path("said.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert not target or "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_index_names_every_page():
+    """Decisions are named by an index of their own."""
+    indices = [DOCS / "README.md", DOCS / "decisions" / "README.md"]
+    linked = {
+        (index.parent / target).resolve()
+        for index in indices
+        for target in re.findall(r"\]\(([^)#]+)", index.read_text(encoding="utf-8"))
+    }
+    assert {*DOCS.rglob("*.md")} - linked == {DOCS / "README.md"}

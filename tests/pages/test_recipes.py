@@ -1,0 +1,80 @@
+"""The recipes of `configs/cpu`: one for each algorithm, online and from recorded data, which run on any
+machine; those of reward models have a folder and tests of their own."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from fixtures import oat
+from tiny_models import build_config, save_model
+
+from oat.plugins.registry import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}
+"""Further ways to use `sft`."""
+FURTHER = {"dpo_buffer", "dpo_iterative"}
+"""Those of something beside an algorithm."""
+RECIPES = sorted((ROOT / "configs" / "cpu").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One token a character, and room for an opening with a story."""
+    return save_model(
+        tmp_path_factory.mktemp("recipes") / "model", build_config("llama", layers=1, context=256)
+    )
+
+
+def test_every_algorithm_has_its_recipes() -> None:
+    """From recorded data all but those that divide by the probability of sampling."""
+    here = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != "reward_model"}
+    offline = {
+        name
+        for name, algorithm in here.items()
+        if not getattr(algorithm(algorithm.Config(**needed(name))).requires, "ratio_based", False)
+    }
+    stems = {f"{name}_online" for name in here} | {f"{name}_offline" for name in offline}
+    assert {path.stem for path in RECIPES} == stems | VARIANTS | FURTHER
+    for path in (path for path in RECIPES if path.stem not in FURTHER):
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        name = "sft" if path.stem in VARIANTS else path.stem.rpartition("_")[0]
+        kind = "offline" if given["oracle"]["name"] == "recorded" else "online"
+        assert (given["algorithm"]["name"], path.stem.rpartition("_")[2]) == (name, kind)
+
+
+def needed(name: str) -> dict[str, int]:
+    """What a configuration fills in."""
+    return {"max_length": 8} if name == "dr_grpo" else {}
+
+
+@pytest.mark.sample(
+    "dpo_online", "grpo_online", "kto_offline", "sft_chat_offline", "dpo_buffer", seconds=16.2
+)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_learns_for_two_steps(
+    path: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands but for its model and its sizes; of what that model says no word is short, so every story
+    is good enough."""
+    monkeypatch.chdir(ROOT)
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))["algorithm"]
+    small = {
+        "model.path": model,
+        "run_dir": tmp_path / "run",
+        "algorithm.prompts": 4,
+        "sampling.max_new_tokens": 6,
+        "stop.max_steps": 2,
+    }
+    small |= {"evaluation.max_prompts": 2, "evaluation.every": 2, "prompts.max_prompts": 8}
+    small |= {"algorithm.threshold": -9} if "threshold" in given else {}
+    assert oat("train", path, *(word for name, value in small.items() for word in (f"--{name}", value))) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(
+        row["rows/trained"] > 0 and row["optim/grad_norm"] > 0 and math.isfinite(row["loss/total"])
+        for row in rows[1:]
+    )
+    assert {"eval/sampled"} <= rows[0].keys() & rows[2].keys()

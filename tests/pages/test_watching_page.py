@@ -1,0 +1,101 @@
+"""What docs/watching.md tells people to type works, and what it shows is what they see."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from fixtures import World, forked, oat
+from terminal import Seen, in_a_terminal
+
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.tracking.sinks import sinks_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
+
+
+def block(kind: str) -> str:
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With `runs/mine`, another seed of it, and another learning rate; the page's own configuration of the
+    tracking, but for TensorBoard."""
+    folder = tmp_path_factory.mktemp("watched")
+    (folder / "runs").mkdir()
+    tracking = yaml.safe_load(block("yaml"))["tracking"]
+    assert len(tracking.pop("sinks")) == 3
+    for name, changes in {
+        "mine": {},
+        "seed1": {"seed": 1},
+        "faster": {"learner.learning_rate": 0.01},
+    }.items():
+        run_dir = str(folder / "runs" / name)
+        config = world.config(
+            "grpo", folder, {"run_dir": run_dir, "stop.max_queries": 4000, "tracking": tracking, **changes}
+        )
+        assert forked(lambda config=config: oat("train", config), folder / "log") == 0, (
+            folder / "log"
+        ).read_text()  # type: ignore[misc]
+    return folder
+
+
+@pytest.mark.slow(instead="the commands' own tests", seconds=2.3)
+def test_its_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for line in block("sh").splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "oat"
+        assert oat(*arguments) == 0
+    assert {path.name for path in folder.glob("*.png")} == {"plot.png", "rewards.png"}
+    assert {path.name for path in folder.glob("*.csv")} == {"plot.csv", "rewards.csv", "numbers.csv"}
+    head, *rows = (folder / "rewards.csv").read_text().splitlines()
+    assert head == "line,runs,queries,reward/mean,low,high"
+    assert {row.split(",")[0] for row in rows} == {"learning_rate 0.003 (2 runs)", "learning_rate 0.01"}
+
+
+def test_its_python(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    exec(block("python"), {})
+    printed = capsys.readouterr().out
+    assert "torch" in printed
+    assert "train" in printed
+
+
+def test_its_configuration(world: World, tmp_path: Path) -> None:
+    config = world.config("grpo", tmp_path)
+    config.write_text(config.read_text() + block("yaml"))
+    sinks = sinks_of(resolve(*load_config(config)).config.tracking)
+    assert [(sink.name, sink.samples) for sink in sinks] == [
+        ("tensorboard", False),
+        ("wandb", True),
+        ("mlflow", False),
+    ]
+    assert [sink.options.get("mode") for sink in sinks] == [None, "offline", None]
+
+
+def test_the_files_that_it_lists(folder: Path) -> None:
+    listed = set(re.findall(r"^\| `([\w.]+?)/?` \|", PAGE.partition("## Sinks")[0], re.MULTILINE)) - {"sinks"}
+    assert listed == {path.name for path in (folder / "runs" / "mine").iterdir()} - {
+        "lock",
+        "checkpoints",
+    } - {
+        "ledger.sqlite-shm",
+        "ledger.sqlite-wal",
+    }
+
+
+def test_the_lines_that_it_shows(world: World, tmp_path: Path) -> None:
+    """The same rows, in the same order, with the same cells."""
+    config = world.config("grpo", tmp_path, {"stop.max_queries": 4000})
+    seen: Seen = in_a_terminal(lambda: oat("train", config))
+    shown = [line for line in block("text").splitlines() if not line.startswith("step 40/80")]
+    names = [re.split(r" {2,}", line)[0] for line in shown]
+    ended = [re.split(r" {2,}", line)[0] for line in seen.lines if re.match(r"\S+ {2,}", line)]
+    assert names == [*ended, "left", "now"]

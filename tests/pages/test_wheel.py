@@ -1,0 +1,39 @@
+"""The wheel by itself: nothing that the project has beside `src/` is needed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
+    """In a fresh environment without any extra. Needs a package index, as `make setup` does."""
+    constraints = ["--constraint", str(ROOT / "constraints.txt")]
+
+    def run(*command: str) -> str:
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")
+        }
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=1200
+        ).stdout
+
+    run(sys.executable, "-m", "venv", "fresh")
+    python = str(tmp_path / "fresh" / "bin" / "python")
+    try:
+        run(python, "-m", "pip", "install", "--quiet", *constraints, "torch")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no package index: {error.stderr[-300:]}")
+    run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", str(ROOT))
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    run(python, "-m", "pip", "install", "--quiet", *constraints, str(wheel))
+    said = run(str(tmp_path / "fresh" / "bin" / "oat"), "quickstart")
+    assert re.search(r"^grpo +20480 +0\.\d+ -> 0\.[5-9]", said, re.MULTILINE), said
+    assert "no plot, since matplotlib is missing" in said
+    assert (tmp_path / "quickstart" / "models" / "dpo" / "README.md").exists()

@@ -1,0 +1,215 @@
+"""What people see of a run: lines that stay where they are in a terminal, one line a step elsewhere, and
+never a bar of another library."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, forked, kill_at, named, oat
+from terminal import Seen, in_a_terminal
+from tiny_models import build_config, save_model
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from oat.evaluation.evaluation import Evaluation
+from oat.learner.learner import Learner
+from oat.models.loading import load_lm, load_tokenizer, save_lm
+from oat.reports.progress import counted, in_words, sparkline
+
+
+def row_of(seen: Seen, name: str) -> list[str]:
+    """The cells of a line of the display, at the end."""
+    (line, *more) = [line for line in seen.lines if re.match(rf"{name} {{2,}}", line)]
+    assert not more, seen.raw
+    return re.split(r" {2,}", line)
+
+
+def slowly(owner: Any, name: str) -> None:
+    """Make a call last as long as two drawings; for a forked child only."""
+    original = getattr(owner, name)
+
+    def slow(*arguments: Any, **kwargs: Any) -> Any:
+        time.sleep(0.5)
+        return original(*arguments, **kwargs)
+
+    setattr(owner, name, slow)
+
+
+def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
+    config = world.config("grpo", tmp_path, {"stop.max_queries": 1000, "oracle.repeats": 0})
+
+    def watched() -> int:
+        slowly(Learner, "update")
+        slowly(Evaluation, "run")
+        return oat("train", config)
+
+    seen = in_a_terminal(watched)
+    assert seen.code == 0, seen.raw
+    assert row_of(seen, "step")[1] == "4 of 4"
+    assert row_of(seen, "queries") == ["queries", "48 of 1,000", "952 left"]
+    for name in ("reward/mean", "eval/sampled"):
+        _, value, blocks = row_of(seen, name)
+        float(value)
+        assert set(blocks) <= set("▁▂▃▄▅▆▇█")
+        assert len(blocks) == {"reward/mean": 4, "eval/sampled": 3}[name]
+    evaluated = [line for line in seen.lines if re.match(r"step \d/4  eval/sampled ", line)]
+    assert [line.split()[1] for line in evaluated] == ["0/4", "2/4", "4/4"], (
+        "evaluations leave a line each, other steps none"
+    )
+    assert not any(line.startswith(("now ", "left ")) for line in seen.lines), (
+        "nothing is being done at the end"
+    )
+    for doing in ("learning", "evaluating"):
+        assert f"{doing} " in seen.raw
+    assert re.search(r"about \d+ s", seen.raw)
+    assert "oat train: finished" in "".join(seen.lines[-4:])
+    assert seen.is_whole
+    assert re.fullmatch("(lh)+h", "".join(seen.cursor)), "the cursor is never left hidden"
+
+
+@pytest.mark.slow(instead="test_a_run_in_a_terminal", seconds=1.3)
+def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) -> None:
+    """Also where the rows of the process before go beyond the checkpoint that it continues from; and that it
+    has two rewards."""
+    reward = tmp_path / "reward.py"
+    shutil.copy(world.folder / "reward.py", reward)
+    config = world.config(
+        "grpo", tmp_path, {"stop.max_steps": 8, "checkpoint.every": 4, "oracle.name": f"{reward}:reward"}
+    )
+    assert (
+        forked(lambda: kill_at(Learner, "update", 7) or oat("train", config), tmp_path / "log")
+        == -signal.SIGKILL
+    )
+    reward.write_text(reward.read_text() + "\n# changed\n")
+    seen = in_a_terminal(lambda: oat("train", config, "--accept-changed", "reward"))
+    assert row_of(seen, "oracle")[1:] == ["changed 1x", "first before step 8"]
+    assert row_of(seen, "step")[1] == "8 of 8"
+    assert len(row_of(seen, "reward/mean")[2]) == 8
+    assert len(row_of(seen, "eval/sampled")[2]) == 5
+
+
+@pytest.mark.sample("signals1-*", seconds=1.2)
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [((signal.SIGINT,), 130), ((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGKILL,), -9)],
+)
+def test_a_run_that_is_ended_leaves_the_terminal_whole(
+    world: World, tmp_path: Path, signals: tuple[int, ...], code: int
+) -> None:
+    config = world.config("grpo", tmp_path)
+
+    def ended() -> int:
+        kill_at(*named("oat.learner.learner:Learner.update"), 3, signals=signals)
+        return oat("train", config)
+
+    seen = in_a_terminal(ended)
+    assert seen.code == code
+    assert seen.is_whole
+    assert seen.cursor[-1] == "h"
+    assert "Traceback" not in seen.raw
+    if code > 0:
+        assert "the same command goes on" in "".join(seen.lines[-4:])
+
+
+def test_what_a_reward_prints_stands_above_the_lines(world: World, tmp_path: Path) -> None:
+    """Whatever it is: no markup is read into it."""
+    (tmp_path / "reward.py").write_text(
+        "def reward(prompts, completions, **columns):\n    print('[/odd] :smile:')\n    return "
+        "[float(len(text)) for text in completions]\n"
+    )
+    config = world.config(
+        "grpo",
+        tmp_path,
+        {"oracle.name": f"{tmp_path / 'reward.py'}:reward", "stop.max_steps": 1, "evaluation": None},
+    )
+    seen = in_a_terminal(lambda: oat("train", config))
+    assert seen.code == 0, seen.raw
+    assert "[/odd] :smile:" in seen.lines
+
+
+@pytest.mark.parametrize("terminal", ["dumb", ""])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
+    world: World, tmp_path: Path, terminal: str
+) -> None:
+    config = world.config("grpo", tmp_path, {"evaluation": None, "stop.max_steps": 2})
+
+    def plain() -> int:
+        os.environ["TERM"] = terminal
+        return oat("train", config)
+
+    seen = in_a_terminal(plain)
+    assert "\x1b" not in seen.raw
+    assert [line.split("  ")[0] for line in seen.lines if line.startswith("step")] == [
+        "step 0/2",
+        "step 1/2",
+        "step 2/2",
+    ]
+
+
+def test_piped_there_is_one_line_a_step(world: World, tmp_path: Path) -> None:
+    config = world.config("dpo", tmp_path)
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    text = (tmp_path / "log").read_text()
+    assert "\x1b" not in text
+    assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("step")] == [
+        f"step {step}/4" for step in range(5)
+    ]
+
+
+def test_no_bars_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save_model(tmp_path / "model", build_config("llama"))
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    try:
+        AutoModelForCausalLM.from_pretrained(path)
+        assert "Loading weights" in capsys.readouterr().err, "without us there is one"
+        save_lm(load_lm(path), load_tokenizer(path), str(tmp_path / "again"))
+        assert capsys.readouterr().err == ""
+        AutoModelForCausalLM.from_pretrained(path)
+        assert "Loading weights" in capsys.readouterr().err, "and what others load is theirs"
+    finally:
+        if not was_on:
+            transformers_logging.disable_progress_bar()
+
+
+def test_a_course_by_hand() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([3.0]) == sparkline([float("nan"), 3.0, float("inf")]) == "▁"
+    assert sparkline([0.0, 7.0, 3.0]) == "▁█▄"
+    assert sparkline([0.0, 1.0], "_.-~=+*#") == "_#"
+    long = sparkline([float(number) for number in range(240)])
+    assert (len(long), long[0], long[-1]) == (24, "▁", "█")
+    assert list(long) == sorted(long)
+
+
+def test_times_in_words() -> None:
+    expected = {
+        0.4: "0 s",
+        89.0: "89 s",
+        120.0: "2 min",
+        3600.0: "60 min",
+        7500.0: "2 h 05 min",
+        360_000.0: "4 d 4 h",
+    }
+    assert {seconds: in_words(seconds) for seconds in expected} == expected
+
+
+def test_steps_of_something_else_are_counted_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> int:
+        with counted("making it", 1200) as count:
+            for step in range(1, 1201):
+                count(step)
+        print("made")
+        return 0
+
+    seen = in_a_terminal(action)
+    assert seen.code == 0
+    assert seen.lines == ["making it: step 1,200 of 1,200", "made", ""]
+    assert seen.raw.count("making it") == 1200
+    assert action() == 0
+    assert capsys.readouterr().out == "making it: 1,200 steps\nmade\n"

@@ -1,0 +1,159 @@
+"""`oat samples`: what a run asked about, and what was said of it, for people."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fixtures import World, oat, write_jsonl
+from terminal import in_a_terminal
+
+from oat.rundir.reading import load_run
+
+COMPARE = """
+def longer(prompts, first, second, **columns):
+    return [0.9 if len(a) > len(b) else 0.25 if len(a) < len(b) else 0.5 for a, b in zip(first, second)]
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of groups with scores, with an evaluation that two oracles judge; of pairs that are compared; and of
+    recorded pairs."""
+    folder = tmp_path_factory.mktemp("samples")
+    (folder / "judge.py").write_text(COMPARE)
+    write_jsonl(
+        folder / "pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": "ab", "rejected": "b"} for a in range(8)]
+    )
+    assert oat("train", world.config("grpo", folder, {"evaluation.gold": world.oracle})) == 0
+    name = {"oracle.name": f"{folder / 'judge.py'}:longer", "evaluation": None}
+    assert oat("train", world.config("dpo", folder, name)) == 0
+    recorded = {
+        "prompts": {"path": str(folder / "pairs.jsonl"), "responses": ["chosen", "rejected"]},
+        "oracle": {"name": "recorded"},
+    }
+    offline = world.config(
+        "dpo",
+        folder,
+        {**recorded, "evaluation": None, "run_dir": str(folder / "offline"), "stop.max_steps": 1},
+    )
+    assert oat("train", offline) == 0
+    return folder
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*words: object, code: int = 0) -> str:
+        assert oat("samples", *words) == code
+        found = capsys.readouterr()
+        return found.err if code else found.out
+
+    return run
+
+
+def test_a_step_has_every_prompt_its_responses_and_their_scores(runs: Path, said: Callable[..., str]) -> None:
+    pages = said(runs / "grpo", "--step", 3).split("\n\n")[:-1]
+    questions = load_run(runs / "grpo").questions.query("purpose == 'train' and learned == 2")
+    assert len(pages) == len(questions) == 4
+    for number, (page, question) in enumerate(zip(pages, questions.itertuples(), strict=True), 1):
+        title, user, reference, *replies = page.split("\n")
+        assert title == f"── step 3, {number} of 4 ──"
+        assert user == f"prompt: {question.prompt[0]['content']}"
+        assert reference == "reference: a"
+        found = [re.fullmatch(r"  \[([-\d.]+)(?:, cut off)?\] +(.*)", reply) for reply in replies]
+        assert [reply[2] for reply in found if reply] == question.candidates
+        assert [float(reply[1]) for reply in found if reply] == pytest.approx(question.values, rel=1e-3)
+
+
+def test_a_response_that_was_cut_off_says_so(runs: Path, said: Callable[..., str]) -> None:
+    """As samples.jsonl has it, which has all four groups of a step."""
+    rows = [json.loads(line) for line in (runs / "grpo" / "samples.jsonl").read_text().splitlines()]
+    finish = [end for row in rows if row["step"] == 4 for end in row["finish"]]
+    assert set(finish) == {"stop", "length"}
+    replies = re.findall(r"^  \[.*\]", said(runs / "grpo", "--step", 4), flags=re.MULTILINE)
+    assert ["length" if "cut off" in reply else "stop" for reply in replies] == finish
+
+
+def test_without_a_step_the_newest_stands_first(runs: Path, said: Callable[..., str]) -> None:
+    titles = re.findall(r"^── step (\d)", said(runs / "grpo"), flags=re.MULTILINE)
+    assert "".join(titles) == "4444333322221111"
+
+
+def test_pairs_say_who_won(runs: Path, said: Callable[..., str]) -> None:
+    pages = said(runs / "dpo").split("\n\n")[:-1]
+    assert {tuple(re.findall(r"\[(\w+)", page)) for page in pages} <= {
+        ("wins", "loses"),
+        ("loses", "wins"),
+        ("tie", "tie"),
+    }
+    for page in pages:
+        (first, one), (second, other) = re.findall(r"^  \[(.*?)\] +(.*)$", page, flags=re.MULTILINE)
+        chances = {1: ("wins, 0.9", "loses, 0.1"), -1: ("loses, 0.25", "wins, 0.75"), 0: ("tie", "tie")}
+        is_longer = (len(one) > len(other)) - (len(one) < len(other))
+        assert (first.replace(", cut off", ""), second.replace(", cut off", "")) == chances[is_longer]
+
+
+def test_recorded_pairs_are_shown_too(runs: Path, said: Callable[..., str]) -> None:
+    pages = said(runs / "offline").split("\n\n")[:-1]
+    assert len(pages) == 4
+    assert all(re.search(r"\[.*\] +ab\n.*\[.*\] +b$", page) for page in pages)
+
+
+def test_evaluations_with_the_second_opinion(runs: Path, said: Callable[..., str]) -> None:
+    pages = said(runs / "grpo", "--eval", "--step", 2).split("\n\n")[:-1]
+    assert len(pages) == 4 + 4, "four prompts, sampled and greedily"
+    rows = [
+        json.loads(line)
+        for line in (runs / "grpo" / "evaluations" / "step_00000002.jsonl").read_text().splitlines()
+    ]
+    assert re.findall(r"\] +(.*)$", "\n".join(pages), flags=re.MULTILINE) == [row["output"] for row in rows]
+    assert re.findall(r"\[([\d.]+), gold [\d.]+\]", "\n".join(pages)) == [
+        f"{row['value']:.4g}" for row in rows
+    ]
+    assert "── evaluation after 4 steps, sampled, 1 of 4 ──" in said(runs / "grpo", "--eval")
+
+
+def test_what_is_not_there_is_said(
+    world: World, runs: Path, tmp_path: Path, said: Callable[..., str]
+) -> None:
+    assert "nothing of step 7, since no step has learned from an answer there; give 1, 2, 3, 4" in said(
+        runs / "grpo", "--step", 7, code=2
+    )
+    assert "no evaluation is on disk yet" in said(runs / "dpo", "--eval", code=2)
+    assert "holds no run" in said(tmp_path, code=2)
+    shutil.copy(runs / "grpo" / "config.yaml", tmp_path)
+    assert "no step has learned from an answer yet" in said(tmp_path, code=2)
+    shutil.copytree(runs / "grpo", tmp_path / "lost")
+    (tmp_path / "lost" / "ledger.sqlite").unlink()
+    assert "ledger.sqlite" in said(tmp_path / "lost", code=1)
+
+
+def test_damaged_records_are_one_message(runs: Path, tmp_path: Path, said: Callable[..., str]) -> None:
+    shutil.copytree(runs / "grpo", tmp_path / "damaged")
+    file = tmp_path / "damaged" / "evaluations" / "step_00000004.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for change, words in (
+        ({"value": "high"}, "got one of the value 'high'"),
+        ({"mode": None}, "got one without mode"),
+    ):
+        changed = {name: value for name, value in {**rows[1], **change}.items() if value is not None}
+        write_jsonl(file, [rows[0], changed])
+        found = said(tmp_path / "damaged", "--eval", code=2)
+        assert f"{file}:2: expected a record of an evaluation, {words}" in found
+
+
+def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be left before it has read everything."""
+    monkeypatch.setenv("PAGER", "sed -n '1p;1q'")
+    monkeypatch.setenv("TERM", "xterm")
+    seen = in_a_terminal(lambda: oat("samples", runs / "grpo"))
+    assert (seen.code, seen.lines[0]) == (0, "── step 4, 1 of 4 ──")
+    assert not any("4 of 4" in line for line in seen.lines)
+    seen = in_a_terminal(lambda: oat("samples", runs / "grpo", "--step", 7))
+    assert seen.code == 2
+    assert "give 1, 2, 3, 4" in " ".join(seen.lines)
+    for broken in ("there-is-no-such-pager", "less 'with a quote"):
+        monkeypatch.setenv("PAGER", broken)
+        assert "4 of 4" in " ".join(in_a_terminal(lambda: oat("samples", runs / "grpo", "--step", 1)).lines)

@@ -1,0 +1,67 @@
+"""What the tests of engines share: an engine of tiny models, requests, and logits by a plain forward pass."""
+
+import math
+
+import numpy as np
+import torch
+from tiny_models import (
+    NUM_TOKENS,
+    build_tokenizer,
+)
+
+from oat import seeds
+from oat.engines.torch import TorchEngine
+from oat.types import Request, Sampling
+
+SAMPLINGS = {
+    "none": Sampling(6),
+    "temperature": Sampling(6, temperature=1.7),
+    "top_k": Sampling(6, top_k=5, keep_sets=True),
+    "top_p": Sampling(6, top_p=0.8137, keep_sets=True),
+    "min_p": Sampling(6, min_p=0.1137, keep_sets=True),
+    "all": Sampling(6, temperature=1.3, top_k=12, top_p=0.9137, min_p=0.0537, keep_sets=True),
+    "greedy": Sampling(6, temperature=0.0),
+}
+
+
+KEYS = seeds.Seeds(11)
+
+
+DECODE = build_tokenizer().decode
+
+
+def build_engine(lm, **options):
+    return TorchEngine(
+        {"sampler": lm}, **{"num_tokens": NUM_TOKENS, "stop_ids": [0], "decode": DECODE, **options}
+    )
+
+
+def build_requests(*samplings: Sampling, each: int = 3, seed: int = 0) -> list[Request]:
+    """Prompts of 1 to 14 tokens, for each sampling."""
+    generator = np.random.default_rng(seed)
+    return [
+        Request(
+            generator.integers(1, NUM_TOKENS, generator.integers(1, 15)).astype(np.int32),
+            sampling,
+            KEYS.key("test", seed, number, sample),
+        )
+        for number, sampling in enumerate(samplings)
+        for sample in range(each)
+    ]
+
+
+def run(engine, requests, slot="sampler"):
+    completions = sorted(engine.generate(requests, slot), key=lambda completion: completion.index)
+    assert [completion.index for completion in completions] == list(range(len(requests)))
+    return completions
+
+
+@torch.no_grad()
+def plain_logits(module, ids: np.ndarray) -> list[list[float]]:
+    """Float64 lists of the logits of a whole sequence, without a cache."""
+    return module(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double().tolist()
+
+
+def log_normaliser(logits: list[float]) -> float:
+    highest = max(logits)
+    return highest + math.log(sum(math.exp(value - highest) for value in logits))

@@ -1,0 +1,404 @@
+"""What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as
+they like."""
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from oat.config.settings import ComputeConfig
+from oat.learner.learner import Learner
+from oat.ledger.intents import Intent
+from oat.ledger.store import Store
+from oat.types import Group, Key, Kind, Message, Prompt, Question, Segment, Trajectory
+
+ALPHABET = "0123456789+=ab"
+NO_TRL = "TRL is not here"
+NO_BITSANDBYTES = "bitsandbytes is not here"
+NO_WANDB = "wandb is not here"
+NO_MLFLOW = "mlflow is not here"
+"""Why tests are skipped that need one of them; counted aloud."""
+
+REWARD = '''
+import asyncio
+import random
+
+chance = random.Random()
+
+
+def reward(prompts, completions, **columns):
+    """How many letters a, and a little for b, so that ties are rare."""
+    return [text.count("a") + 0.1 * text.count("b") for text in completions]
+
+
+async def late(prompts, completions, **columns):
+    """The same, after a while that is another one in every life."""
+    await asyncio.sleep(chance.uniform(0.0, 0.03))
+    return reward(prompts, completions)
+
+
+def first_is_longer(prompts, first, second, **columns):
+    return [0.9 if len(a) > len(b) else 0.2 for a, b in zip(first, second)]
+
+
+def forbidden(prompts, completions, **columns):
+    raise AssertionError("this run must not ask")
+'''
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with a model of one token a character, prompts and reward functions.
+
+    Attributes:
+        oracle: the name of the reward function, as configurations give it.
+    """
+
+    folder: Path
+
+    @property
+    def oracle(self) -> str:
+        return f"{self.folder / 'reward.py'}:reward"
+
+    @property
+    def late(self) -> str:
+        """The same function, async, and slow by chance."""
+        return f"{self.folder / 'reward.py'}:late"
+
+    def tree(self, algorithm: str, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A configuration as plain data: four steps of four prompts, a checkpoint and an evaluation every
+        two.
+
+        Args:
+            changes: values by dotted name; a section set to None is left out.
+        """
+        tree: dict[str, Any] = {
+            "run_dir": str(run_dir),
+            "model": {"path": str(self.folder / "model")},
+            "prompts": {"path": str(self.folder / "train.jsonl"), "reference_key": "answer"},
+            "sampling": {"max_new_tokens": 4},
+            "oracle": {"name": self.oracle},
+            "algorithm": {"name": algorithm, "prompts": 4, "samples": 2 if algorithm == "dpo" else 3},
+            "learner": {"learning_rate": 0.003, "micro_batch_size": 64},
+            "evaluation": {"path": str(self.folder / "held_out.jsonl"), "every": 2, "samples": 2},
+            "checkpoint": {"every": 2},
+            "compute": {"threads": 1},
+            "stop": {"max_steps": 4},
+        }
+        for name, value in (changes or {}).items():
+            *sections, last = name.split(".")
+            place = tree
+            for section in sections:
+                place = place.setdefault(section, {})
+            if value is None and not sections:
+                place.pop(last, None)
+            else:
+                place[last] = value
+        return tree
+
+    def config(self, algorithm: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
+        """The same as a file `folder/<algorithm>.yaml`, of a run in `folder/<algorithm>`."""
+        file = folder / f"{algorithm}.yaml"
+        file.write_text(
+            yaml.safe_dump(self.tree(algorithm, folder / algorithm, changes), sort_keys=False),
+            encoding="utf-8",
+        )
+        return file
+
+
+def make_model(
+    folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET
+) -> None:
+    """Write a Llama and a tokenizer that reads one token a character; longer tokens can only be sampled."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *tokens])}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    built.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=built, pad_token="<pad>", eos_token="<eos>")
+    torch.manual_seed(seed)
+    shape = {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+    }
+    config = LlamaConfig(vocab_size=len(vocabulary) + 2, max_position_embeddings=64, **shape)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Intent]:
+    """The questions of a round as they stand in the ledger."""
+    sql = "SELECT id FROM questions WHERE (purpose, step, round) = (?, ?, ?) ORDER BY position"
+    return [store.by_id(id) for (id,) in store.db.execute(sql, (purpose, step, round))]
+
+
+def make_group(
+    occurrence: int, *texts: str, reference: str | None = None, columns: dict[str, Any] | None = None
+) -> Group:
+    """A prompt `p<occurrence>` and one response of a few made-up tokens for each text."""
+    context = Segment("context", np.arange(3, dtype=np.int32))
+    trajectories = []
+    for number, text in enumerate(texts):
+        size = len(text)
+        logps = -np.arange(1, size + 1, dtype=np.float32) / (number + 2)
+        ids = np.arange(size, dtype=np.int32)
+        mask = np.ones(size, dtype=bool)
+        versions = np.full(size, occurrence, dtype=np.int32)
+        response = Segment("model", ids, mask=mask, versions=versions, raw_logps=logps, sampled_logps=logps)
+        trajectories.append(Trajectory("sampler", (context, response), "stop", text))
+    prompt = Prompt(
+        occurrence + 1, occurrence, (Message("user", f"p{occurrence}"),), reference, columns or {}
+    )
+    return Group(prompt, tuple(trajectories))
+
+
+def make_questions(
+    groups: list[Group], kind: Kind, step: int, round: int = 0, *, oracle: str, purpose: str = "train"
+) -> list[Question]:
+    """One question a group, about all of its responses."""
+    questions = []
+    for group in groups:
+        picks = tuple(range(len(group.trajectories)))
+        questions.append(
+            Question.about(group, Key(purpose, step, round, group.prompt.occurrence), kind, picks, oracle)
+        )
+    return questions
+
+
+def made(folder: Path) -> Path:
+    """A directory for a run that `build` makes by itself, without `open_run`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def damage_metrics(run_dir: Path, lines: Mapping[int, bytes | None]) -> None:
+    """Put other lines in the place of rows of metrics, or none."""
+    rows = dict(enumerate((run_dir / "metrics.jsonl").read_bytes().splitlines())) | dict(lines)
+    (run_dir / "metrics.jsonl").write_bytes(
+        b"".join(row + b"\n" for _, row in sorted(rows.items()) if row is not None)
+    )
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    import torch
+
+    from oat.hardware.roofline import cost_of, rates_of
+    from oat.models.loading import load_lm
+
+    folder = tmp_path_factory.mktemp("world")
+    make_model(folder / "model")
+    write_jsonl(
+        folder / "train.jsonl", [{"prompt": f"{a}+{b}=", "answer": "a"} for a in range(10) for b in range(3)]
+    )
+    write_jsonl(folder / "held_out.jsonl", [{"prompt": f"{a}+9=", "answer": "ab"} for a in range(4)])
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
+    # measured here, and not by every child
+    rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))
+    return World(folder)
+
+
+def serialise_by_default(is_on: bool) -> bool:
+    """Set what `compute.serialise` is where a configuration leaves it out, in this process and in what is
+    forked from it; what it was."""
+    place = [field.name for field in fields(ComputeConfig)].index("serialise")
+    was = list(ComputeConfig.__init__.__defaults__ or ())
+    ComputeConfig.__init__.__defaults__ = (*was[:place], is_on, *was[place + 1 :])
+    assert ComputeConfig().serialise == is_on
+    return was[place]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="wire"), pytest.param(False, id="plain", marks=pytest.mark.slow)],
+)
+def over_the_wire(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The tests of a module that uses it send the values of every run through the wire encoding; the slow
+    suite runs them without it as well."""
+    was = serialise_by_default(request.param)
+    yield request.param
+    serialise_by_default(was)
+
+
+def oat(*arguments: object) -> int:
+    """Run a command line in this process; its exit code."""
+    from oat.cli import main
+
+    return main([str(argument) for argument in arguments])
+
+
+def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None = None) -> int:
+    """Run something in a child of this warm process; its exit code, or minus the signal that ended it.
+
+    Args:
+        log: gets what the child prints.
+        kill_after_s: seconds after which it gets SIGKILL, if it still lives.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.stdout = sys.stderr = os.fdopen(output, "w", encoding="utf-8")
+            code = action()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            try:
+                sys.stdout.flush()
+            finally:  # also where there is no room for it, or the child would go on with the tests
+                os._exit(code)
+    if kill_after_s is not None:
+        ended = os.pidfd_open(child)
+        if not select.select([ended], [], [], kill_after_s)[0]:
+            os.kill(child, signal.SIGKILL)
+        os.close(ended)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def cold(place: str, *arguments: object, log: Path, environment: Mapping[str, object] | None = None) -> int:
+    """Call `module:function` of the tests with these arguments, as texts, in an interpreter of its own and in
+    a session of its own; its exit code, or minus the signal that ended it. `log` gets what it prints, and
+    `log.session` its session.
+    """
+    script = (
+        "import sys; sys.path[:0] = sys.argv[2].split(':'); import fixtures; "
+        "sys.exit(getattr(*fixtures.named(sys.argv[1]))(*sys.argv[3:]))"
+    )
+    folders = ":".join(str(Path(__file__).parent / folder) for folder in (".", "../faults"))
+    chosen = {name: str(value) for name, value in (environment or {}).items()}
+    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, place, folders, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**kept, "OMP_NUM_THREADS": "1", **chosen},
+            start_new_session=True,
+        )
+    log.with_suffix(".session").write_text(str(process.pid))
+    return process.wait(600)
+
+
+def in_session(session: int) -> list[str]:
+    """The processes of a session, zombies too, as the kernel lists them."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = place.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(after_name[3]) == session:
+            found.append(f"{place.parent.name} {after_name[0]}")
+    return found
+
+
+def named(place: str) -> tuple[Any, str]:
+    """The owner and the name of "module:owner.name"."""
+    module, _, names = place.partition(":")
+    *owners, name = names.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, name
+
+
+def kill_at(
+    owner: Any, name: str, call: int, *, after: bool = False, signals: Sequence[int] = (signal.SIGKILL,)
+) -> None:
+    """Make this process die, as of `kill -9`, or get other signals, at the given call (from 1) of
+    `owner.name`: before it runs, or after it returned.
+
+    For a forked child only.
+    """
+    original, calls = getattr(owner, name), 0
+
+    def strike() -> None:
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            strike()
+        result = original(*args, **kwargs)
+        if calls == call and after:
+            strike()
+        return result
+
+    setattr(owner, name, counted)
+
+
+def gradient_of(
+    learner: Learner, update: Callable[[], dict[str, float]], model: str = "policy"
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """What an update of one optimiser step reports, and the gradient that a model's optimiser got, by
+    parameter; the learner frees it."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*_: object) -> None:
+        found.update(
+            (name, p.grad) for name, p in learner.models[model].trainable().items() if p.grad is not None
+        )
+
+    hook = learner.trained[model].optimiser.register_step_pre_hook(keep)
+    report = update()
+    hook.remove()
+    return report, found
+
+
+def counting(owner: Any, name: str) -> Callable[[], int]:
+    """Counts the calls of `owner.name` from now on; for a forked child only."""
+    original, calls = getattr(owner, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    return lambda: calls
+
+
+def show_warnings() -> None:
+    """Print warnings as Python does, where pytest would keep them; for a forked child only."""
+    warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), end="")
+
+
+def told(*arguments: object) -> int:
+    """Run a command line, and print what it warns of, which pytest would keep."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        code = oat(*arguments)
+    print("".join(f"warning: {warning.message}\n" for warning in said))
+    return code

@@ -1,0 +1,159 @@
+"""A long run that writes down what it holds."""
+
+import gc
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fixtures import World
+
+from oat.algorithms.base import Objective
+from oat.build.resolve import resolve
+from oat.build.run import build
+from oat.config.load import load_config
+from oat.engines.base import checksum
+from oat.loop import Run, train
+from oat.types import Batch, Group, Prompt, Receipt, Sampling, Segment, Trajectory, Work
+
+
+class QuietActor:
+    """Answers every prompt with a number of its own, at once."""
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        samples: Mapping[str, int],
+        address: Sequence[str | int],
+        sampling: Sampling | None = None,
+    ) -> list[Group]:
+        count, version = sum(samples.values()), address[1] if address[0] == "train" else 0
+        return [
+            Group(
+                prompt, tuple(self._response(f"{prompt.occurrence + n}", int(version)) for n in range(count))
+            )
+            for prompt in prompts
+        ]
+
+    def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
+        return {}
+
+    def work(self) -> Work:
+        return Work()
+
+    def _response(self, text: str, version: int) -> Trajectory:
+        ids = np.array([int(digit) + 2 for digit in text], dtype=np.int32)
+        logps = np.full(len(ids), -2.0, dtype=np.float32)
+        response = Segment(
+            "model",
+            ids,
+            np.ones(len(ids), dtype=bool),
+            np.full(len(ids), version, dtype=np.int32),
+            logps,
+            logps,
+        )
+        return Trajectory(
+            "sampler", (Segment("context", np.arange(4, dtype=np.int32)), response), "stop", text
+        )
+
+
+class QuietLearner:
+    """Has one tensor, to which every update adds one."""
+
+    micro_batch_tokens = None
+
+    def __init__(self) -> None:
+        self.weights = torch.zeros(64)
+
+    def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
+        return {want: torch.full((int(sum(row.trained.sum() for row in rows)),), -2.0) for want in wants}
+
+    def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        self.weights += 1
+        return {**batch.metrics, "loss/total": 0.0}
+
+    def tensors(self, model: str) -> dict[str, torch.Tensor]:
+        return {"weights": self.weights}
+
+    def version(self, model: str) -> int:
+        return 0
+
+    def trainable(self, model: str) -> list[str]:
+        return ["weights"]
+
+    def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.weights.copy_(tensors["weights"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.load_weights("policy", state)
+
+
+class QuietHolder:
+    """Holds what it is sent."""
+
+    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
+        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in tensors.items()})
+
+
+def quiet_run(world: World, folder: Path, steps: int) -> Run:
+    """A run of GRPO as configured, with these three in the places of actor, learner and engine."""
+    changes = {
+        "stop.max_steps": steps,
+        "evaluation.every": 50,
+        "checkpoint.every": 30,
+        "learner.sync_every": 2,
+        "algorithm.prompts": 2,
+    }
+    run = build(
+        resolve(
+            *load_config(world.config("grpo", folder, {**changes, "engine": {"name": "torch", "threads": 1}}))
+        )
+    )
+    actor, learner = QuietActor(), QuietLearner()
+    run.collector.actor = run.evaluation.actor = actor  # type: ignore[attr-defined, union-attr]
+    run.weights.holders = {slot: [QuietHolder()] for slot in ("sampler", "policy")}  # type: ignore[attr-defined]
+    return replace(run, learner=learner, parts={**run.parts, "learner": learner})
+
+
+def held() -> dict[str, int]:
+    """Resident bytes, open files and threads of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def grow(world: str, folder: str, first: str, last: str) -> int:
+    """Write to `folder` what a process holds after so many steps; both come ten steps after a checkpoint, of
+    which nothing is under way then."""
+    run, found = quiet_run(World(Path(world)), Path(folder), int(last) + 1), {}
+
+    def report(step: int, values: Mapping[str, float]) -> None:
+        if step in (int(first), int(last)):
+            found[step] = held()
+
+    reason = train(run, report)
+    run.ledger.close()
+    print(reason)
+    (Path(folder) / "held").write_text(json.dumps([found[int(first)], found[int(last)]]))
+    return 0
+
+
+def growth_is_bounded(folder: Path, first: int, last: int, figure: Callable[[str], None]) -> None:
+    before, after = json.loads((folder / "held").read_text())
+    share = after["bytes"] / before["bytes"] - 1
+    figure(f"memory {share:+.2%} from step {first:,} to {last:,} ({before['bytes'] / 1e6:.0f} MB)")
+    figure(f"{after['files']} open files and {after['threads']} threads at both")
+    assert share < 0.02
+    assert (before["files"], before["threads"]) == (after["files"], after["threads"])

@@ -1,0 +1,14 @@
+"""The files that the README tells people to write."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def files() -> dict[str, str]:
+    """The README's files by name: a code block under `<!-- file: NAME -->`."""
+    return dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", README, flags=re.DOTALL))

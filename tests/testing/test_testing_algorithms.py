@@ -1,0 +1,556 @@
+"""`check_algorithm` passes every algorithm of ours, and finds what is wrong with others."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oat.algorithms import direct
+from oat.algorithms.base import Forward, Objective, Outputs, View, step_metrics
+from oat.algorithms.direct import DPO
+from oat.algorithms.ensemble import EnsembleLearning
+from oat.algorithms.group import GRPO, GRPOConfig
+from oat.errors import ConfigError, ContractError
+from oat.plugins.registry import ALGORITHMS
+from oat.testing import check_algorithm
+from oat.types import Batch, Feedback, Loss, Plan, Requires
+
+PROTOCOL = Path(__file__).parents[1] / "protocol"
+
+
+@pytest.mark.sample("dpo", "kto", "sft", "grpo", "reward_model", seconds=9.2)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_ours_pass(name: str) -> None:
+    """As they are; what a configuration fills in (`max_length` of dr_grpo) is filled in here."""
+    check_algorithm(ALGORITHMS[name])
+
+
+@pytest.mark.sample("grpo-*", seconds=1.8)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (
+            "dpo",
+            {
+                "label_smoothing": 0.1,
+                "length_alpha": 0.1,
+                "positive_lambda": 1.0,
+                "sft_weight": 0.5,
+                "epochs": 2,
+                "minibatches": 2,
+            },
+        ),
+        ("simpo", {"loss": "hinge"}),
+        ("sft", {"samples": 4, "threshold": 0.0, "reduction": "prompt"}),
+        ("grpo", {"reduction": "token", "kl_coef": 0.1, "epochs": 2, "minibatches": 3}),
+        ("grpo", {"kl_coef": 0.1, "kl_target": 1e-3, "kl_horizon": 24}),
+    ],
+)
+def test_ours_pass_with_options(name: str, options: dict[str, Any]) -> None:
+    check_algorithm(ALGORITHMS[name], **options)
+
+
+class Forgetful(DPO):
+    """Says that it learns again, and does not."""
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        return super().prepare(replace(feedback, older=()), forward, generator)
+
+
+class Inflated(DPO):
+    """Counts what it learns again as the step's own."""
+
+    def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
+        batch = super().prepare(feedback, forward, generator)
+        return replace(
+            batch, metrics=batch.metrics | step_metrics(replace(feedback, items=feedback.learned, older=()))
+        )
+
+
+def test_what_is_learned_again_is_looked_at() -> None:
+    with pytest.raises(
+        ContractError,
+        match=r"made 12 rows with older answers and 12 without; take its rows from `feedback.learned`",
+    ):
+        check_algorithm(Forgetful)
+    with pytest.raises(ContractError, match=r"with older answers prepare reports other .*response/tokens"):
+        check_algorithm(Inflated)
+
+
+def test_the_ensemble_passes() -> None:
+    check_algorithm(EnsembleLearning, plan=Plan(8, {"sampler": 2}, 8), batch=4, steps=2)
+
+
+@pytest.mark.sample("ppo.py:PPO", seconds=0.7)
+@pytest.mark.parametrize("name", ["ppo.py:PPO", "xpo.py:XPO"])
+def test_those_of_the_protocol_tests_pass(name: str) -> None:
+    check_algorithm(f"{PROTOCOL / name}")
+
+
+@dataclass(frozen=True)
+class WarmConfig(GRPOConfig):
+    temperature: float = field(kw_only=True)
+
+
+class Warm(GRPO):
+    Config = WarmConfig
+
+
+def test_a_setting_without_a_default_is_to_be_given() -> None:
+    with pytest.raises(
+        ContractError,
+        match=(
+            r"Warm: its Config has no default for temperature; give them: check_algorithm\(Warm, "
+            r"temperature=...\)"
+        ),
+    ):
+        check_algorithm(Warm)
+    check_algorithm(Warm, temperature=1.0)
+
+
+class Broken(GRPO):
+    """GRPO, but for what subclasses do."""
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
+        return self.spoilt(super().prepare(feedback, forward, generator))
+
+    def spoilt(self, batch: Batch) -> Any:
+        return batch
+
+
+class ShortColumn(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, columns={**batch.columns, "advantages_N": batch.columns["advantages_N"][1:]})
+
+
+class WithoutAxis(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, columns={**batch.columns, "extra": torch.zeros(batch.size)})
+
+
+class ListColumn(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, columns={**batch.columns, "extra_N": [0.0] * batch.size})
+
+
+class LearnedColumn(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(
+            batch, columns={**batch.columns, "extra_N": torch.zeros(batch.size, requires_grad=True)}
+        )
+
+
+class LeftOut(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, unit_of_N=2 * batch.unit_of_N)
+
+
+class MissingRows(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, rows=batch.rows[1:])
+
+
+class NoBatch(Broken):
+    def spoilt(self, batch: Batch) -> Any:
+        return batch if batch.size else None
+
+
+class Shuffling(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, columns={**batch.columns, "advantages_N": torch.randn(batch.size)})
+
+
+class Secretive(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return replace(batch, metrics={**batch.metrics, "reward/secret": 1.0})
+
+
+class Unlearnt(Broken):
+    def spoilt(self, batch: Batch) -> Batch:
+        return Batch((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+class InFeedback(Broken):
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
+        for item in feedback.items:
+            for trajectory in item.group.trajectories:
+                trajectory.segments[1].sampled_logps[:] = 0.0
+        return super().prepare(feedback, forward, generator)
+
+
+class Hopeful(Broken):
+    """Fails where nothing was answered."""
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
+        best = max(
+            value
+            for item in feedback.items
+            for value, mark in zip(item.answer.values, item.answer.marks, strict=True)
+            if mark == "ok"
+        )
+        assert np.isfinite(best)
+        return super().prepare(feedback, forward, generator)
+
+
+class BrokenLoss(GRPO):
+    def losses(self, outputs: Outputs, view: View) -> Any:
+        return {
+            name: replace(loss, terms=self.terms(loss.terms, outputs, view))
+            for name, loss in super().losses(outputs, view).items()
+        }
+
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return terms_K
+
+
+class ReducedAlready(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return terms_K.mean()
+
+
+class OfRows(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return view.row_sum(terms_K)
+
+
+class Detached(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return terms_K.detach()
+
+
+class Flat(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return terms_K * 0.0
+
+
+class Centred(BrokenLoss):
+    """Each term also depends on all the others of the forward pass."""
+
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return terms_K * (1.0 + outputs["policy"]["sampled"].mean())
+
+
+class Whitened(GRPO):
+    """Normalises over the forward pass what belongs into `prepare`."""
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        advantages_N = view["advantages_N"] / (view["advantages_N"].abs().mean() + 1e-6)
+        return {"loss/policy": Loss(-advantages_N[view.row_of_K] * outputs["policy"]["sampled"], per="token")}
+
+
+class NotFinite(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        return terms_K + torch.log(view["advantages_N"][view.row_of_K])
+
+
+class InColumns(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        view["advantages_N"].mul_(2.0)
+        return terms_K
+
+
+class InOutputs(BrokenLoss):
+    def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
+        outputs["policy"]["entropy"].add_(1.0)
+        return terms_K
+
+
+class WrongAxis(GRPO):
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        return {"loss/policy": Loss(view["advantages_N"] * outputs["policy"]["sampled"], per="token")}
+
+
+class PerSample(GRPO):
+    def losses(self, outputs: Outputs, view: View) -> Any:
+        return {"loss/policy": Loss(outputs["policy"]["sampled"], per="sample")}
+
+
+class WithoutConstant(GRPO):
+    def losses(self, outputs: Outputs, view: View) -> Any:
+        return {"loss/policy": Loss(outputs["policy"]["sampled"], per="constant")}
+
+
+class Scalar(GRPO):
+    def losses(self, outputs: Outputs, view: View) -> Any:
+        return outputs["policy"]["sampled"].mean()
+
+
+class Unnamed(GRPO):
+    def losses(self, outputs: Outputs, view: View) -> Any:
+        return {"loss/mine": Loss(outputs["policy"]["sampled"], per="token")}
+
+
+class WantsMore(GRPO):
+    wants = {"policy": {"value"}}  # noqa: RUF012
+
+    def __init__(self, config: GRPOConfig):
+        super().__init__(config)
+        self.wants = WantsMore.wants
+
+
+class LongMetric(GRPO):
+    def metrics(self, outputs: Outputs, view: View) -> Any:
+        return {"user/ratio": (outputs["policy"]["sampled"], "N")}
+
+
+class OddMetric(GRPO):
+    def metrics(self, outputs: Outputs, view: View) -> Any:
+        return {"user/ratio": (outputs["policy"]["sampled"], "mean")}
+
+
+class OtherPlans(GRPO):
+    calls = 0
+
+    def plan(self, step: int) -> Plan:
+        OtherPlans.calls += 1
+        return replace(super().plan(step), prompts=OtherPlans.calls)
+
+
+class OtherSlot(GRPO):
+    def plan(self, step: int) -> Plan:
+        return replace(super().plan(step), samples={"reference": 4})
+
+
+class Lonely(DPO):
+    def plan(self, step: int) -> Plan:
+        return replace(super().plan(step), samples={"sampler": 1})
+
+
+class Untrained(GRPO):
+    def __init__(self, config: GRPOConfig):
+        super().__init__(config)
+        self.requires = Requires("score", models=frozenset({"reference"}))
+
+
+class Judged(GRPO):
+    def __init__(self, config: GRPOConfig):
+        super().__init__(config)
+        self.requires = Requires("score", models=frozenset({"policy", "judge"}))
+
+
+class Scaled(GRPO):
+    """Remembers the largest reward; subclasses forget to save it, or to load it."""
+
+    def __init__(self, config: GRPOConfig):
+        super().__init__(config)
+        self.largest = 1e-3
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
+        self.largest = max(
+            self.largest, *(abs(value) for item in feedback.items for value in item.answer.values)
+        )
+        batch = super().prepare(feedback, forward, generator)
+        return (
+            replace(batch, columns={name: values / self.largest for name, values in batch.columns.items()})
+            if batch.size
+            else batch
+        )
+
+
+class Saved(Scaled):
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"largest": self.largest}
+
+
+class Loaded(Saved):
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.largest = state["largest"]
+
+
+class Left(GRPO):
+    """Its loss reads what `prepare` left in it."""
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
+        self.largest = max(abs(value) for item in feedback.items for value in item.answer.values)
+        return super().prepare(feedback, forward, generator)
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        losses = super().losses(outputs, view)
+        return {name: replace(loss, coef=1 / self.largest) for name, loss in losses.items()}
+
+
+class LeftBehind(Left):
+    """Its loss has something to read before, too."""
+
+    largest = 1.0
+
+
+class LeftInMetrics(Loaded):
+    def metrics(self, outputs: Outputs, view: View) -> Any:
+        return {"user/largest": (torch.full((view.num_rows,), self.largest), "N")}
+
+
+class NoJSON(Loaded):
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"largest": self.largest, "seen": {1, 2}}
+
+
+def test_a_state_that_comes_back_passes() -> None:
+    check_algorithm(Loaded)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (ShortColumn, r"the column advantages_N has shape \(23,\); its axis N has 24 places"),
+        (WithoutAxis, r"the column extra has no axis; end its name in _N"),
+        (ListColumn, r"the column extra_N is list; make it a tensor"),
+        (LearnedColumn, r"the column extra_N carries a gradient; .* detach it"),
+        (
+            LeftOut,
+            (
+                r"unit_of_N is \[ 0  2 .*; give one whole number a row, from 0 upward, none left out \(N is "
+                r"24\)"
+            ),
+        ),
+        (MissingRows, r"there are 23 rows, and unit_of_N has 24 numbers; give one a row"),
+        (NoBatch, r"prepare returned NoneType; return a Batch, without rows where there is nothing to learn"),
+        (
+            Shuffling,
+            (
+                r"prepare made two different batches of the same feedback and seed; draw numbers from "
+                r"`generator` only"
+            ),
+        ),
+        (Secretive, r"prepare reports a name that no list knows: .*'reward/secret'.*user/"),
+        (
+            Unlearnt,
+            r"prepare made no rows of 6 answered questions; check it with options under which it learns",
+        ),
+        (InFeedback, r"prepare changed the feedback that it was given; work on copies"),
+        (Hopeful, r"prepare raised ValueError: max\(\).* \(.*test_testing_algorithms.py:\d+\)"),
+        (
+            ReducedAlready,
+            (
+                r"the terms of loss/policy have shape \(\); per 'sequence' they are \(K,\) = \(\d+,\), not "
+                r"reduced \(N = 24\)"
+            ),
+        ),
+        (OfRows, r"the terms of loss/policy have shape \(24,\); per 'sequence' they are \(K,\)"),
+        (Detached, r"no loss depends on what the models gave; compute it from `outputs`, without detach"),
+        (
+            Flat,
+            (
+                r"no gradient reaches the policy: no loss depends on its entropy, sampled, or each is flat "
+                r"there"
+            ),
+        ),
+        (
+            Centred,
+            (
+                r"the gradient differs by \S+% when each unit has a forward pass of its own; .* leave terms "
+                r"unreduced"
+            ),
+        ),
+        (
+            Whitened,
+            (
+                r"the gradient differs by \S+% when each unit has a forward pass of its own; .* columns in "
+                r"`prepare`"
+            ),
+        ),
+        (NotFinite, r"the loss is nan; look for log\(0\), 0/0"),
+        (InColumns, r"the column advantages_N was changed in place; make a new tensor"),
+        (InOutputs, r"entropy of the policy was changed in place; make a new tensor"),
+        (
+            WrongAxis,
+            (
+                r"losses raised RuntimeError: The size of tensor a \(24\) .* "
+                r"\(.*test_testing_algorithms.py:\d+\)"
+            ),
+        ),
+        (PerSample, r"the loss loss/policy is per 'sample'; it is one of token, sequence"),
+        (WithoutConstant, r'is per "constant"; set Loss.constant, the length to divide by'),
+        (Scalar, r"losses returned tensor\(.*; return a dict of Loss by metric name"),
+        (Unnamed, r"losses reports a name that no list knows: .*'loss/mine'"),
+        (
+            WantsMore,
+            (
+                r"wants raised AssertionError: a language model gives raw, sampled and entropy, not "
+                r"\{'value'\}"
+            ),
+        ),
+        (
+            LongMetric,
+            (
+                r"the metric user/ratio has shape \(\d+,\); give one value for each of its axis N, at "
+                r"most 24 "
+                r"here"
+            ),
+        ),
+        (OddMetric, r"the metric user/ratio is joined by 'mean'; it is a mean over K, N or U, or max, min"),
+        (
+            OtherPlans,
+            (
+                r"plan\(0\) is Plan\(prompts=1,.* and then Plan\(prompts=2,.*; return a Plan, a function of "
+                r"the step"
+            ),
+        ),
+        (
+            OtherSlot,
+            r"plan\(0\) samples from \{'reference'\}, and requires.slots is \{'sampler'\}; name them there",
+        ),
+        (Lonely, r"plan\(0\) is Plan\(.*; a comparison needs 2 samples a prompt, or more"),
+        (
+            Untrained,
+            r"wants \{'policy'\}, and requires.models is \{'reference'\}; name every trained model there",
+        ),
+        (Judged, r"requires.models names judge; a run has policy, reference, critic, ensemble, reward"),
+        (
+            Scaled,
+            (
+                r"after load_state it makes other batches or losses than the one whose state that was; put "
+                r"all that it keeps"
+            ),
+        ),
+        (Left, r"losses reads self.largest, which is not there before `prepare`; .* a column of the batch"),
+        (
+            LeftBehind,
+            r"loss/total, optim/grad_norm: losses or metrics read what `prepare` left .* a column",
+        ),
+        (LeftInMetrics, r"user/largest: losses or metrics read what `prepare` left in the objective"),
+        (Saved, r"load_state does not bring back the state: \['largest'\] was saved"),
+        (
+            NoJSON,
+            r"state holds what JSON cannot \(.*set.*\); keep tensors, numbers, strings, lists and dicts",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(algorithm: type, said: str) -> None:
+    with pytest.raises(ContractError, match=f"^{algorithm.__name__}: .*{said}"):
+        check_algorithm(algorithm)
+
+
+def test_what_is_no_algorithm_is_said() -> None:
+    class Nearly(Objective): ...
+
+    for cls in (Nearly, dict):
+        with pytest.raises(
+            ContractError,
+            match=(
+                r"is no algorithm; subclass Objective of oat/algorithms/base.py, with a dataclass "
+                r"`Config` in "
+                r"it"
+            ),
+        ):
+            check_algorithm(cls)
+    with pytest.raises(ConfigError, match="a pair needs at least 2"):
+        check_algorithm(DPO, samples=1)
+    with pytest.raises(ContractError, match=r"DPO: Config raised TypeError: .*'temperature'"):
+        check_algorithm(DPO, temperature=1.0)
+
+
+def test_a_loss_written_before_its_base_class_was_renamed() -> None:
+    class Exponential(direct.Tied):
+        name = "exponential"
+        Config = direct.TiedConfig
+
+        def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
+            return (-self.config.beta * margin_U).exp()
+
+    check_algorithm(Exponential, beta=0.5)

@@ -1,0 +1,270 @@
+"""The two streams of a run: cut back to the cursor, each row once, whatever stands in the texts."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, damage_metrics, forked, kill_at, make_group, make_questions, oat
+
+from oat.errors import DirectoryError, OatWarning
+from oat.tracking.files import MAX_COLUMN, Tracking, step_line
+from oat.types import Answer, Feedback, Item
+
+ODD = 'a\u2028b\u0085c\x0bd\x1ce\r\n"ü😀'
+"""Python's `splitlines` breaks a text at seven more characters than "\\n"."""
+
+
+def feedback(step: int, *texts: str) -> Feedback:
+    groups = [make_group(number, text, "other") for number, text in enumerate(texts)]
+    questions = make_questions(groups, "compare", step, oracle="o")
+    pairs = zip(groups, questions, strict=True)
+    return Feedback(
+        step,
+        tuple(
+            Item(group, question, Answer(question.key, (0.9,), ("ok",), 2, by="o"), 0)
+            for group, question in pairs
+        ),
+        0,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps with checkpoints of the second and the last."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert oat("train", world.config("grpo", folder, {"evaluation": None})) == 0
+    return folder / "grpo"
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
+
+
+def written(folder: Path, steps: range, *, samples: int = 2, start: int = 0) -> Tracking:
+    tracking = Tracking(folder, samples=samples)
+    tracking.open(start)
+    for step in steps:
+        tracking.row(step, {"b": step / 3, "a": 1.0}, feedback(step, ODD, "x", "y") if step else None)
+    return tracking
+
+
+def test_a_row_by_hand(tmp_path: Path) -> None:
+    tracking = written(tmp_path, range(2))
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 0, "a": 1.0, "b": 0.0}\n{"step": 1, "a": 1.0, "b": 0.3333333333333333}\n'
+    first, second = read(tmp_path / "samples.jsonl")
+    assert (first["step"], first["prompt"], first["responses"]) == (
+        1,
+        [{"role": "user", "content": "p0"}],
+        [ODD, "other"],
+    )
+    assert (second["label"], second["values"], second["marks"], second["oracle"], second["asked"]) == (
+        0,
+        [0.9],
+        ["ok"],
+        "o",
+        [0, 1],
+    )
+    tracking.flush()
+    tracking.close()
+
+
+def test_no_samples_when_none_are_wanted(tmp_path: Path) -> None:
+    written(tmp_path, range(3), samples=0)
+    assert (tmp_path / "samples.jsonl").read_text() == ""
+
+
+def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: Path) -> None:
+    """As they stand in the data; what is long is cut, and the row stays small."""
+    columns = {
+        "level": 3,
+        "tests": ["a", {"b": None}],
+        "text": "ü" * MAX_COLUMN,
+        "source": "x" * 10**6,
+        "table": [["1" * 100] * 100],
+    }
+    records = [{"prompt": "1+1=", **columns, "answer": "2"}] * 4
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    changes = {"prompts.path": str(tmp_path / "train.jsonl"), "stop.max_steps": 1, "evaluation": None}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+    path = tmp_path / "grpo" / "samples.jsonl"
+    rows = read(path)
+    assert len(rows) == 4
+    for row in rows:
+        assert {name: row["columns"][name] for name in ("level", "tests", "text")} == {
+            name: columns[name] for name in ("level", "tests", "text")
+        }
+        assert row["columns"]["source"] == "x" * MAX_COLUMN + "... (1,000,000 characters)"
+        assert row["columns"]["table"].startswith('[["111')
+        assert row["columns"]["answer"] == row["reference"] == "2"
+    assert path.stat().st_size < 4 * 5 * MAX_COLUMN
+
+
+@pytest.mark.parametrize("cursor", [1, 2, 4])
+def test_streams_are_cut_back_to_the_cursor(tmp_path: Path, cursor: int) -> None:
+    written(tmp_path, range(5)).close()
+    written(tmp_path, range(cursor + 1, 5), start=cursor).close()
+    again = [(tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
+    (tmp_path / "once").mkdir()
+    written(tmp_path / "once", range(5)).close()
+    assert again == [(tmp_path / "once" / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")]
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(5))
+    assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == [
+        step for step in range(1, 5) for _ in range(2)
+    ]
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    written(tmp_path, range(2)).close()
+    written(tmp_path, range(1)).close()
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0]
+    assert read(tmp_path / "samples.jsonl") == []
+
+
+def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
+    """A crash may leave any beginning of a line, half a character too."""
+    written(tmp_path, range(3), samples=1).close()
+    path = tmp_path / "samples.jsonl"
+    *_, last = path.read_bytes().split(b"\n")[:-1]
+    whole = path.read_bytes()[: -len(last) - 1]
+    inside_characters = [place for place, byte in enumerate(last) if byte & 0xC0 == 0x80]
+    for size in (0, 1, len(last) // 2, *inside_characters, len(last) - 1, len(last)):
+        path.write_bytes(whole + last[:size])
+        Tracking(tmp_path, samples=1).open(2)
+        assert path.read_bytes() == whole, size
+
+
+NO_ROWS = [b"", b"null", b"[]", b"3", b'{"a": 1}', b'{"step": "1"}', b"\xff\xfe", b"[" * 100_000]
+
+
+def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
+    rows = [b'{"step": 0, "a": 1}', b'{"step": 1, "a": 2}', b'{"step": 2, "a": 3}']
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / name).write_bytes(b"\n".join([rows[0], *NO_ROWS, *rows[1:], *NO_ROWS]) + b"\n")
+    tracking = Tracking(tmp_path, samples=1)
+    with pytest.warns(OatWarning) as said:
+        tracking.open(1)
+    tracking.close()
+    assert [str(warning.message) for warning in said] == [
+        (
+            f"{tmp_path / 'metrics.jsonl'}: lines 2 to 9 cannot be read as metrics; the run goes on, and "
+            "what "
+            "cannot be read is taken out"
+        ),
+        (
+            f"{tmp_path / 'samples.jsonl'}: 8 of its first 10 lines cannot be read as samples; the run goes "
+            "on, and what cannot be read is taken out"
+        ),
+    ]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / name).read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
+
+
+@pytest.mark.sample(
+    "continued-damaged", "continued-deleted", "forked-a hole of zeros", "forked-in another order", seconds=3.0
+)
+@pytest.mark.fault("R8")
+@pytest.mark.parametrize(
+    ("lines", "said", "left"),
+    [
+        ({1: b'{"step": 1, "a'}, "line 2 cannot be read as metrics, and there is no row of step 1", [0, 2]),
+        ({1: None}, "there is no row of step 1", [0, 2]),
+        ({2: None, 3: None, 4: None}, "there is no row of step 2", [0, 1]),
+        ({step: None for step in range(5)}, "there is no row of steps 0 to 2", []),
+        (
+            {0: None, 1: b"\0" * 30, 2: None},
+            "line 1 cannot be read as metrics, and there is no row of steps 0 to 2",
+            [],
+        ),
+        ({1: b'{"step": 2}', 2: b'{"step": 1}'}, "the rows are not in the order of their steps", [0, 2, 1]),
+    ],
+    ids=["damaged", "deleted", "deleted at the end", "all deleted", "a hole of zeros", "in another order"],
+)
+@pytest.mark.parametrize("how", ["continued", "forked"])
+def test_rows_that_are_lost_between_two_lives_are_named(
+    finished: Path,
+    tmp_path: Path,
+    figure: Callable[[str], None],
+    how: str,
+    lines: dict[int, bytes | None],
+    said: str,
+    left: list[int],
+) -> None:
+    """Those before the checkpoint that a run goes on from; those behind it are made again."""
+    run_dir = tmp_path / "grpo"
+    shutil.copytree(finished, run_dir)
+    (run_dir / "checkpoints" / "latest").write_text("step_00000002\n")
+    damage_metrics(run_dir, lines)
+    command = ["train", run_dir / "config.yaml", "--run_dir", run_dir]
+    if how == "forked":
+        command = [
+            "train",
+            run_dir / "config.yaml",
+            "--run_dir",
+            tmp_path / "fork",
+            "--from",
+            f"{run_dir}@2",
+            "--seed",
+            1,
+        ]
+    if how == "forked" and not left and 1 not in lines:
+        (run_dir / "metrics.jsonl").unlink()
+    with pytest.warns(OatWarning, match=rf"metrics\.jsonl: {said}; the run goes on"):
+        assert oat(*command) == 0
+    assert [
+        row["step"] for row in read((tmp_path / "fork" if how == "forked" else run_dir) / "metrics.jsonl")
+    ] == [*left, 3, 4]
+    figure("rows of metrics that are damaged or deleted: named")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_replaced: bool) -> None:
+    """Rows would be written where nobody finds them."""
+    tracking = written(tmp_path, range(2))
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).rename(tmp_path / "other")
+    if is_replaced:
+        (tmp_path / name).write_bytes(whole)
+    for write in (lambda: tracking.row(2, {"a": 1.0}), tracking.flush):
+        with pytest.raises(
+            DirectoryError, match=f"{name}: was moved, removed or replaced while a run worked with it"
+        ):
+            write()
+    tracking.close()
+    (tmp_path / name).write_bytes(whole)
+    written(tmp_path, range(2, 3), start=1).close()
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_the_line_for_people() -> None:
+    assert (
+        step_line(3, 10, {"reward/mean": 0.51234, "unknown": 1.0, "loss/total": 2.0})
+        == "step 3/10  reward/mean 0.5123  loss/total 2"
+    )
+
+
+@pytest.mark.slow(
+    instead="tests/tracking/test_sinks.py::test_each_row_once_over_a_kill_and_a_fork_begins_its_own",
+    seconds=3.2,
+)
+@pytest.mark.parametrize("kill", [1, 3, 4])
+def test_each_step_stands_once_after_a_kill(world: World, tmp_path: Path, kill: int) -> None:
+    config = world.config("grpo", tmp_path, {"evaluation": None})
+
+    def killed() -> int:
+        from oat.learner.learner import Learner
+
+        kill_at(Learner, "update", kill)
+        return oat("train", config)
+
+    forked(killed, tmp_path / "log")
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    assert [row["step"] for row in read(tmp_path / "grpo" / "metrics.jsonl")] == list(range(5))
+    assert [row["step"] for row in read(tmp_path / "grpo" / "samples.jsonl")] == [
+        step for step in range(1, 5) for _ in range(4)
+    ]
