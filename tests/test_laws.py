@@ -307,7 +307,8 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
     ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"],
 )
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
-    """Through no chain of imports that run when they are imported; tests/cli/test_cli.py asks Python itself."""
+    """Through no chain of imports that run when they are imported. tests/cli/test_cli.py asks Python
+    itself."""
     by_name = {name_of(file): file for file in FILES}
     reached, waiting = set(), [name]
     while waiting:
