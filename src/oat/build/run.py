@@ -30,6 +30,8 @@ from oat.control.alarms import Alarms, alarms_of
 from oat.control.stop import Stop
 from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
+from oat.evaluation.evaluation import Evaluation
+from oat.evaluation.held_out import OnlyPairs
 from oat.explore.base import Explorer
 from oat.files import seen
 from oat.learner.learner import Learner
@@ -89,8 +91,7 @@ def build(
 
     Args:
         resolved: used for this run alone, which gets its objective.
-        directory: of the run, if it is not `config.run_dir`; made where it is missing and no process has
-            opened it.
+        directory: None: `config.run_dir`. A path is made where it is missing; a `Home` is there.
         run_inputs: the data, oracles and renderer of the run, if they are made already.
         load: loads each model; with `Outlines.fake` the run cannot be begun.
 
@@ -102,37 +103,13 @@ def build(
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
-    seeds, prompts = Seeds(config.seed), run_inputs.prompts
+    seeds = Seeds(config.seed)
     computing = _computing(resolved, run_inputs, home.directory, seeds, load)
-    learner = computing.learner
-    actor, trained = _actors(resolved, run_inputs, computing, seeds)
     ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=computing.scorer is not None)
     plans = _plans(resolved.objective, resolved.explorer)
-    stop = _stop(resolved, prompts, plans)
-    collector = Collector(
-        prompts,
-        trained,
-        resolved.explorer,
-        run_inputs.training_oracle[0],
-        ledger,
-        seeds,
-        plans=plans,
-        last=stop.last,
-        max_outstanding=config.oracle.max_outstanding,
-    )
-    pairs = held_out_pairs(resolved, run_inputs, learner, seeds)
-    evaluation = make_evaluation(resolved, run_inputs, actor, ledger, seeds, home.directory, pairs)
+    stop = _stop(resolved, run_inputs.prompts, plans)
+    collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
     weights, alarms = _weights(resolved, computing), _alarms(resolved)
-    parts: dict[str, boxes.Stateful] = {
-        "learner": learner,
-        "weights": weights,
-        "prompts": prompts,
-        "collector": collector,
-        "stop": stop,
-        "alarms": alarms,
-        **dict(zip(("objective", ENSEMBLE), computing.objectives, strict=False)),
-        **({"evaluation": evaluation} if evaluation else {}),
-    }
     return Run(
         objectives=computing.objectives,
         plans=plans,
@@ -142,13 +119,22 @@ def build(
         ledger=ledger,
         holdings=Holdings(ledger.store),
         buffer=Buffer(ledger, config.learner.buffer, plans(0).questions),
-        learner=learner,
+        learner=computing.learner,
         weights=weights,
         evaluation=evaluation,
         alarms=alarms,
         checkpoints=_checkpoints(config, home),
         tracking=_tracking(config, home, run_inputs),
-        parts=parts,
+        parts={
+            "learner": computing.learner,
+            "weights": weights,
+            "prompts": run_inputs.prompts,
+            "collector": collector,
+            "stop": stop,
+            "alarms": alarms,
+            **_of_objectives(computing.objectives),
+            **({"evaluation": evaluation} if evaluation else {}),
+        },
         start=_left_out(run_inputs.sources),
         chosen=_chosen(config, computing),
         notes=_notes(config, run_inputs),
@@ -199,11 +185,18 @@ def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> 
     return over_wire(learner, own=[make_objective(config), *believed])
 
 
-def _actors(
-    resolved: Resolved, run_inputs: RunInputs, computing: _Computing, seeds: Seeds
-) -> tuple[boxes.Actor, boxes.Actor]:
-    """The actor that samples, for evaluations, and the actor that training learns from: the same one, or that
-    of recorded responses."""
+def _asking(
+    resolved: Resolved,
+    home: Home,
+    run_inputs: RunInputs,
+    computing: _Computing,
+    ledger: Ledger,
+    seeds: Seeds,
+    plans: Plans,
+    stop: Stop,
+) -> tuple[Collector, Evaluation | OnlyPairs | None]:
+    """The boxes that get responses and ask about them: for training, and for evaluations."""
+    config = resolved.config
     actor = Actor(
         run_inputs.renderer,
         computing.engine,
@@ -212,8 +205,27 @@ def _actors(
         environment=run_inputs.environment,
         scorer=computing.scorer,
     )
-    trained = recorded_actor(resolved, run_inputs) or actor
-    return _wired(resolved.config, actor), _wired(resolved.config, trained)
+    collector = Collector(
+        run_inputs.prompts,
+        _wired(config, recorded_actor(resolved, run_inputs) or actor),
+        resolved.explorer,
+        run_inputs.training_oracle[0],
+        ledger,
+        seeds,
+        plans=plans,
+        last=stop.last,
+        max_outstanding=config.oracle.max_outstanding,
+    )
+    pairs = held_out_pairs(resolved, run_inputs, computing.learner, seeds)
+    evaluation = make_evaluation(
+        resolved, run_inputs, _wired(config, actor), ledger, seeds, home.directory, pairs
+    )
+    return collector, evaluation
+
+
+def _of_objectives(objectives: Sequence[Objective]) -> dict[str, boxes.Stateful]:
+    """The objectives as parts with a state, by name."""
+    return dict(zip(("objective", ENSEMBLE), objectives, strict=False))
 
 
 def _ledger(

@@ -1,0 +1,293 @@
+"""Settings that are given as Python objects: the tree that a file could have in their place, the names of
+functions and classes, and the model and records that become files of the run.
+
+A run is continued by the same lines, so what was given is kept in its directory, or known by its name.
+"""
+
+import filecmp
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from oat.build.fingerprints import GIVEN
+from oat.config.settings import DEFAULT_PARTS
+from oat.data.formats import checked
+from oat.data.sources import is_named, unboxed
+from oat.errors import ConfigError, DataError
+from oat.files import saying_what_is_free, seen
+
+Tree = dict[str, Any]
+"""A configuration as nested dicts, whose values may still be objects."""
+
+_PLAIN = (str, int, float, bool, type(None), date)
+_FILES = (
+    ("model", "path", "model"),
+    ("prompts", "path", "prompts.jsonl"),
+    ("evaluation", "path", "evaluation.jsonl"),
+    ("evaluation", "pairs", "pairs.jsonl"),
+)
+"""The section and the field of each object that becomes a file, and the name of the file."""
+
+
+class Given:
+    """The objects of one configuration.
+
+    Args:
+        run_dir: of the run, as it was given.
+        tokenizer: of a model that is given as an object.
+
+    Attributes:
+        named: functions, classes and oracles by the names under which the configuration has them.
+    """
+
+    def __init__(self, run_dir: Path, tokenizer: Any):
+        self.named: dict[str, Any] = {}
+        self._files: dict[str, Any] = {}
+        self._run_dir = run_dir
+        self._tokenizer = tokenizer
+
+    def take_files(self, tree: Tree) -> None:
+        """Put, in place of each model and all records in a tree, the path of the file that they will be.
+
+        Raises:
+            ConfigError, DataError: nothing can be made of an object.
+        """
+        for section, field, file in _FILES:
+            if isinstance(tree.get(section), Mapping):
+                self._take_file(tree[section], field, file)
+
+    def plain(self, value: Any, place: tuple[str, ...] = ()) -> Any:
+        """A tree as a file could have it; functions, classes and oracles by name.
+
+        Args:
+            place: where the value stands, by section and field.
+
+        Raises:
+            ConfigError: two objects have one name.
+        """
+        if isinstance(value, Mapping):
+            return {str(key): self.plain(item, (*place, str(key))) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(item, place) for item in value]
+        if isinstance(value, Path):
+            return str(value)
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+            return value.item()
+        if isinstance(value, _PLAIN):
+            return value
+        name = name_of(value)
+        if self.named.setdefault(name, value) is not value:
+            raise ConfigError(
+                f"oat.Trainer({place[0]}=...): two different objects are called {name}; rename one, since "
+                "a run knows them by name"
+            )
+        return f"python:{name}"
+
+    def write(self, *, is_checked: bool) -> None:
+        """Write model and records into the run's directory; those of an attempt that never became a run are
+        written anew.
+
+        Args:
+            is_checked: as for `_write_records`.
+
+        Raises:
+            ConfigError: the run exists, and was begun with others.
+            DataError: a record cannot be written.
+        """
+        is_begun = (seen(self._run_dir) / "config.yaml").exists()
+        for file, given in list(self._files.items()):
+            place = seen(self._run_dir) / GIVEN / file
+            new = place.with_name(f".new-{file}")
+            shutil.rmtree(new, ignore_errors=True)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._write_one(file, given, new, is_checked=is_checked)
+            except BaseException:
+                _remove(new)
+                raise
+            del self._files[file]  # an iterator can be read once
+            if not is_begun or not place.exists():
+                _remove(place)
+                new.rename(place)
+                continue
+            is_same = _same(place, new)
+            _remove(new)
+            if not is_same:
+                what = "another model" if file == "model" else "other records"
+                raise ConfigError(
+                    f"{place}: the run in {self._run_dir} was begun with {what}; give the same again, or "
+                    "another run_dir"
+                )
+
+    def _take_file(self, section: Tree, field: str, file: str) -> None:
+        path = section.get(field)
+        if path is None or isinstance(path, str | Path):
+            return
+        if isinstance(path, list | tuple) and all(_is_source(entry) for entry in path):
+            _check_sources(path, f"oat.Trainer({Path(file).stem}=...)")
+            return
+        if file == "model" and hasattr(path, "peft_config"):
+            raise ConfigError(
+                f"oat.Trainer(model=...): a {type(path).__name__} has adapters of PEFT in it, which are "
+                'not trained; give the base model with model={"path": base, "lora": {"rank": 8}}, which '
+                "trains a new one, or model.merge_and_unload()"
+            )
+        if file == "model" and self._tokenizer is None:
+            raise ConfigError(
+                "oat.Trainer(model=...): a model that is given as an object needs its tokenizer; pass "
+                "tokenizer=..."
+            )
+        self._files[file] = _of_split(path, section) if isinstance(path, Mapping) else path
+        section[field] = str(self._run_dir / GIVEN / file)
+
+    def _write_one(self, file: str, given: Any, new: Path, *, is_checked: bool) -> None:
+        if file == "model":
+            with saying_what_is_free(new):
+                given.save_pretrained(new)
+                self._tokenizer.save_pretrained(new)
+        else:
+            _write_records(given, new, f"oat.Trainer({Path(file).stem}=...)", is_checked=is_checked)
+
+
+def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Mapping[str, Any]) -> Tree:
+    """The tree of a configuration; each argument is a section, or its main field alone.
+
+    Args:
+        sections: every other section and field.
+    """
+    tree = {
+        "model": _section(model, "path"),
+        "prompts": _section(prompts, "path"),
+        "oracle": _mixed(_section(oracle, "name")),
+        "algorithm": _section(algorithm, "name"),
+        **{name: dict(value) if isinstance(value, Mapping) else value for name, value in sections.items()},
+    }
+    for section in ("engine", "explorer"):
+        if section in tree:
+            tree[section] = {"name": DEFAULT_PARTS[section], **_section(tree[section], "name")}
+    if not tree.setdefault("stop", {}):
+        tree["prompts"].setdefault("epochs", 1)
+    if isinstance(tree.get("evaluation"), dict):
+        evaluation = tree["evaluation"]
+        evaluation |= {
+            name: _mixed(_section(evaluation[name], "name"))
+            for name in ("oracle", "gold")
+            if evaluation.get(name)
+        }
+    return tree
+
+
+def merged(before: Any, changes: Any) -> Any:
+    """A section with some fields changed. A section that names another part replaces the old one, and records
+    of another path have splits of their own."""
+    if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
+        "name", before.get("name")
+    ) != before.get("name"):
+        return changes
+    return {
+        **{name: value for name, value in before.items() if name != "split" or "path" not in changes},
+        **changes,
+    }
+
+
+def name_of(given: Any) -> str:
+    """The name of a function, a class, or an object's class."""
+    return str(getattr(given, "__name__", type(given).__name__)).strip("<>")
+
+
+def places(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every section and field of a tree."""
+    for name, value in tree.items():
+        yield (*above, name)
+        if isinstance(value, Mapping):
+            yield from places(value, (*above, name))
+
+
+def _section(given: Any, field: str) -> Tree:
+    """A section as a dict. An object that is given alone, also records by split, is the section's main
+    field."""
+    is_section = isinstance(given, Mapping) and (field in given or field == "name")
+    return dict(given) if is_section else {field: given}
+
+
+def _mixed(section: Tree) -> Tree:
+    """The section of an oracle; a list of oracles becomes the section of their mixture."""
+    if not isinstance(section["name"], list | tuple):
+        return section
+    sources = [_section(each, "name") for each in section["name"]]
+    for source in sources:
+        if not isinstance(source["name"], str):
+            source.setdefault("label", name_of(source["name"]))
+    return {**section, "name": "mixture", "sources": sources}
+
+
+def _is_source(entry: Any) -> bool:
+    return isinstance(entry, str | Path) or (
+        isinstance(entry, Mapping) and isinstance(entry.get("path"), str | Path)
+    )
+
+
+def _of_split(path: Mapping[str, Any], section: Tree) -> Any:
+    split = section.pop("split", None) or "train"
+    if split not in path:
+        raise DataError(
+            f"oat.Trainer: there is no split {split!r} among {', '.join(map(str, path))}; give `split`"
+        )
+    return path[split]
+
+
+def _check_sources(path: Iterable[Any], where: str) -> None:
+    """Refuse a list of texts that names no sources: prompts are given as records."""
+    unknown = next((entry for entry in path if isinstance(entry, str) and not is_named(entry)), None)
+    if unknown is not None:
+        raise DataError(
+            f"{where}: expected names of files or datasets, or records, got the text {unknown[:80]!r}; "
+            "give prompts as records, "
+            f'{{"prompt": {json.dumps(unknown[:80], ensure_ascii=False)}}}'
+        )
+
+
+def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> None:
+    """Write records as JSON lines.
+
+    Args:
+        is_checked: a record that no run could read is refused here, where the user knows it; otherwise it is
+            left to the reader, which counts such records.
+    """
+    records = given() if callable(given) else given
+    if hasattr(records, "with_format"):  # a dataset that may give tensors
+        records = records.with_format(None)
+    # a data frame, in which NaN is what is missing
+    if hasattr(records, "to_dict") and hasattr(records, "columns"):
+        records = records.astype(object).where(records.notna(), None).to_dict("records")
+    with out.open("w", encoding="utf-8") as file:
+        for row, record in enumerate(records, start=1):
+            plain = unboxed(record)
+            if is_checked:
+                checked(plain, f"{where}: record {row}")
+            try:
+                file.write(json.dumps(plain, ensure_ascii=False) + "\n")
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"{where}: record {row}: it cannot be written as JSON ({error}); give dicts of plain "
+                    "values"
+                ) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _same(first: Path, second: Path) -> bool:
+    if not first.is_dir():
+        return filecmp.cmp(first, second, shallow=False)
+    names = [{path.name for path in folder.iterdir()} for folder in (first, second)]
+    return names[0] == names[1] and not any(
+        filecmp.cmpfiles(first, second, sorted(names[0]), shallow=False)[1:]
+    )
