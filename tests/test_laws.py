@@ -63,7 +63,7 @@ MAY_IMPORT = {
     ),
     "text": "errors files types",
     "tracking": "config errors files plugins rundir types",
-    "trainer": "build commands config control data errors files loop plugins reports rundir",
+    "trainer": "build commands config control errors files loop plugins reports rundir",
     "wire": "errors types",
 }
 """For each package, and each module of the root, which others it may import."""
