@@ -106,21 +106,21 @@ class Objective(Protocol):
     name: str
     requires: Requires
     wants: Mapping[str, set[str]]
-    """What `losses` reads of each trained model: "raw", "sampled" or "entropy" of a language model, "value"
-    of a critic, "score" of a reward model."""
+    """The values that `losses` reads of each trained model: "raw", "sampled" or "entropy" of a language
+    model, "value" of a critic, "score" of a reward model."""
     recorded_is_old: bool = False
-    """Whether log-probabilities recorded under the policy's own version are its old ones. They are where
-    engine and learner compute in the same precision; the builder of the run sets this."""
+    """True if log-probabilities recorded under the policy's own version are its old ones: engine and learner
+    compute in the same precision. The builder of the run sets this."""
     watched: frozenset[str] = OF_RESPONSES
     """Metrics of a step that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False
-    """Whether `prepare` also learns from `Feedback.older` (`learner.buffer`): the loss is as sound on samples
+    """True if `prepare` also learns from `Feedback.older` (`learner.buffer`): the loss is as sound on samples
     of older weights."""
     reads_answers: bool = True
-    """Whether `prepare` learns anything from the answers; if not, only oracles that cost nothing are
+    """True if `prepare` learns anything from the answers; otherwise only oracles that cost nothing are
     accepted."""
     judges_singly: bool = False
-    """Whether `prepare` judges each response by itself, by a threshold of its score, so that recorded
+    """True if `prepare` judges each response by itself, by a threshold of its score, so that recorded
     responses need scores or labels."""
     numbers: Mapping[str, str] = {}
     """Columns of the data that `prepare` reads as numbers, each with the setting that names it; a record
@@ -210,7 +210,7 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def is_even(item: Item) -> bool:
-    """Whether an oracle has judged a pair and found no winner: its mark says so, or its probability is one
+    """True if an oracle has judged a pair and found no winner: its mark says so, or its probability is one
     half."""
     return item.question.kind == "compare" and item.label is None and item.answer.marks[0] in ("tie", "ok")
 

@@ -48,8 +48,8 @@ from oat.functional import preference
 from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
 
 Undecided = Literal["mask", "half"]
-"""What a pair without a winner does: it is left out, or counts one half in each order, so that its term is
-the mean of the pair's own and of the pair's with its responses exchanged."""
+"""A pair without a winner is left out, or counts one half in each order: its term is then the mean of the
+pair's own and of the pair's with its responses exchanged."""
 
 
 ROUNDING = 1e-5

@@ -364,7 +364,7 @@ def old_logps(
 
 
 def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
-    """Whether the values recorded at sampling are those of the policy now."""
+    """True if the values recorded at sampling are those of the policy now."""
     return is_same_precision and all(
         row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows
     )

@@ -170,7 +170,7 @@ def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> floa
 
 
 def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:
-    """For each unit, the margin in the record of its prompt."""
+    """The margin in the record of each unit's prompt."""
     found = {id(row): item.group.prompt for item in items for row in item.group.trajectories}
     return [found[id(row)].columns[key] for row in batch.rows[0::2]]
 

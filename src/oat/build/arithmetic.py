@@ -56,7 +56,7 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
 
 @dataclass(frozen=True)
 class Begun:
-    """What lies behind a run that goes on, or behind the fork that it is.
+    """The part of a run that lies behind: its own steps so far, or those before the fork.
 
     Attributes:
         steps: steps that are done.
@@ -90,7 +90,7 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
 
 
 def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
-    """Why nothing is left to do of a run that was begun; "" where something is."""
+    """The reason why nothing is left to do of a run that was begun; "" if something is left."""
     most, spent = resolved.config.stop.max_queries, begun.queries
     if not begun.steps:
         return ""
@@ -212,15 +212,14 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
 
 
 def _each(prompts: int, size: int, *, is_exact: bool) -> str:
-    """How often each prompt comes where so many are taken of so many; it can be said exactly where the first
-    one begins an epoch."""
+    """The number of times that each prompt comes, in words; exact if the first one begins an epoch."""
     times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
     often = "once" if times == 1 else f"{times:,} times"
     return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
 
 
 def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
-    """What a step learns from beside its own take, when it has the most."""
+    """The questions that a step learns from beside its own, when the buffer is fullest."""
     questions = resolved.widened.questions
     takes = math.ceil(buffer.questions / questions)
     fullest = min(takes, buffer.clear_every or takes)

@@ -83,7 +83,7 @@ def settings_of(config: Config, section: str) -> Any:
 
 
 def run_facts(config: Config) -> RunFacts:
-    """What the parts of a configuration may know of the run around them."""
+    """The facts of a run that its parts may know."""
     return RunFacts(
         profile=config.compute.profile,
         max_new_tokens=config.sampling.max_new_tokens,

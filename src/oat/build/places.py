@@ -16,7 +16,7 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.tracking.sinks import told_of
 
 _MOMENTS = 2
-"""Of AdamW, each as large as the weights that learn."""
+"""Moments of AdamW, each as large as the weights that learn."""
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
@@ -52,7 +52,7 @@ def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None
 
 
 def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> Lines:
-    """Where each box runs, and in which precision."""
+    """The place and the precision of each box."""
     config = resolved.config
     device = "a CUDA device" if config.compute.profile == "gpu" else "the CPU"
     engine, c = resolved.engine, config.learner

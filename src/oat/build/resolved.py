@@ -49,7 +49,7 @@ class Resolved:
     outlines: Outlines = field(default_factory=Outlines)
 
     def blame(self, field: str) -> AbstractContextManager[None]:
-        """Within it errors say where the field stands (`config.load.blaming`)."""
+        """Make errors within this context say where the field stands (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
 
     @property

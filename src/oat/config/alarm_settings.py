@@ -18,8 +18,8 @@ class AlarmConfig:
     patience: Count = 5
     """Steps in a row with the metric out of bounds before the alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
-    """What follows a raised alarm: a warning; the end of the run, saved, with exit code 3; or a return to the
-    newest checkpoint that has proven good. `off`: the metric is not watched."""
+    """Consequence of a raised alarm: a warning; the end of the run, saved, with exit code 3; or a return to
+    the newest checkpoint that has proven good. `off`: the metric is not watched."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class WastedAlarm(AlarmConfig):
     patience: Count = 3
     """Such steps in a row out of bounds before the alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "stop"
-    """As for every alarm."""
+    """Consequence, as for every alarm."""
 
 
 @dataclass(frozen=True)
 class GoldAlarm(AlarmConfig):
     drop: Positive | None = None
-    """How far `eval/gold_sampled` may fall below its best value so far, in the units of the second oracle;
+    """Largest fall of `eval/gold_sampled` below its best value so far, in the units of the second oracle;
     None: it is not watched."""
     patience: Count = 2
     """Evaluations in a row further below than that before the alarm is raised."""

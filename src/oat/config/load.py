@@ -24,7 +24,7 @@ from oat.files import seen, start
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
-"""Where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
+"""The place where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
 
 
 _MOST = 4

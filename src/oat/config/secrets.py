@@ -67,7 +67,7 @@ class Hider:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a field is called like a secret, or holds headers."""
+    """True if a field is called like a secret, or holds headers."""
     return bool(_FIELD.fullmatch(name) or _HEADERS.fullmatch(name))
 
 

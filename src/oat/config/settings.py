@@ -69,11 +69,11 @@ class ModelConfig:
 @dataclass(frozen=True)
 class SourceConfig:
     path: str
-    """As `prompts.path`."""
+    """A source, as `prompts.path`."""
     weight: Positive = 1.0
     """Share of the prompts that come from this source, relative to the weights of the other sources."""
     split: str | None = None
-    """As `prompts.split`."""
+    """Split of a dataset, as `prompts.split`."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ class OracleConfig:
     name: str
     """One of ours (docs/oracles/), or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
-    """How a probability becomes a label: by comparison with one half, or drawn with that probability from the
-    run's seed. One half is a tie."""
+    """Makes a label of a probability: by comparison with one half, or by a draw with that probability from
+    the run's seed. One half is a tie."""
     scale: Positive = 1.0
     """Scale of rewards in Bradley-Terry preferences: p = sigmoid((r1 - r2) / scale)."""
     max_outstanding: Whole = 0
@@ -213,7 +213,7 @@ class LearnerConfig:
     """When a number is not finite, before any weight moves: end the run and keep the batch, or leave out this
     optimiser step and count it."""
     max_skips: Count = 3
-    """With on_nonfinite: skip, most optimiser steps in a row that are left out; one more ends the run."""
+    """Most optimiser steps in a row that are left out with on_nonfinite: skip; one more ends the run."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up; linear and cosine end at a tenth."""
     warmup_steps: Whole = 0
@@ -310,7 +310,7 @@ class EvaluationConfig:
     majority_at: tuple[Count, ...] = ()
     """Each k of majority@k, at most `samples`."""
     answers: str | None = None
-    """How the answer in a response is found, for the majority: last_number, marked_number, tagged_answer, or
+    """Finds the answer in a response, for the majority: last_number, marked_number, tagged_answer, or
     `file.py:function` from a text to its answer, or None."""
 
 
@@ -362,8 +362,7 @@ class TrackingConfig:
 @dataclass(frozen=True)
 class ComputeConfig:
     profile: Literal["cpu", "gpu"] = "cpu"
-    """Where the models of learner and engine live and compute; `gpu` is one CUDA device of this machine
-    (docs/gpu.md)."""
+    """Device of the models of learner and engine; `gpu` is one CUDA device of this machine (docs/gpu.md)."""
     threads: Count | None = None
     """Threads of torch, and of the engine unless engine.threads is set. None: the number that is fastest in a
     short measurement when the run is created, which the run keeps; on a GPU torch's own."""

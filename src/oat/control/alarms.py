@@ -138,7 +138,7 @@ class Alarms:
 
     @property
     def ended(self) -> str | None:
-        """Why an alarm ended the run, or None. The reason stays until the alarm's settings are changed."""
+        """The reason why an alarm ended the run, or None. It stays until the alarm's settings are changed."""
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
@@ -207,7 +207,7 @@ class Alarms:
         return self.counts[name] == alarm.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """Whether the alarm finds nothing wrong with the state that a step began with. The second oracle's
+        """True if the alarm finds nothing wrong with the state that a step began with. The second oracle's
         alarm proves only a state that was evaluated."""
         metric = self.alarms[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
@@ -251,8 +251,7 @@ class Alarms:
         )
 
     def _hint(self, name: str, values: Mapping[str, float]) -> str:
-        """What the user should look at; for missing answers, by the mark that most of the step's questions
-        have."""
+        """Advice to the user; for missing answers, by the mark that most of the step's questions have."""
         if name not in ("unanswered", "wasted"):
             return _HINTS[name]
         shares = {mark: values.get(metric, 0.0) for mark, metric in CAUSES.items()}

@@ -13,7 +13,7 @@ CAUSES = {
     "failed": "answers/failed_frac",
     "unpaid": "answers/unpaid_frac",
 }
-"""For each mark of a missing value, the metric with the share of a step's questions that have it."""
+"""The metric with the share of a step's questions that have a mark, for each mark of a missing value."""
 
 _SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget did not allow them"}
 _FAILS = (

@@ -27,7 +27,7 @@ class TorchEngineConfig:
 
 
 def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:
-    """What the engine cannot promise, and settings that nothing reads."""
+    """Checks of promises that the engine cannot keep, and of settings that nothing reads."""
     yield Check(
         "engine.deterministic",
         config.deterministic and run.profile == "gpu",

@@ -138,7 +138,7 @@ class SinkProcess:
             )
 
     def is_done(self, since: float) -> bool:
-        """Whether the sink has ended, or has used up its time. It has `wait_s` to take what is left and to
+        """True if the sink has ended, or has used up its time. It has `wait_s` to take what is left and to
         end in its own way; missing rows are reported then, unless the sink had closed and only its libraries
         linger.
 

@@ -1,5 +1,5 @@
-"""What a part (an algorithm, an explorer, an engine, ...) declares beside its protocol, so that no other file
-knows its settings:
+"""The declarations of a part (an algorithm, an explorer, an engine, ...) beside its protocol, so that no
+other file knows its settings:
 
     Config                    dataclass of its settings, each with a docstring; ranges are checked in it
     defaults(config, run)     optional: settings left open that follow from the run around it
@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a part may know of the run around it.
+    """The facts of a run that a part may know.
 
     Attributes:
         profile: "cpu" or "gpu" (`compute.profile`).
         max_new_tokens: most tokens of a response.
-        is_sampling: whether anything is sampled, in training or in evaluations.
-        has_environment: whether an environment answers the model, so that an episode has several responses.
-        has_buffer: whether a step also learns from questions of earlier steps (`learner.buffer`).
-        measures_pairs: whether recorded pairs are measured that are never learned (`evaluation.pairs`).
+        is_sampling: True if anything is sampled, in training or in evaluations.
+        has_environment: True if an environment answers the model, so that an episode has several responses.
+        has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
+        measures_pairs: True if recorded pairs are measured that are never learned (`evaluation.pairs`).
     """
 
     profile: str

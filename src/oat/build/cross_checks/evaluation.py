@@ -46,7 +46,7 @@ def oracles(resolved: Resolved) -> Iterator[Check]:
 
 
 def measures(resolved: Resolved) -> Iterator[Check]:
-    """What the samples and the records of an evaluation can say.
+    """An evaluation's samples and records suffice for what it is to say.
 
     Raises:
         ConfigError: `evaluation.answers` names no function.
