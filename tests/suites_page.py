@@ -1,4 +1,4 @@
-"""Writes docs/test_suites.md from the markers `slow` and `sample` of the tests: `python tests/suites_page.py`."""
+"""Write docs/test_suites.md from the markers `slow` and `sample` of tests: `python tests/suites_page.py`."""
 
 import ast
 from collections.abc import Mapping

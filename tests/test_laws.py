@@ -264,8 +264,8 @@ def test_the_loop_knows_protocols_only(name: str) -> None:
 
 
 def test_only_build_knows_concrete_parts_of_several_boxes() -> None:
-    """Outside its box a concrete algorithm, engine, explorer or oracle may be used, but only build/run.py puts
-    several together, and build/resolve.py makes the explorer of a run whose oracle it checks."""
+    """Outside its box a concrete algorithm, engine, explorer or oracle may be used, but only build/run.py
+    puts several together, and build/resolve.py makes the explorer of a run whose oracle it checks."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."

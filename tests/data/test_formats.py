@@ -1,5 +1,7 @@
-"""The columns of records: formats, prompts, responses, and what is none of them. tests/data/test_trl.py has runs
-of every format."""
+"""Columns of records: formats, prompts, responses, and what is none of them.
+
+tests/data/test_trl.py has runs of every format.
+"""
 
 import json
 

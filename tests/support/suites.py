@@ -1,7 +1,7 @@
-"""Which tests `make test` runs, and which are left to `make test-slow`; `suites_page.py` writes down why.
+"""The tests that `make test` runs, and those left to `make test-slow`; `suites_page.py` writes down why.
 
-`@pytest.mark.slow(instead="...", seconds=...)` leaves a test out of `make test`; `@pytest.mark.sample(...)` some
-of its cases. `seconds` are what they took, of one core that others used too.
+`@pytest.mark.slow(instead="...", seconds=...)` leaves a test out of `make test`; `@pytest.mark.sample(...)`
+leaves some of its cases out. `seconds` are what they took, of one core that others used too.
 """
 
 from collections.abc import Iterable
