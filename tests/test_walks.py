@@ -1,5 +1,5 @@
-"""Settings walk one way (docs/architecture.md): `config/` reads them, `build/` hands each part its own, and no
-file reads a setting of another part. The tests read the source and run nothing."""
+"""Settings walk one way (docs/architecture.md): `config/` reads them, `build/` hands each part its own, and
+no file reads a setting of another part. The tests read the source and run nothing."""
 
 import ast
 from collections.abc import Iterator
