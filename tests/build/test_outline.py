@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from oat.build.estimate import Lengths, estimate
 from oat.build.memory import SURE, _at_most
-from oat.build.models import outline_of
 from oat.build.open_run import outlined
+from oat.build.outline import outline_of
 from oat.build.resolve import resolve
 from oat.build.run_inputs import gather_inputs
 from oat.cli.entry import COMMANDS, main

@@ -1,4 +1,4 @@
-"""The engine of a run, and how it is to sample."""
+"""The engine of a run, and the sampling that it is asked for."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -41,7 +41,7 @@ def make_engine(
     """The engine in this process, with the models of its slots.
 
     Args:
-        threads: of torch while the engine works; None: as the process has them.
+        threads: number of threads of torch while the engine works; None: the process's own.
     """
     return TorchEngine(
         slots,
@@ -56,12 +56,12 @@ def make_engine(
 
 
 def make_sampling(resolved: Resolved) -> Sampling:
-    """As the actor samples."""
+    """The sampling of training."""
     sampling = plain_sampling(resolved.config)
     return replace(sampling, keep_sets=resolved.requires.ratio_based and sampling.truncates)
 
 
 def plain_sampling(config: Config) -> Sampling:
-    """As the actor samples for an evaluation."""
+    """The sampling of evaluations, which needs no kept sets."""
     names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
     return Sampling(**{name: getattr(config.sampling, name) for name in names})

@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
 from oat.build.learner import EnsembleParts, make_ensemble, make_learner
-from oat.build.models import ModelOutline, keys_of, load_models, load_slots
+from oat.build.models import load_models, load_slots
+from oat.build.outline import ModelOutline, keys_of
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
 from oat.config.settings import Config

@@ -1,4 +1,4 @@
-"""A user's explorer, as a run calls it."""
+"""The guard around a user's explorer."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,18 +12,22 @@ from oat.plugins.calls import raising, restoring
 from oat.types import Group, Key, Kind, Plan, Question
 
 
-class Held:
-    """A user's explorer. What it leaves behind is put back, and a question that is none about its groups goes
-    nowhere. What it raises passes through.
+class GuardedExplorer:
+    """A user's explorer, held against the protocol at every call. Changes that it makes to the process are
+    undone, and its errors pass through.
+
+    A question that breaks the protocol would stand in the ledger as it was returned: a pick counted from the
+    end, a text of its own or a changed token would be learned from in silence. `oat.testing.check_explorer`
+    asks the same functions.
 
     Args:
         name: as configurations have it, for messages.
 
     Attributes:
-        config: its settings; None where it has none.
+        config: the explorer's settings; None where it has none.
 
     Raises:
-        ContractError: `needs` names what no actor has.
+        ContractError: `needs` names a score that no actor has.
     """
 
     def __init__(self, explorer: Explorer, kind: Kind, name: str):
@@ -35,8 +39,10 @@ class Held:
         self.config = getattr(explorer, "config", None)
 
     def widen(self, plan: Plan) -> Plan:
-        """Raises:
-        ContractError: it returned no plan.
+        """The plan with the samples that the explorer adds.
+
+        Raises:
+            ContractError: the explorer returned no plan.
         """
         with restoring(self._name, self._failed):
             widened = self._explorer.widen(plan)
@@ -46,8 +52,11 @@ class Held:
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """Raises:
-        ContractError: it returned something else than questions about these groups, or changed their tokens.
+        """The questions that the explorer chooses.
+
+        Raises:
+            ContractError: the explorer returned something else than questions about these groups, or changed
+                their tokens.
         """
         before = _checksum(groups)
         with restoring(self._name, self._failed):
@@ -71,7 +80,7 @@ class Held:
 
 
 def _checksum(groups: Sequence[Group]) -> int:
-    """Of the tokens, with what was recorded of them, that will be learned from."""
+    """Checksum of the tokens that will be learned from, with their records."""
     found = 0
     for segment in (
         segment for group in groups for trajectory in group.trajectories for segment in trajectory.segments

@@ -1,9 +1,9 @@
-"""A new run that begins where another stood at one of its checkpoints, under settings that may not change
-within a run.
+"""Forks: a fork is a new run that begins where another run stood at one of its checkpoints, under settings
+that may not change within a run.
 
-Its directory gets the checkpoint, the ledger as it was then, and the rows of metrics up to there; the other
-run is only read. `fork.json` names where it came from, and is written first: a fork whose making was cut off
-is made anew by the same command.
+The fork's directory gets the checkpoint, the ledger as it was then, and the rows of metrics up to there; the
+other run is only read. `fork.json` says where the fork came from. It is written first, so the same command
+makes a fork anew whose making was cut off.
 """
 
 import json
@@ -35,8 +35,8 @@ class Origin:
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Say that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from. Once
-    made, it needs the other run no more.
+    """Record that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from.
+    Once the fork is made, it no longer needs the other run.
 
     Raises:
         ConfigError: as `find_origin`.
@@ -48,7 +48,7 @@ def begin_fork(source: str, directory: Path) -> None:
 
 
 def find_origin(source: str, directory: Path) -> Origin:
-    """Where a fork begins, or has begun in its directory. Nothing is written.
+    """The place where a fork begins, or has begun in its directory. Nothing is written.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or the directory has another run.
@@ -85,34 +85,33 @@ def find_origin(source: str, directory: Path) -> Origin:
 
 
 def verify_origin(origin: Origin) -> None:
-    """Whether its checkpoint can be used; nothing of it is loaded.
+    """Refuse an origin whose checkpoint cannot be used; nothing of it is loaded.
 
     Raises:
-        CheckpointError: it does not verify.
-        LedgerError: the run's ledger lacks what it says.
+        CheckpointError: the checkpoint does not verify.
+        LedgerError: the run's ledger lacks what the checkpoint says that it holds.
     """
     _checkpoints(origin.run).verify_step(origin.step)
     refuse_lost(origin.run, origin.step)
 
 
 def origin_of(directory: Path) -> Origin:
-    """What `begin_fork` has said."""
+    """The origin that `begin_fork` has recorded."""
     origin = _read(directory)
     assert origin is not None, "begin_fork comes first"
     return origin
 
 
-def copy_state(directory: Path, *, same_judges: bool) -> None:
-    """Fill a fork's directory with what the other run had at the checkpoint.
+def copy_state(directory: Path, *, same_evaluation: bool) -> None:
+    """Fill a fork's directory with the state of the other run at the checkpoint.
 
     Args:
-        same_judges: the fork evaluates as the other run; otherwise answers to its evaluations are not known
-            to the fork, what they found says nothing of which checkpoint is the best, and nobody waits for
-            those that are still open.
+        same_evaluation: the fork evaluates as the other run does. Otherwise the fork forgets the answers and
+            the metrics of the other run's evaluations, and gives up their open questions.
 
     Raises:
         CheckpointError: the checkpoint does not verify, or was removed meanwhile.
-        LedgerError: the run's ledger lacks what it says.
+        LedgerError: the run's ledger lacks what the checkpoint says that it holds.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step
@@ -128,7 +127,9 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     refuse_lost(run, step)
     state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
     row = {
-        name: value for name, value in theirs.row(step).items() if same_judges or not name.startswith("eval/")
+        name: value
+        for name, value in theirs.row(step).items()
+        if same_evaluation or not name.startswith("eval/")
     }
     _checkpoints(directory).save(step, tensors, state, row)
     read_only = read_only_address(run / "ledger.sqlite")
@@ -140,7 +141,7 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
     with closing(Store(directory / "ledger.sqlite")) as store, store:
         store.cut(step, evaluated=step > 0 and ROW not in state)
         versions.cut(store, step)
-        if not same_judges:
+        if not same_evaluation:
             store.forget_judgements()
             close_unanswered(store, "eval", "gold")
     rows = step + (ROW not in state) if step > 0 else 0
@@ -152,8 +153,8 @@ def copy_state(directory: Path, *, same_judges: bool) -> None:
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Whether a line of a stream may be of an earlier row; what is damaged is left to whoever goes on with
-    it."""
+    """Whether a line of a stream may belong to an earlier row. A damaged line is kept, for the run that goes
+    on with the stream to deal with."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):
@@ -165,7 +166,7 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
 
 
 def begins_after(directory: Path) -> int:
-    """The steps that a run had when it began: of a fork, those of the other run."""
+    """The steps that were done when a run began: 0, or those of the run that it is a fork of."""
     origin = _read(directory)
     return 0 if origin is None else origin.step
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.build.engine import make_sampling
@@ -23,7 +24,13 @@ from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE
 
-EnsembleParts = tuple[EnsembleLearning, Ensemble, EnsembleScorer]
+
+class EnsembleParts(NamedTuple):
+    """The parts of a run that an ensemble has: its objective, the learner's model, and the actor's copy."""
+
+    objective: EnsembleLearning
+    model: Ensemble
+    scorer: EnsembleScorer
 
 
 def make_learner(
@@ -34,7 +41,15 @@ def make_learner(
     ensemble: EnsembleParts | None,
     keep: Path | None = None,
 ) -> Learner:
-    """The learner; a batch that stops it goes into the folder `keep`."""
+    """The learner of a run.
+
+    Args:
+        keep: folder for the batch that stops it; None: no batch is kept.
+
+    Raises:
+        ConfigError: not even one row fits into `compute.memory_gb`.
+        ModelError: a model cannot be a reward model, or has no gradient checkpointing.
+    """
     config, objective = resolved.config, resolved.objective
     c = config.learner
     models: dict[str, Model] = {}
@@ -57,8 +72,8 @@ def make_learner(
             lms[name].checkpoint_gradients()
     optimisers = {name: _optimiser(c, name) for name in objective.wants}
     if ensemble:
-        models[ENSEMBLE] = ensemble[1]
-        optimisers[ENSEMBLE] = ensemble_optimiser(ensemble[0].config)
+        models[ENSEMBLE] = ensemble.model
+        optimisers[ENSEMBLE] = ensemble_optimiser(ensemble.objective.config)
     learner = Learner(
         models,
         optimisers,
@@ -97,7 +112,7 @@ def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
 
 
 def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
-    """Adam at a constant rate, as the sources' code has it."""
+    """Adam at a constant rate, as in the code of the ensemble's sources."""
     norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
     return OptimiserSettings(
         config.learning_rate,
@@ -110,11 +125,11 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
 
 
 def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
-    """The ensemble's objective, the learner's ensemble, and the actor's side of it, where the explorer needs
-    one.
+    """The ensemble's objective, the learner's ensemble, and the actor's copy of it; None where the explorer
+    needs no ensemble.
 
     Raises:
-        ConfigError: the explorer says nothing about its ensemble.
+        ConfigError: the explorer has no settings for its ensemble.
     """
     if ENSEMBLE not in explorer.needs:
         return None
@@ -131,4 +146,4 @@ def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds)
         shape = {"features": width, "members": settings.members, "hidden": settings.hidden}
         return Ensemble(**shape, activation=settings.activation, generator=seeds.at("init", ENSEMBLE))
 
-    return EnsembleLearning(settings), fresh(), EnsembleScorer(backbone, fresh())
+    return EnsembleParts(EnsembleLearning(settings), fresh(), EnsembleScorer(backbone, fresh()))

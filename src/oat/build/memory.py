@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from oat.build.estimate import Estimate, Lengths, estimate, longest_sequence, most_questions
-from oat.build.models import ModelOutline, load_models, outline_of
+from oat.build.models import load_models
+from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.load import where
 from oat.config.settings import Config, LoraConfig

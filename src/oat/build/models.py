@@ -1,15 +1,12 @@
-"""The language models of a run: which there are, in which precision, and on which device."""
+"""The language models of a run: their names, their precisions and their devices."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, ModelConfig
-from oat.engines.decoding import blaming_model, cache_dtype_on
-from oat.engines.paged_cache import PAGE
 from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
@@ -24,84 +21,8 @@ HALF = {"bfloat16": torch.bfloat16}
 """Precisions in which the engine has weights of its own (`engine.dtype`)."""
 
 
-@dataclass(frozen=True)
-class ModelOutline:
-    """The numbers of a language model that are known without its weights.
-
-    Attributes:
-        device: where it will be.
-        weights: numbers of all its matrices.
-        a_token: numbers that go into and come out of them for one token.
-        heads: of attention, in all layers.
-        keys: numbers of the keys and values of one token, in all layers.
-        context_length: tokens, if it has a limit.
-    """
-
-    device: torch.device
-    weights: int
-    a_token: int
-    heads: int
-    keys: int
-    context_length: int | None
-
-    def page_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of a page of the engine's cache.
-
-        Args:
-            dtype: of the engine's weights.
-        """
-        return PAGE * self.keys * cache_dtype_on(self.device, dtype).itemsize
-
-
-def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
-    """The outline of a model under a compute profile; quickest of one without weights.
-
-    Raises:
-        ModelError: its attention takes no layout.
-    """
-    sizes, config = (
-        [parameter.shape for parameter in lm.module.parameters()],
-        lm.module.config.get_text_config(),
-    )
-    weights, a_token = sum(size.numel() for size in sizes), sum(sum(size[-2:]) for size in sizes)
-    return ModelOutline(
-        device_of(profile),
-        weights,
-        a_token,
-        config.num_attention_heads * config.num_hidden_layers,
-        keys_of(lm),
-        lm.context_length,
-    )
-
-
-def keys_of(lm: CausalLM) -> int:
-    """Numbers of the keys and values of one token, in all layers.
-
-    Raises:
-        ModelError: as `outline_of`.
-    """
-    keys = _Keys()
-    with torch.no_grad(), blaming_model(lm):
-        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
-        lm.hidden(one, positions=one, layout=keys)
-    return keys.numbers
-
-
-class _Keys:
-    """A layout that asks only how many numbers the keys and values of a pass are."""
-
-    def __init__(self) -> None:
-        self.numbers = 0
-
-    def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
-    ) -> Tensor:
-        self.numbers += key.numel() + value.numel()
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-
-
 def device_of(profile: str) -> torch.device:
-    """Where the models of a compute profile live.
+    """The device of the models under a compute profile.
 
     Raises:
         ConfigError: torch finds no CUDA device.
@@ -115,27 +36,25 @@ def device_of(profile: str) -> torch.device:
 
 
 def device_notes(profile: str) -> tuple[str, ...]:
-    """What people should know about the device, in sentences."""
-    is_idle = profile == "cpu" and torch.cuda.is_available()
-    return (
-        (
-            (
-                "this machine has a CUDA device, and nothing will run on it; a new run with "
-                "compute.profile: gpu "
-                "uses it"
-            ),
+    """Sentences for people about the device."""
+    if profile == "cpu" and torch.cuda.is_available():
+        return (
+            "this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu "
+            "uses it",
         )
-        if is_idle
-        else ()
-    )
+    return ()
 
 
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """The learner's: the policy, and as far as they are needed a frozen reference and the backbones of critic
-    and reward model. With an adapter they share the frozen weights, and the reference is the policy with the
-    adapter off.
+    """The learner's models by name: the policy and, as far as they are needed, the reference and the
+    backbones of critic and reward model. With an adapter they share the frozen weights, and the reference is
+    the policy with the adapter off.
+
+    Args:
+        needs: names of the models that are needed beside the policy.
+        load: loads each of them.
 
     Raises:
         ConfigError, ModelError: as `device_of` and `load_model`.
@@ -154,17 +73,19 @@ def load_models(
 
 
 def load_policy(resolved: Resolved) -> CausalLM:
-    """The policy's start alone, on the CPU."""
+    """The policy's start, on the CPU."""
     return load_model(resolved.config.model)
 
 
 def load_slots(
     resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """The engine's: they share the learner's tensors wherever neither version nor precision can differ.
+    """The engine's models by slot. They share the learner's tensors wherever neither version nor precision
+    can differ.
 
     Args:
-        lms: the learner's.
+        lms: the learner's models.
+        load: loads those that cannot share.
 
     Raises:
         ModelError: a tensor stays in float32 when its model is loaded in `engine.dtype`.
@@ -183,9 +104,8 @@ def load_slots(
     slots = {"sampler": load(own.model, device=policy.device) if is_late else lms["policy"], **lms}
     for lm in slots.values():
         for name, tensor in lm.tensors().items():
-            is_unmoved = not lm.has_weights and is_adapter(
-                name
-            )  # an outline stays in the precision it is made in
+            # an adapter without weights stays in the precision it is made in
+            is_unmoved = not lm.has_weights and is_adapter(name)
             if tensor.is_floating_point() and tensor.dtype != HALF[dtype] and not is_unmoved:
                 raise ModelError(
                     f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
@@ -195,7 +115,7 @@ def load_slots(
 
 
 def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
-    """By slot, the precision of weights that are not kept in the learner's.
+    """The precision of weights that are not kept in the learner's, by slot.
 
     Args:
         dtype: `engine.dtype`.
@@ -204,7 +124,7 @@ def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
 
 
 def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
-    """The ids of the tokenizer are those of the model, as far as numbers can tell.
+    """Refuse a tokenizer that is not the model's, as far as the numbers of ids can tell.
 
     Raises:
         ModelError: as `check_vocabulary`, or no id that the model ends a text with is a token.
@@ -213,23 +133,22 @@ def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
     if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
         raise ModelError(
             f"its generation_config.json ends a text with id {lm.eos_ids[0]}, and its tokenizer has ids "
-            f"below {renderer.num_tokens}; give the "
-            "tokenizer that belongs to the model"
+            f"below {renderer.num_tokens}; give the tokenizer that belongs to the model"
         )
 
 
 def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
-    """The reference reads the ids that the policy writes. A reference without a tokenizer is believed.
+    """Refuse a reference that cannot read the ids that the policy writes. A reference without a tokenizer is
+    believed.
 
     Raises:
         ModelError: it has fewer rows than the policy's tokenizer has tokens, or far more
-        (`check_vocabulary`), or its tokenizer gives them other ids.
+            (`check_vocabulary`), or its tokenizer gives them other ids.
     """
     if renderer.num_tokens > reference.vocab_rows:
         raise ModelError(
             f"its embeddings have {reference.vocab_rows} rows, and the policy's tokenizer has "
-            f"{renderer.num_tokens} tokens; give a model of the same "
-            "family"
+            f"{renderer.num_tokens} tokens; give a model of the same family"
         )
     check_vocabulary(renderer.tokenizer, reference.vocab_rows, "the policy's tokenizer")
     try:
@@ -242,14 +161,13 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
         token = others[0]
         raise ModelError(
             f"its tokenizer gives {len(others)} of {len(ours)} tokens other ids than the policy's, for "
-            f"example {token!r} {theirs[token]} instead of "
-            f"{ours[token]}; give a model of the same family"
+            f"example {token!r} {theirs[token]} instead of {ours[token]}; give a model of the same family"
         )
 
 
 def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
-    """The policy with its adapter off; another adapter beside its weights, frozen or following; or a model of
-    its own."""
+    """The reference: the policy with its adapter off; another adapter beside the policy's weights, frozen or
+    following; or a model of its own."""
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
@@ -270,8 +188,8 @@ def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) 
 
 
 def has_own_reference(model: ModelConfig) -> bool:
-    """Whether a reference has weights of its own, and does not stand beside those that the policy's adapter
-    leaves as they are."""
+    """Whether a reference has weights of its own, rather than sharing those that the policy's adapter leaves
+    as they are."""
     return model.lora is None or not (
         model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
     )
@@ -286,7 +204,7 @@ def _another(
     *,
     field: str = "model.adapter",
 ) -> CausalLM:
-    """The start of the policy once more; with an adapter of its own, beside the same frozen weights."""
+    """A second copy of the policy's start; with an adapter of its own, beside the same frozen weights."""
     lm = load(config.model, seeds.key("init", name), policy.device, field=field)
     if config.model.lora is not None:
         share_base(lm, policy)

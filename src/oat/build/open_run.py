@@ -175,7 +175,7 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
     if origin is not None:
         assert stored is not None, "the run that is forked has a configuration"
         theirs = with_given(stored.config, stored.config.run_dir, str(origin.run))
-        copy_state(directory, same_judges=theirs.evaluation == config.evaluation)
+        copy_state(directory, same_evaluation=theirs.evaluation == config.evaluation)
     checkpoints = Checkpoints(directory / "checkpoints", **asdict(config.checkpoint))
     checkpoints.refuse_others()
     refuse_lost(directory)

@@ -1,8 +1,8 @@
 """From a configuration to a `Resolved`: the options that each part reads, the defaults that follow from other
-settings, the objective and the explorer; `build/cross_checks/` has what contradicts what.
+settings, the objective and the explorer. `build/cross_checks/` refuses settings that contradict each other.
 
 Everything that the configuration alone decides is decided here, before anything is loaded, sampled or paid
-for. `config/load.py` checks each field by itself, `build/run_inputs.py` and `build/run.py` check what only
+for. `config/load.py` checks each field by itself; `build/run_inputs.py` and `build/run.py` check what only
 the model and the data can tell.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from oat.algorithms.base import Objective
 from oat.build.cross_checks.all_sections import check_settings
-from oat.build.explorers import Held
+from oat.build.explorers import GuardedExplorer
 from oat.build.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
 from oat.build.resolved import Resolved, evaluation_oracles_of
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
@@ -50,7 +50,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
         with blaming(config, origins, section):
             parts[section] = with_options(config, section, part, origins)
     given = set(config.algorithm.options)
-    config = _with_judges(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
+    config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {
         f"evaluation.{'gold' if purpose == 'gold' else 'oracle'}": judge
@@ -80,8 +80,13 @@ def make_objective(config: Config) -> Objective:
 
 
 def make_explorer(config: Config, requires: Requires) -> Explorer:
-    """NoExploration, or a user's class: constructed with (kind), or (kind, config) where it has a dataclass
-    `Config`."""
+    """The explorer of a configuration: `NoExploration`, or a user's class, guarded. A user's class is called
+    with the kind of feedback, and with its settings where it has a dataclass `Config`.
+
+    Raises:
+        ConfigError: its constructor fails.
+        ContractError: as `GuardedExplorer`.
+    """
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)
     cls: Callable[..., Explorer] = find_part(config, "explorer", {})
@@ -94,11 +99,17 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
         ),
     ):
         explorer = cls(requires.feedback, *given)
-    return Held(explorer, requires.feedback, name)
+    return GuardedExplorer(explorer, requires.feedback, name)
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
-    """An adapter that the policy goes on with says itself what it is."""
+    """The configuration with `model.lora` as the adapter's own files describe it, where the policy goes on
+    from an adapter.
+
+    Raises:
+        ConfigError: `model.path` is an adapter, or `model.lora` contradicts the adapter.
+        ModelError: the adapter cannot be read.
+    """
     model = config.model
     if is_adapter_directory(model.path):
         base = described_adapter(model.path)[1]
@@ -120,9 +131,9 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
     return replace(config, model=replace(model, lora=found))
 
 
-def _with_judges(config: Config) -> Config:
-    """The oracles of evaluations as sections; the name alone of the one that training asks is that one, with
-    its options."""
+def _with_evaluation_oracles(config: Config) -> Config:
+    """The configuration with the oracles of evaluations as sections. The name of the oracle that training
+    asks, given alone, means that one, with its options."""
     e = config.evaluation
     if e is None:
         return config
@@ -133,7 +144,7 @@ def _with_judges(config: Config) -> Config:
 
 
 def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origins: Origins) -> None:
-    """Options that the oracle does not take, beside the fields that its section has."""
+    """Refuse an option that is neither the oracle's nor a field of its section."""
     if not oracle.options:
         return
     takes = set() if oracle.name in BUILTIN else oracle_options(oracle.name)

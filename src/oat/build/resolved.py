@@ -1,8 +1,8 @@
 """A resolved configuration: every setting filled in, and the parts and numbers that follow from it.
 
-`build/resolve.py` makes one `Resolved` a command, or a life of a run, and every function of `build/` reads it
-instead of finding the same things again. Where two configurations are compared (the run in a directory, the
-run that is forked), each is a resolved value of its own.
+`build/resolve.py` makes one `Resolved` for each command, or for each life of a run, and every function of
+`build/` reads it instead of finding the same values again. Where two configurations are compared (with the
+run in a directory, or with the run that is forked), each of them is a resolved value of its own.
 """
 
 from contextlib import AbstractContextManager
@@ -28,17 +28,17 @@ from oat.types.part import Check
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A configuration and what it comes to.
+    """A configuration, and the values that follow from it.
 
-    `dataclasses.replace(resolved, config=...)` keeps objective and explorer, and finds the rest again: for
-    settings that neither of the two reads.
+    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer and finds every other
+    value again, so it is for settings that neither of the two reads.
 
     Attributes:
-        config: with every default filled in.
+        config: the configuration with every default filled in.
         origins: where each setting was given, for messages.
-        objective: of the run that is made of this value. It has a state, such as an adapted coefficient of
-            the KL, so a second run, or a second life, is resolved anew.
-        explorer: as the run calls it.
+        objective: the objective of the one run that is made of this value. It has a state, such as an
+            adapted coefficient of the KL, so a second run, or a second life, is resolved anew.
+        explorer: the explorer, as the run calls it.
         outlines: the models without weights that were made so far.
     """
 
@@ -73,12 +73,12 @@ class Resolved:
 
     @cached_property
     def plan(self) -> Plan:
-        """The first step's, as the objective states it."""
+        """The plan of the first step, as the objective states it."""
         return self.objective.plan(0)
 
     @cached_property
     def widened(self) -> Plan:
-        """The first step's, with the samples that the explorer adds."""
+        """The plan of the first step, with the samples that the explorer adds."""
         return self.explorer.widen(self.plan)
 
     @cached_property

@@ -156,8 +156,8 @@ def _computing(
         learner=_apart(config, learner, ensemble),
         own_learner=learner,
         engine=_wired(config, engine),
-        objectives=[resolved.objective, ensemble[0]] if ensemble else [resolved.objective],
-        scorer=ensemble[2] if ensemble else None,
+        objectives=[resolved.objective, ensemble.objective] if ensemble else [resolved.objective],
+        scorer=ensemble.scorer if ensemble else None,
         has_weights=lms["policy"].has_weights,
     )
 
@@ -181,7 +181,7 @@ def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> 
     prepared nothing."""
     if not config.compute.serialise:
         return learner
-    believed = [EnsembleLearning(ensemble[0].config)] if ensemble else []
+    believed = [EnsembleLearning(ensemble.objective.config)] if ensemble else []
     return over_wire(learner, own=[make_objective(config), *believed])
 
 

@@ -20,8 +20,9 @@ from oat.build.fingerprints import (
     warn_of_other_prompts,
     weights_read,
 )
-from oat.build.models import ModelOutline, check_tokenizer, load_models, outline_of
+from oat.build.models import check_tokenizer, load_models
 from oat.build.oracles import Addressed, evaluation_oracles, training_oracle
+from oat.build.outline import ModelOutline, outline_of
 from oat.build.prompts import PromptReader, inputs_of_held_out
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
