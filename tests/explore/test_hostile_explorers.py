@@ -15,7 +15,7 @@ from fixtures import World, forked, oat
 from trainers import lines
 
 from oat import Trainer
-from oat.build.explorers import Held
+from oat.build.explorers import GuardedExplorer
 from oat.commands.export import digest_run
 from oat.errors import ContractError, OatWarning
 from oat.explore.none import NoExploration
@@ -44,7 +44,7 @@ def ask(change: Change) -> list[Question]:
     generator = np.random.default_rng(0)
     groups = [make_group(number, PLAN.samples, generator) for number in range(PLAN.prompts)]
     keys = [Key("train", 4, 0, number) for number in range(PLAN.prompts)]
-    return Held(Mine(change), "compare", "mine.py:Mine").choose(groups, keys, {}, generator)
+    return GuardedExplorer(Mine(change), "compare", "mine.py:Mine").choose(groups, keys, {}, generator)
 
 
 def each(**changes: Any) -> Change:
@@ -171,7 +171,7 @@ def test_fewer_questions_than_groups_are_sound() -> None:
 )
 def test_a_plan_that_is_none_is_refused(plan: Any) -> None:
     with pytest.raises(ContractError, match=re.escape("explorer mine.py:Mine: widen returned")):
-        Held(Mine(lambda *_: [], lambda given: plan), "compare", "mine.py:Mine").widen(PLAN)
+        GuardedExplorer(Mine(lambda *_: [], lambda given: plan), "compare", "mine.py:Mine").widen(PLAN)
 
 
 @pytest.mark.parametrize("needs", [None, "sampler", frozenset({"critic"}), ["sampler"]])
@@ -179,7 +179,7 @@ def test_needs_that_no_actor_has_are_refused(needs: Any) -> None:
     explorer = Mine(lambda *_: [])
     explorer.needs = needs
     with pytest.raises(ContractError, match=r"explorer mine\.py:Mine: needs is"):
-        Held(explorer, "compare", "mine.py:Mine")
+        GuardedExplorer(explorer, "compare", "mine.py:Mine")
 
 
 SOURCE = """
