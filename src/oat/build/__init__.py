@@ -1,2 +1,2 @@
-"""What makes a run of a configuration: defaults, cross-checks, models, parts, and the run directory opened or
-forked."""
+"""The way from a configuration to a run: defaults, cross-checks, models, parts, and the run directory opened
+or forked."""

@@ -28,6 +28,12 @@ def make_evaluation(
     directory: Path,
     pairs: HeldOutPairs | None,
 ) -> Evaluation | OnlyPairs | None:
+    """The evaluations of a run; None where it has none.
+
+    Args:
+        directory: of the run, for the records of evaluations.
+        pairs: the held-out pairs that are measured beside.
+    """
     config = resolved.config
     e, held_out = config.evaluation, run_inputs.held_out
     if e is None:
@@ -74,6 +80,7 @@ def make_evaluation(
 def held_out_pairs(
     resolved: Resolved, run_inputs: RunInputs, learner: Learner, seeds: Seeds
 ) -> HeldOutPairs | None:
+    """The held-out pairs that evaluations measure; None where there are none."""
     if run_inputs.pairs is None:
         return None
     config = resolved.config

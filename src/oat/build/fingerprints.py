@@ -1,5 +1,5 @@
-"""What the rows of a run are made from, beside its configuration: remembered in `environment.json`, and held
-against what is there when it goes on.
+"""Fingerprints of the inputs that the rows of a run are made from, beside its configuration. They stand in
+`environment.json`, and are held against the inputs that are there when the run goes on.
 
 | | | another one is |
 | --- | --- | --- |
@@ -12,8 +12,8 @@ against what is there when it goes on.
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | |
 
-No path stands in it, so that a run may be moved; `of` is a hash of how the configuration names a thing. A
-fork has in `fork.json` what the other run was made from, so it needs that one no more.
+Fingerprints contain no path, so a run may be moved; `of` is a hash of how the configuration names an input. A
+fork keeps the fingerprints of the other run in `fork.json`, so it no longer needs that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,17 +43,18 @@ from oat.rundir.provenance import entries, recorded_inputs
 from oat.text.templates import load_template
 
 Inputs = dict[str, Any]
-"""Plain JSON."""
+"""Fingerprints, as plain JSON."""
 Roles = Mapping[str, tuple[str, Oracle]]
-"""By field (`oracle`, `evaluation.oracle`, `evaluation.gold`) an oracle with its address."""
+"""Each oracle with its address, by the field that names it: `oracle`, `evaluation.oracle`,
+`evaluation.gold`."""
 Blame = Callable[[str], AbstractContextManager[None]]
-"""`config.blaming`, of one configuration."""
+"""`Resolved.blame`: within it errors say where a field stands."""
 
 CHANGEABLE = ("reward",)
-"""What may be accepted though it has changed (`--accept-changed`)."""
+"""Inputs that may be accepted although they have changed (`--accept-changed`)."""
 FORK_FILE = "fork.json"
 GIVEN = "given"
-"""The folder of a run for what it was given as objects of Python."""
+"""The folder of a run for models and records that were given as Python objects."""
 _MOST_LINES = 5
 _TEMPLATES = {
     "tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json",
@@ -62,10 +63,10 @@ _TEMPLATES = {
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
-    """What the rows of a run were made from by the last process that made some; None where none has said it.
+    """The fingerprints of the last process that made rows of a run; None where no process has recorded any.
 
     Args:
-        step: of the rows up to a checkpoint.
+        step: only processes that made rows up to this checkpoint count.
 
     Raises:
         ConfigError: `environment.json` is not what was written there.
@@ -79,7 +80,7 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
 
 
 def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
-    """What decides model and text, but for weights and template.
+    """The fingerprints of all files that decide model and text, but for weights and template.
 
     Args:
         lm: the policy; its configuration is enough.
@@ -100,7 +101,7 @@ def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
 
 
 def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
-    """The text of the template, if there is one.
+    """The fingerprint of the template's text, if there is a template.
 
     Raises:
         TemplateError: it is missing.
@@ -114,10 +115,10 @@ def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
 
 
 def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame: Blame) -> None:
-    """Hold what decides model and text against what it was.
+    """Hold the fingerprints of models and template against the known ones.
 
     Raises:
-        ModelError, TemplateError: another file, another field.
+        ModelError, TemplateError: a file or a field is another.
     """
     if known is None:
         return
@@ -142,13 +143,12 @@ def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame
 
 
 def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list[str]:
-    """The fields whose weights a run, or what goes on with its checkpoint, computes with as the files have
-    them.
+    """The fields whose weights a run computes with as their files have them.
 
     Args:
-        has_reference: it has a reference.
-        is_begun: it has a checkpoint, which has the policy's weights and those of a reference that follows
-        it.
+        has_reference: the run has a reference.
+        is_begun: the run has a checkpoint, which holds the policy's weights, and those of a reference that
+            follows the policy.
     """
     model = config.model
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
@@ -161,7 +161,7 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
 
 
 def inputs_of_weights(config: Config) -> Inputs:
-    """What there is of weights; nothing of a hub model that was not loaded yet."""
+    """The fingerprints of the weights on this machine; a hub model that was not loaded yet has none."""
     paths = {
         "model.path": config.model.path,
         "model.adapter": config.model.adapter,
@@ -177,10 +177,10 @@ def inputs_of_weights(config: Config) -> Inputs:
 
 
 def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:
-    """Hold the weights of these fields against what they were.
+    """Hold the fingerprints of the weights of these fields against the known ones.
 
     Raises:
-        ModelError: they are others.
+        ModelError: the weights are others.
     """
     for field, (before, after) in _both(known or {}, now, "weights").items():
         if field in fields and (field == "model.path" or before.get("of") == after["of"]):
@@ -189,10 +189,10 @@ def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str
 
 
 def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
-    """By field, what is asked.
+    """The fingerprints of the oracles, by field.
 
     Args:
-        versions: by address.
+        versions: of the oracles, by address.
     """
     found = {}
     for field, (address, oracle) in roles.items():
@@ -201,8 +201,8 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
 
 
 def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
-    """By address, the version of each oracle: as it was where all that it is made of is what it was, so that
-    a file that has only been saved again changes nothing; otherwise what the oracle says."""
+    """The version of each oracle, by address: the known one where all that the oracle is made of is the same,
+    so that a file that was only saved again changes nothing; otherwise the one that the oracle states."""
     found = {}
     for field, (address, oracle) in roles.items():
         before = _before(known, field, address)
@@ -212,13 +212,13 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
 
 
 def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str], blame: Blame) -> None:
-    """Oracles whose files have changed. One that has only declared another version goes on.
+    """Refuse oracles whose files have changed. An oracle that has only declared another version goes on.
 
     Args:
-        changed: the addresses of those that have answered in another version.
+        changed: the addresses of the oracles that have answered in another version.
 
     Raises:
-        ConfigError: names file and field.
+        ConfigError: an oracle's files have changed; names file and field.
     """
     for field, (address, oracle) in roles.items():
         now = {file: fields for file, fields in oracle.made_of.items() if file != "options"}
@@ -229,15 +229,14 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
             with blame(f"{field}.name"):
                 raise ConfigError(
                     f"it has changed since this run last asked it:{_listed(lines)}\nput it back as it "
-                    "was; or go on with --accept-changed reward "
-                    "(accept_changed=['reward'] from Python): then it is asked anew, and rows from there "
-                    "on have oracle/changes, since two rewards "
+                    "was; or go on with --accept-changed reward (accept_changed=['reward'] from Python): "
+                    "then it is asked anew, and rows from there on have oracle/changes, since two rewards "
                     "are in one curve; or begin a run of its own (another --run_dir)"
                 )
 
 
 def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -> None:
-    """For an evaluation of a run: its oracles are not what the run has asked."""
+    """Warn of oracles of an evaluation that are not those that the run has asked."""
     versions = versions_of(known, roles)
     for field, (address, _) in roles.items():
         if _before(known, field, address).get("version", versions[address]) != versions[address]:
@@ -248,24 +247,24 @@ def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -
 
 
 def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
-    """Held-out prompts, or pairs, that are not those of earlier evaluations."""
+    """Warn of held-out prompts, or pairs, that are not those of earlier evaluations."""
     for name, what in (("held_out", "prompts (evaluation.path)"), ("pairs", "pairs (evaluation.pairs)")):
         before, after = (known or {}).get(name, {}), now.get(name, {})
         if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
             warn(
                 f"the held-out {what} are not those that this run has been evaluated on, so evaluations "
-                "before and after are not to be held against "
-                "each other; put the data back as they were, if that is not meant"
+                "before and after are not to be held against each other; put the data back as they were, if "
+                "that is not meant"
             )
 
 
 class OwnFiles:
-    """The user's own files that a process has imported so far, held against those of earlier processes of a
+    """Holds the user's own files that a process has imported so far against those of earlier processes of a
     run.
 
     Args:
-        known: what those were made from.
-        roles: whose files are held against what they were elsewhere.
+        known: the fingerprints of those processes.
+        roles: the oracles, whose files `refuse_changed_oracles` looks at.
     """
 
     def __init__(self, known: Inputs | None, roles: Roles):
@@ -274,8 +273,8 @@ class OwnFiles:
         self.said = {file.partition(" of ")[0] for _, oracle in roles.values() for file in oracle.made_of}
 
     def __call__(self) -> dict[str, str]:
-        """Hashes by name, also of those that only earlier processes have imported; what has changed is said,
-        once."""
+        """Return the hashes of the files by name, also of those that only earlier processes have imported.
+        A file that has changed is warned of once."""
         now = own_files(self.base)
         changed = [
             name
@@ -292,7 +291,7 @@ class OwnFiles:
 
 
 def _both(known: Inputs, now: Inputs, section: str) -> dict[str, tuple[Inputs, Inputs]]:
-    """By field that both have, what there was and what there is."""
+    """The fingerprints before and now, by the fields that both have."""
     before, after = known.get(section, {}), now.get(section, {})
     return {field: (before[field], after[field]) for field in after if field in before}
 
@@ -306,8 +305,7 @@ def _refuse(lines: Sequence[str], read: str = "") -> None:
     if lines:
         raise ModelError(
             f"what is read of it is not what this run began with{read}:{_listed(lines)}\nput the files "
-            "back as they were, or begin a new run "
-            "(another --run_dir)"
+            "back as they were, or begin a new run (another --run_dir)"
         )
 
 

@@ -1,10 +1,9 @@
-"""What asking can cost at most, before anything is sampled: a question, a step and the run, held against the
-budget.
+"""The most that a question, a step and the run can cost, held against the budget before anything is sampled.
 
-The oracle says it itself (`price`), of questions about prompts of the run with the longest responses that
-there can be: as many tokens as `sampling.max_new_tokens` allows, of those tokens that make the longest texts;
-recorded responses are as they are. Of many prompts those count that are dearest by themselves among 1,024
-spread over the data.
+The oracle states the price (`price`) of questions about prompts of the run with the longest responses that
+there can be: as many tokens as `sampling.max_new_tokens` allows, each one that makes a long text. Recorded
+responses are taken as they are. Where there are many prompts, the dearest of 1,024 that are spread over the
+data count.
 """
 
 from collections.abc import Iterator
@@ -13,26 +12,27 @@ from dataclasses import replace
 import numpy as np
 
 from oat.build.resolved import Resolved
-from oat.build.run_inputs import RunInputs
+from oat.build.run_inputs import RunInputs, recorded_actor
 from oat.config.load import where
-from oat.config.settings import Config
 from oat.errors import ConfigError, warn
 from oat.oracles.builtin import BUILTIN
-from oat.rollout.recorded import RecordedActor
 from oat.text.renderer import Renderer
-from oat.types import Key, Kind, Price, Prompt, Question
+from oat.types import Key, Price, Prompt, Question
 from oat.types.budget import Budget
 
-_PROMPTS, _DEAREST = 1024, 3
-"""Prompts that are looked at, and those of them whose questions are priced with the longest responses."""
-_TOKENS, _LONGEST = 512, 3
-"""Tokens whose text is looked at, by what the tokenizer calls them; and those that make the longest
-responses, by each measure."""
+_PROMPTS = 1024
+"""Prompts whose questions are priced with empty responses."""
+_DEAREST = 3
+"""The dearest of them in each unit, whose questions are priced with the longest responses."""
+_TOKENS = 512
+"""Tokens with the longest names, whose texts are looked at."""
+_LONGEST = 3
+"""Tokens that make the longest texts by each measure."""
 _UNITS = ("queries", "tokens", "cost")
 
 
 def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
-    """The most that a question of training can cost, in each unit by itself. Nothing where nobody is asked.
+    """The most that a question of training can cost, in each unit by itself; no cost where nobody is asked.
 
     Raises:
         OracleError: the oracle's `price` fails, or returns no price.
@@ -50,7 +50,7 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
         return oracle.price(blank)
     prompts = run_inputs.prompts.spread(_PROMPTS)
     if config.prompts.responses:
-        return _most(oracle.price(_recorded(config, run_inputs, prompt, kind, name)) for prompt in prompts)
+        return _most(oracle.price(_recorded(resolved, run_inputs, prompt, name)) for prompt in prompts)
     plain = [(prompt, _about(prompt, blank, ("",) * samples)) for prompt in prompts]
     prices = [oracle.price(question) for _, question in plain]
     chosen = {
@@ -69,13 +69,13 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
 def lines_of_costs(
     resolved: Resolved, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
 ) -> Iterator[str]:
-    """For `oat check`: the most that a question, a step and all steps that are left can cost, of an oracle
-    that says it.
+    """The most that a question, a step and all steps that are left can cost, as a line for `oat check`; no
+    line where the oracle states no price.
 
     Args:
-        one: as `dearest_question` has it.
-        questions: of a step.
-        steps: that are left; None: until a budget ends the run.
+        one: the cost of a question, by `dearest_question`.
+        questions: questions of a step.
+        steps: steps that are left; None: until a budget ends the run.
     """
     _, oracle = run_inputs.training_oracle
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
@@ -89,14 +89,14 @@ def lines_of_costs(
 
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
-    """Hold the budget of training against the most that a question, and a step, can cost. Of a run that is
-    begun it is only said.
+    """Hold the budget of training against the most that a question, and a step, can cost. A run that is begun
+    is only warned.
 
     Args:
-        one: as `dearest_question` has it.
+        one: the cost of a question, by `dearest_question`.
 
     Raises:
-        ConfigError: it may be that no question can be asked.
+        ConfigError: the budget may not allow a single question.
     """
     budget, questions = resolved.budgets["train"], resolved.plan.questions
     alone = {
@@ -133,8 +133,8 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:
-    """Texts of responses of so many tokens: one token each, again and again, of those with the longest text
-    by one measure or another."""
+    """The texts of responses that repeat one token `size` times, for the tokens with the longest texts by one
+    measure or another: characters, bytes, or characters of the escaped text."""
     tokens: dict[str, int] = renderer.tokenizer.get_vocab()
     longest = sorted(
         (id for id in tokens.values() if id not in renderer.stop_ids),
@@ -163,12 +163,12 @@ def _about(prompt: Prompt, question: Question, candidates: tuple[str, ...]) -> Q
     )
 
 
-def _recorded(config: Config, run_inputs: RunInputs, prompt: Prompt, kind: Kind, oracle: str) -> Question:
-    actor = RecordedActor(run_inputs.prompts.fit, config.prompts.responses, config.prompts.score_key)
+def _recorded(resolved: Resolved, run_inputs: RunInputs, prompt: Prompt, oracle: str) -> Question:
+    actor = recorded_actor(resolved, run_inputs)
+    assert actor is not None, "the prompts have responses"
     (group,) = actor.sample([prompt], {}, ())
-    return Question.about(
-        group, Key("train", 0, 0, prompt.occurrence), kind, tuple(range(len(group.trajectories))), oracle
-    )
+    key, picks = Key("train", 0, 0, prompt.occurrence), tuple(range(len(group.trajectories)))
+    return Question.about(group, key, resolved.requires.feedback, picks, oracle)
 
 
 def _most(prices: Iterator[Price]) -> Price:
@@ -181,7 +181,7 @@ def _times(price: Price, count: int) -> Price:
 
 
 def _whole(budget: Budget) -> Price:
-    """What a budget allows, where it says."""
+    """The limits of a budget as a price; 0 where there is no limit."""
     return Price(budget.queries or 0, budget.tokens or 0, budget.cost or 0.0)
 
 
