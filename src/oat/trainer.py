@@ -1,4 +1,4 @@
-"""`oat train` from Python: the same configuration and the same loop, with objects where a file has names."""
+"""`oat train` from Python: the same configuration and the same loop, with objects in place of names."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -29,23 +29,23 @@ from oat.reports.progress import opening, shown
 from oat.rundir.reading import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
-"""Called with the number of a row and the row as it stands in `metrics.jsonl`; what returns True ends the run
-there. Row 0 is that of the start: what an evaluation found before the first step. Row k is that of step k,
-the k-th update. A run that goes on gives the rows that it makes."""
+"""A function that is called with the number of each row and the row as it stands in `metrics.jsonl`; if it
+returns True, the run ends there. Row 0 is that of the start, with the metrics of an evaluation before the
+first step. Row k is that of step k, the k-th update. A run that is continued gives the rows that it makes."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `Trainer.train` came to; printed, it is the reason.
+    """The result of `Trainer.train`; printed, it is the reason why the run ended.
 
     Attributes:
-        run_dir: where the run lies.
-        reason: why it ended.
-        is_finished: it came to its end; otherwise a callback ended it, and the same lines go on.
-        is_idle: it had ended before, and nothing was left to do.
+        run_dir: the run's directory.
+        reason: why the run ended.
+        is_finished: the run came to its end; otherwise a callback ended it, and the same lines continue it.
+        is_idle: the run had ended before, and nothing was left to do.
         step: steps that are done.
-        metrics: its last row, as it stands in `metrics.jsonl`.
-        learned_nothing: the likely cause, where no step taught it anything.
+        metrics: the last row, as it stands in `metrics.jsonl`.
+        learned_nothing: the likely cause, where no step taught the policy anything.
     """
 
     run_dir: Path
@@ -61,34 +61,35 @@ class Result:
 
 
 class Trainer:
-    """One run, in one directory. Constructing it checks what the settings alone decide, and loads nothing.
+    """One run, in one directory. The constructor checks everything that the settings alone decide, and loads
+    nothing.
 
-    What is given as a Python object is kept with the run (`given/` in its directory: a model, records), or
-    named by its own name (`python:reward`: functions and classes), so the run is continued by the same lines.
-    The given model stays as it is: a copy of it is trained.
+    A model or records that are given as Python objects are kept in the run's directory (`given/`); functions
+    and classes are known by their names (`python:reward`). So the same lines continue the run. A given model
+    stays as it is: a copy of it is trained.
 
     Args:
         model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model`
-        of a configuration.
-        oracle: one of ours by name, a reward or comparison function, an oracle, or the section. A list of
+            of a configuration.
+        oracle: the name of one of ours, a reward or comparison function, an oracle, or the section. A list of
             these is the weighted sum of their scores (`mixture`).
-        prompts: what the section's `path` names; an iterable of records or a function that returns one; or
-            the section. Where neither `epochs` nor anything of `stop` is given, they are gone through once.
+        prompts: a path as in the section, an iterable of records, a function that returns one, or the
+            section. Where neither `epochs` nor anything of `stop` is given, the run goes through them once.
         algorithm: a name, a class, or the section.
-        tokenizer: of a model that is given as an object.
-        run_dir: by default `runs/` and the algorithm's name. It and every other relative path are seen from
-            the working directory of this moment, whatever code of yours makes of that later.
-        callbacks: called with every row, in order.
-        source: "RUN@STEP" or "RUN": it begins where that run stood, as `oat train --from`; `fork` fills in
-        the rest.
-        accept_changed: what the run goes on with though it has changed since: "reward", whose lines are then
-        asked anew (docs/ledger.md).
-        quiet: print nothing; otherwise what `oat train` prints.
+        tokenizer: the tokenizer of a model that is given as an object.
+        run_dir: by default `runs/` and the algorithm's name. It and every other relative path are resolved
+            against the working directory of this moment, even if your code changes that later.
+        callbacks: functions that are called with every row, in order.
+        source: "RUN@STEP" or "RUN": the run begins where that run stood, as with `oat train --from`; `fork`
+            fills in the rest.
+        accept_changed: inputs with which the run goes on although they have changed: "reward", whose
+            questions are then asked anew (docs/ledger.md).
+        quiet: print nothing; otherwise the lines of `oat train` are printed.
         sections: every other section and field of a configuration (`src/oat/config/settings.py`):
-        `learner={"learning_rate": 1e-5}`, `seed=1`.
+            `learner={"learning_rate": 1e-5}`, `seed=1`.
 
     Raises:
-        ConfigError: as `oat check`: the field, what was expected, and what to do.
+        ConfigError: as for `oat check`: the field, what was expected, and what to do.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class Trainer:
         """Bring the run to its end, from its newest checkpoint.
 
         Raises:
-            OatError: as `oat train`; its message says what to do.
-            Interrupted: it was ended by a signal; where it stood is on disk, and the same lines go on.
+            OatError: as for `oat train`; its message says what to do.
+            Interrupted: a signal ended the run; its state is on disk, and the same lines continue it.
         """
         told = Interruption()
         with seen_from(self._start), self._naming(), told.heard():
@@ -167,22 +168,22 @@ class Trainer:
         return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
 
     def _resolved(self) -> Resolved:
-        """The configuration resolved for one life of the run: an objective has a state, and the life before
-        has left its own behind."""
+        """The configuration, resolved for one life of the run: an objective has a state, which the next life
+        must not find."""
         return resolve(self.config, self._origins)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
-        """A run that begins where this one stood, under settings that differ. Nothing of it is made before it
-        is trained; afterwards the same lines continue it.
+        """Return the trainer of a run that begins where this one stood, under settings that differ. The fork
+        is made when it is trained; afterwards the same lines continue it.
 
         Args:
-            run_dir: of the fork.
-            step: of a checkpoint of this run; None: the newest.
-            changes: arguments of `Trainer`; of a section that is a dict, the fields that differ.
-            docs/checkpoints.md says what a fork may change.
+            run_dir: the fork's directory.
+            step: the step of a checkpoint of this run; None: the newest.
+            changes: arguments of `Trainer`; of a section that is a dict, only the fields that differ.
+                docs/checkpoints.md says what a fork may change.
 
         Raises:
-            ConfigError: as `Trainer`; or this run was begun with another model or other records.
+            ConfigError: as for `Trainer`; or this run was begun with another model or other records.
         """
         with seen_from(self._start):
             if (seen(self.run_dir) / "config.yaml").exists():
@@ -192,16 +193,18 @@ class Trainer:
             )
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
-        """One evaluation of the newest checkpoint, or of the start model where the run has not begun, as by
-        `oat eval`: its metrics, and the `step` of the weights. The run is not changed, and the evaluation has
-        a budget of its own.
+        """Evaluate the newest checkpoint, or the start model where the run has not begun, as `oat eval` does.
+        The run is not changed, and the evaluation has a budget of its own.
 
         Args:
-            fields: of the section `evaluation`, beside those that this trainer has: `path=records`,
-            `oracle=other`, `samples=8`.
+            fields: fields of the section `evaluation`, in addition to those that this trainer has:
+                `path=records`, `oracle=other`, `samples=8`.
+
+        Returns:
+            The metrics of the evaluation, and the `step` of the weights.
 
         Raises:
-            OatError: as `oat eval`.
+            OatError: as for `oat eval`.
         """
         with tempfile.TemporaryDirectory() as scratch, seen_from(self._start), self._naming():
             self._write_given()
@@ -220,7 +223,7 @@ class Trainer:
                 )
 
     def _naming(self) -> AbstractContextManager[None]:
-        """Within it a configuration finds the given functions and classes by their names."""
+        """Let configurations find the given functions and classes by their names."""
         return plugins.naming(self._given.named)
 
     def _write_given(self) -> None:
@@ -239,7 +242,8 @@ class Trainer:
         return Trainer(**{**own, **self._sections, **sections, "run_dir": run_dir, "source": source})
 
     def _call_back(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether a callback wants the run to end; what one raises says which row it was given."""
+        """Call every callback, and return whether one wants the run to end. An error of a callback gets a
+        note that says which row it was given."""
         is_enough = False
         for callback in self.callbacks:
             name = f"the callback {name_of(callback)}"
@@ -265,15 +269,20 @@ class Trainer:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """One row a step, from row 0; empty before the first."""
+        """The rows of metrics, one a step, from row 0; empty before the first."""
         return read_metrics(self._start / self.run_dir / "metrics.jsonl")
 
     def save_model(self, out: str | Path, step: int | None = None) -> int:
-        """Write the policy of a checkpoint, by default the newest, as a directory that transformers loads;
-        returns its step.
+        """Write the policy of a checkpoint as a directory that transformers loads.
+
+        Args:
+            step: the checkpoint's step; None: the newest.
+
+        Returns:
+            The step.
 
         Raises:
-            ConfigError, CheckpointError: as `oat.commands.export.export_run`.
+            ConfigError, CheckpointError: as for `oat.commands.export.export_run`.
         """
         with seen_from(self._start), self._naming():
             return export_run(seen(self.run_dir), seen(out), step)

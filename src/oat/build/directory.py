@@ -131,8 +131,8 @@ def locked(directory: Path) -> Iterator[Standing]:
 
 
 def is_unused(directory: Path) -> bool:
-    """Whether a directory is empty, or holds only the files of a start that failed or was killed before its
-    first question."""
+    """Return whether a directory is empty, or holds only the files of a start that failed or was killed
+    before its first question."""
     left = {file.name for file in directory.iterdir()}
     ledger = {f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")}
     if not left <= {"lock", GIVEN, ".new-config.yaml", *ledger}:

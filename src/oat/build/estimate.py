@@ -212,7 +212,7 @@ def _phases(
 
 
 def _saves_in_background(config: Config) -> bool:
-    """Whether a step goes on while a checkpoint is written."""
+    """Return whether a step goes on while a checkpoint is written."""
     last = config.stop.max_steps
     return config.checkpoint.background and (last is None or config.checkpoint.every < last)
 

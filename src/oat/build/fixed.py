@@ -189,7 +189,7 @@ def _field(line: str) -> str:
 
 
 def _is_any(field: str, names: Iterable[str]) -> bool:
-    """Whether a field is one of these names, or in a section that is."""
+    """Return whether a field is one of these names, or in a section that is."""
     return any(f"{field}.".startswith(f"{name}.") for name in names)
 
 

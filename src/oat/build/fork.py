@@ -28,7 +28,7 @@ from oat.rundir.holdings import refuse_lost
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a fork began: before step `step` of a run."""
+    """The place where a fork begins: before step `step` of a run."""
 
     run: Path
     step: int
@@ -153,8 +153,8 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Whether a line of a stream may belong to an earlier row. A damaged line is kept, for the run that goes
-    on with the stream to deal with."""
+    """Return whether a line of a stream may belong to an earlier row. A damaged line is kept, for the run
+    that goes on with the stream to deal with."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):

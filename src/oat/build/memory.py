@@ -1,5 +1,5 @@
-"""Whether a run fits into memory, before it begins: the refusal of a run that clearly does not, and the table
-of `oat check CONFIG --memory`."""
+"""Refusal of runs that do not fit into memory, before they begin, and the table of
+`oat check CONFIG --memory`."""
 
 from collections.abc import Iterator
 from contextlib import suppress

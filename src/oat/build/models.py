@@ -188,8 +188,8 @@ def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) 
 
 
 def has_own_reference(model: ModelConfig) -> bool:
-    """Whether a reference has weights of its own, rather than sharing those that the policy's adapter leaves
-    as they are."""
+    """Return whether a reference has weights of its own, rather than sharing those that the policy's adapter
+    leaves as they are."""
     return model.lora is None or not (
         model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
     )

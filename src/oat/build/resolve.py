@@ -1,5 +1,5 @@
-"""From a configuration to a `Resolved`: the options that each part reads, the defaults that follow from other
-settings, the objective and the explorer. `build/cross_checks/` refuses settings that contradict each other.
+"""Resolving a configuration: the options that each part reads, the defaults that follow from other settings,
+the objective and the explorer. `build/cross_checks/` refuses settings that contradict each other.
 
 Everything that the configuration alone decides is decided here, before anything is loaded, sampled or paid
 for. `config/load.py` checks each field by itself; `build/run_inputs.py` and `build/run.py` check what only

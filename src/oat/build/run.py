@@ -1,4 +1,4 @@
-"""From a `Resolved` to the boxes of a run.
+"""Building the boxes of a run from a `Resolved`.
 
 Only this file knows all boxes; `build/run_inputs.py` makes those that need no weights.
 """

@@ -30,7 +30,7 @@ COMMANDS = {
     "serve": "serve a reward model over HTTP, for the oracle `remote`",
     "quickstart": "train, align and compare a tiny model on this machine in a few minutes",
 }
-"""What each command does, by its name, which is also that of its module."""
+"""The summary of each command, by its name; the command's module has the same name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Within it a warning of ours is one line, without a place in the source."""
+    """Print each of our warnings as one line, without a place in the source."""
     before = warnings.formatwarning
 
     def formatted(

@@ -9,8 +9,8 @@ from oat.control.interruption import Interruption
 
 @contextmanager
 def hearing_signals() -> Iterator[Interruption]:
-    """Within it the command handles signals. One that comes while torch is imported waits until it is: an
-    exception that is raised within its C++ aborts the process."""
+    """Handle signals within this context. A signal that comes while torch is imported waits until it is: an
+    exception that is raised within torch's C++ aborts the process."""
     told = Interruption()
     with told.heard():
         importlib.import_module("torch")

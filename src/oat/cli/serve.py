@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
-    """Where the server listens, and whom it answers."""
+    """The address of the server, and the token of those whom it answers."""
     add = parser.add_argument
     add(
         "--host",

@@ -1,8 +1,8 @@
-"""`oat check`: a run that is made without weights and not begun, and what it would do.
+"""`oat check`: make a run without weights, and say what it would do.
 
-Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so whatever refuses
-there refuses here, in the same words. Not seen without weights: numbers in them that are not finite, and a
-model whose attention turns out to be none that this engine's cache can follow.
+Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so it refuses the same
+mistakes in the same words. Two mistakes show only with weights: numbers in them that are not finite, and an
+attention whose values the engine's cache does not follow.
 """
 
 from collections.abc import Collection
@@ -36,13 +36,13 @@ def check_run(
     with_tokens: bool = False,
     with_memory: bool = False,
 ) -> list[str]:
-    """What a resolved configuration would run, in lines for people.
+    """Refuse what `oat train` would refuse, and describe the run in lines for people.
 
     Args:
-        source: "RUN@STEP" or "RUN", of which it would be a fork.
+        source: "RUN@STEP" or "RUN": the run would be a fork of it.
         accept_changed: as for `open_run`.
-        with_tokens: also an example of what is learned from, token by token.
-        with_memory: also how much memory it needs; takes seconds.
+        with_tokens: also show an example of what is learned from, token by token.
+        with_memory: also estimate the memory that the run needs, which takes seconds.
 
     Raises:
         OatError: `oat train` would refuse it before its first step.
