@@ -65,16 +65,21 @@ def tree(folder: Path) -> dict[str, tuple[int, float]]:
     }
 
 
+def standing(folder: Path) -> list[Path]:
+    """What is below a folder, but for Python's own caches."""
+    return [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)]
+
+
 def refused(place: World, config: Path, path: Path, log: Path) -> None:
     """The run ends with 2 and one line that names the path; no file has come or changed."""
-    before, folders = tree(place.folder), sorted(place.folder.rglob("*"))
+    before, paths = tree(place.folder), standing(place.folder)
     code, printed = train(place, config, log)
     assert code == 2, printed
     assert "Traceback" not in printed
     assert printed.splitlines()[-1].startswith("oat train: ")
     assert str(path) in printed.splitlines()[-1]
     assert tree(place.folder) == before
-    assert [file for file in sorted(place.folder.rglob("*")) if "__pycache__" not in str(file)] == folders
+    assert standing(place.folder) == paths
 
 
 @pytest.mark.fault("R10")

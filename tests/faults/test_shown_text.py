@@ -167,7 +167,7 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
     ]
     assert any("\x1b" in text for text in responses), "nothing is lost, and the model did say it"
     assert "<script>" not in (hostile / "out" / "README.md").read_text()
-    new = {path for path in hostile.rglob("*")} - before
+    new = {path for path in hostile.rglob("*") if "__pycache__" not in path.parts} - before
     top = {path.relative_to(hostile).parts[0] for path in new}
     assert top == {"grpo", "out", "a.png", "a.csv", "answers.jsonl", "said.jsonl"}
     figure(
