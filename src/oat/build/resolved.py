@@ -52,7 +52,7 @@ class Resolved:
         """Make errors within this context say where the field stands (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
 
-    @property
+    @cached_property
     def about(self) -> About:
         return about(self.config)
 
@@ -86,11 +86,11 @@ class Resolved:
         settings: TorchEngineConfig = settings_of(self.config, "engine")
         return settings
 
-    @property
+    @cached_property
     def step(self) -> StepSettings:
         return StepSettings.of(self.config.algorithm.options)
 
-    @property
+    @cached_property
     def part_checks(self) -> list[Check]:
         return part_checks(self.config)
 
