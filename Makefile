@@ -13,7 +13,7 @@ ROW ?=
 LONG := kill_series losses same_run ten_thousand_steps
 WIRED := kill state
 
-.PHONY: setup quickstart test test-slow faults bench lint type clean
+.PHONY: setup quickstart test tests test-slow faults bench lint type clean
 
 setup: $(STAMP)
 
@@ -32,7 +32,11 @@ quickstart: setup
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Golden runs and runs that are killed go through the wire encoding here, and have plain twins (docs/test_suites.md).
-test: lint type
+# Types are checked beside the tests, which leave a core idle here and there.
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 type tests
+
+tests: setup
 	$(PYTEST) -m "not slow" --durations=10
 
 # All other tests of whole runs through the wire encoding, but for the longest; and slow tests, with the

@@ -14,6 +14,7 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
     NO_MLFLOW,
     NO_TRL,
     NO_WANDB,
+    finished,
     over_the_wire,
     serialise_by_default,
     world,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures import World, damage_metrics, forked, made, oat
+from fixtures import Finished, World, damage_metrics, forked, made, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.build.resolve import resolve
@@ -22,12 +22,9 @@ from oat.rundir.provenance import command_line
 
 
 @pytest.fixture(scope="module")
-def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(finished: Finished) -> Path:
     """A finished run of DPO; not to be changed."""
-    folder = tmp_path_factory.mktemp("run")
-    config = world.config("dpo", folder)
-    assert forked(lambda: oat("train", config), folder / "log") == 0
-    return folder / "dpo"
+    return finished.only_read("dpo")
 
 
 def test_transformers_loads_the_trained_policy(

@@ -144,7 +144,7 @@ def test_what_costs_and_fails_ends_the_run_with_another_hint(
     assert "it failed: look at the log of what was asked" in said
 
 
-@pytest.mark.sample("1", seconds=0.9)
+@pytest.mark.slow(instead="tests/faults/test_kill.py; the other tests of the file", seconds=1.3)
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_run_that_is_killed_between_ends_at_the_same_step(world: World, tmp_path: Path, every: int) -> None:
     with judging(lambda shown: "Hmm.") as (_, _, url):

@@ -194,6 +194,9 @@ def test_learning_raises_the_reward(learnt: Mapping[str, Path]) -> None:
     assert digest_run(learnt["plain"]) == digest_run(learnt["wired"])
 
 
+@pytest.mark.slow(
+    instead="tests/learner/test_precision.py::test_old_log_probabilities_are_the_learners_own", seconds=2.2
+)
 def test_old_log_probabilities_are_the_learners_own(learnt: Mapping[str, Path]) -> None:
     """In float32; the recorded ones are the engine's, and the gap says how far off they are."""
     for row in rows_of(learnt["plain"])[1:]:

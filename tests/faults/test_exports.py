@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, forked, oat
+from fixtures import Finished, World, forked, oat
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oat.commands.export import export_run
@@ -41,12 +41,9 @@ _SKIPPED = 77
 
 
 @pytest.fixture(scope="module")
-def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(finished: Finished) -> Path:
     """A finished run with checkpoints of steps 2 and 4; not to be changed."""
-    folder = tmp_path_factory.mktemp("run")
-    config = world.config("dpo", folder, {"evaluation": None})
-    assert forked(lambda: oat("train", config), folder / "log") == 0, (folder / "log").read_text()
-    return folder / "dpo"
+    return finished.only_read("dpo", {"evaluation": None})
 
 
 @pytest.fixture(scope="module")

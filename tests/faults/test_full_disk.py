@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-from fixtures import World, forked, oat
+from fixtures import Finished, World, forked, oat
 from known_checkpoints import NEW, OLD, content, loaded_step, save, two_good_ones
 from safetensors import SafetensorError
 
@@ -27,12 +27,9 @@ NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 @pytest.fixture(scope="module")
-def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def unbroken(finished: Finished) -> dict[str, str]:
     """The digest of the run whose disk has room."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    config = world.config("dpo", folder)
-    assert forked(lambda: oat("train", config), folder / "log") == 0, (folder / "log").read_text()
-    return digest_run(folder / "dpo")
+    return digest_run(finished.only_read("dpo"))
 
 
 @pytest.fixture

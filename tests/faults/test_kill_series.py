@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fixtures import World, counting, forked, kill_at, named, oat
@@ -37,9 +36,7 @@ CHANGES = {
     "evaluation.every": 10,
     "engine": {"name": "torch", "threads": 1},
 }
-SAMPLES = {"synchronous": 0, "copied sampler": 1, "late answers": 0}
-"""Of each series the kills that run in `make test`, where test_kill.py has the others."""
-SERIES = list(SAMPLES)
+SERIES = ["synchronous", "copied sampler", "late answers"]
 
 
 @dataclass(frozen=True)
@@ -229,18 +226,10 @@ def die(kill: Kill, config: Path, run_dir: Path, whole: Whole) -> None:
         assert forked(armed, log) == -signal.SIGKILL, log.read_text()
 
 
-def numbers() -> list[Any]:
-    return [
-        pytest.param(
-            series, number, id=f"{series}-{number}", marks=[pytest.mark.large] * (number >= SAMPLES[series])
-        )
-        for series in SERIES
-        for number in range(KILLS)
-    ]
-
-
+@pytest.mark.large
 @pytest.mark.fault("R1")
-@pytest.mark.parametrize(("series", "number"), numbers())
+@pytest.mark.parametrize("number", range(KILLS))
+@pytest.mark.parametrize("series", SERIES)
 def test_a_run_of_60_steps_killed_once(
     world: World,
     tmp_path: Path,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fixtures import World, oat
+from fixtures import Finished, World, oat
 
 import oat as package
 from oat.config.load import _Loader
@@ -103,17 +103,10 @@ class Bomb:
         return os.mkdir, (str(self.canary),)
 
 
-@pytest.fixture(scope="module")
-def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    assert oat("train", world.config("dpo", folder, {"stop.max_steps": 2})) == 0
-    return folder / "dpo"
-
-
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("command", ["train", "eval", "export", "digest"])
 def test_a_pickle_in_a_run_is_never_opened(
-    finished: Path,
+    finished: Finished,
     tmp_path: Path,
     name: str,
     command: str,
@@ -122,7 +115,7 @@ def test_a_pickle_in_a_run_is_never_opened(
 ) -> None:
     """In place of a file of its checkpoint, with a manifest that vouches for it, and beside the files."""
     run_dir, canary = tmp_path / "run", tmp_path / "canary"
-    shutil.copytree(finished, run_dir)
+    shutil.copytree(finished.only_read("dpo", {"stop.max_steps": 2}), run_dir)
     bomb = pickle.dumps(Bomb(canary))
     (checkpoint,) = (run_dir / "checkpoints").glob("step_*")
     for place in (

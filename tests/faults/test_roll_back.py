@@ -66,15 +66,6 @@ MOMENTS = {
     ),
     "over the wire": Moment("oat.loop:take_up", 1, after=True, flags=WIRE),
 }
-SAMPLE = {
-    "raised, nothing taken back",
-    "in the row's evaluation",
-    "before the next checkpoint is published",
-    "told to end while the alarm is raised",
-    "with a lagging copy of the weights",
-    "over the wire",
-}
-"""Those that run in `make test`."""
 
 
 def train(world: World, folder: Path, moment: Moment, before: Callable[[], None] = lambda: None) -> int:
@@ -163,10 +154,10 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
         assert digest_run(run_dir) == digest_run(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [pytest.param(m, id=n, marks=[] if n in SAMPLE else pytest.mark.slow) for n, m in MOMENTS.items()],
+@pytest.mark.sample(
+    "raised, nothing taken back", "before the next checkpoint is published", "over the wire", seconds=9.8
 )
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_rolled_back_run_that_is_cut_off_is_the_unbroken_run(
     world: World, tmp_path: Path, unbroken: Any, moment: Moment
 ) -> None:

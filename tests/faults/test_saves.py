@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, oat
+from fixtures import Finished, forked, oat
 from known_checkpoints import NEW, OLD, loaded_step, two_good_ones
 from saves import SAVED, recorded_save
 
@@ -198,12 +198,10 @@ def test_both_damaged_is_an_error_and_never_a_load(checkpoints: Checkpoints, fig
 
 
 @pytest.fixture(scope="module")
-def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+def unbroken(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A finished run with two checkpoints, and its digest."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    config = world.config("dpo", folder)
-    assert forked(lambda: oat("train", config), folder / "log") == 0, (folder / "log").read_text()
-    return folder / "dpo", digest_run(folder / "dpo")
+    run_dir = finished.copy("dpo", tmp_path_factory.mktemp("unbroken"))
+    return run_dir, digest_run(run_dir)
 
 
 @pytest.mark.fault("R8")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fixtures import World, forked, kill_at, named, oat
+from fixtures import Finished, World, forked, kill_at, named, oat
 
 from oat.commands.export import digest_run
 from oat.control.interruption import Interruption
@@ -90,13 +90,8 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    found = {}
-    for algorithm in ("dpo", "grpo"):
-        folder = tmp_path_factory.mktemp("unbroken")
-        assert train(world.config(algorithm, folder), folder / "run") == 0, (folder / "log").read_text()
-        found[algorithm] = digest_run(folder / "run")
-    return found
+def unbroken(finished: Finished) -> dict[str, dict[str, str]]:
+    return {algorithm: digest_run(finished.only_read(algorithm)) for algorithm in ("dpo", "grpo")}
 
 
 @pytest.mark.sample(

@@ -265,6 +265,7 @@ def of_the_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Learner, "update", drawing)
 
 
+@pytest.mark.sample("*closure*", "*of_the_process*", seconds=1.6)
 @pytest.mark.fault("R3")
 @pytest.mark.parametrize(
     ("mutate", "path"),
@@ -289,6 +290,7 @@ def test_hidden_state_is_found(
     figure("hidden state is found")
 
 
+@pytest.mark.sample("*-learner", "*-ensemble", seconds=2.0)
 @pytest.mark.fault("R3")
 @pytest.mark.parametrize("part", ["learner", "weights", "prompts", "ensemble"])
 def test_a_part_left_out_is_found(

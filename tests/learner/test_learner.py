@@ -85,7 +85,16 @@ def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
     return report["loss/total"], torch.cat([part.flatten() for part in found.values()])
 
 
-@pytest.mark.sample("*-float64-*", instead="the same objectives in float64, to 1e-10", seconds=7.3)
+@pytest.mark.sample(
+    "dpo-float64-*",
+    "dpo-options-float64-*",
+    "ipo-float64-*",
+    "aot-float64-*",
+    "kto-float64-*",
+    "grpo-float64-*",
+    "grpo-*float64-*",
+    seconds=11.2,
+)
 @pytest.mark.fault("R5")
 @pytest.mark.inventory(110)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])

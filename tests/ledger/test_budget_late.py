@@ -185,6 +185,7 @@ def reward(prompts, completions, **columns):
 """
 
 
+@pytest.mark.slow(instead="tests/faults/test_signals.py; tests/oracles/test_hostile_rewards.py", seconds=1.5)
 def test_a_signal_that_a_reward_function_swallows_leaves_no_false_answer(
     world: World, tmp_path: Path
 ) -> None:

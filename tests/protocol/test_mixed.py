@@ -164,7 +164,7 @@ def die_after_the_intents() -> None:
     kill_at(Outstanding, "submit", 4)
 
 
-@pytest.mark.sample("wire-die_in_the_ensembles_update", "plain-die_after_the_intents", seconds=3.1)
+@pytest.mark.sample("wire-die_in_the_ensembles_update", seconds=4.5)
 @pytest.mark.parametrize("arm", [die_in_the_ensembles_update, die_after_the_intents])
 @pytest.mark.parametrize("flags", [(), ("--compute.serialise", "true")], ids=["plain", "wire"])
 def test_killed_and_continued(

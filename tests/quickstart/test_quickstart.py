@@ -363,7 +363,7 @@ def test_it_says_what_it_does_before_it_loads_anything(tmp_path: Path):
     log = tmp_path / "log"
 
     def begin() -> int:
-        kill_at(torch.optim.AdamW, "step", 60)
+        kill_at(torch.optim.AdamW, "step", 3)
         return main(["quickstart", "--out", str(tmp_path / "piped")])
 
     assert forked(begin, log) == -signal.SIGKILL

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fixtures import World, damage_metrics, oat
+from fixtures import Finished, World, damage_metrics, oat
 
 from oat.errors import ConfigError, DataError, OatWarning
 from oat.ledger.reader import Reader
@@ -19,12 +19,10 @@ from oat.rundir.reading import load_run, read_rows, sound_rows, table
 
 
 @pytest.fixture(scope="module")
-def run_dir(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of DPO: four steps of four questions, three evaluations of four prompts, two samples and
     a greedy response each."""
-    folder = tmp_path_factory.mktemp("reading")
-    assert oat("train", world.config("dpo", folder, {"oracle.repeats": 0})) == 0
-    return folder / "dpo"
+    return finished.copy("dpo", tmp_path_factory.mktemp("reading"), {"oracle.repeats": 0})
 
 
 @pytest.fixture

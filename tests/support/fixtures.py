@@ -1,13 +1,17 @@
 """What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as
 they like."""
 
+import fcntl
+import hashlib
 import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -203,23 +207,72 @@ def damage_metrics(run_dir: Path, lines: Mapping[int, bytes | None]) -> None:
     )
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first process of this run of the suite makes, and all others find; not to be
+    changed."""
+    own = factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = shared / name
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            making = Path(tempfile.mkdtemp(dir=shared))
+            make(making)
+            making.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    import torch
-
     from oat.hardware.roofline import cost_of, rates_of
     from oat.models.loading import load_lm
 
-    folder = tmp_path_factory.mktemp("world")
+    folder = made_once(tmp_path_factory, "world", _make_world)
+    # measured here, and not by every child
+    rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))
+    return World(folder)
+
+
+def _make_world(folder: Path) -> None:
     make_model(folder / "model")
     write_jsonl(
         folder / "train.jsonl", [{"prompt": f"{a}+{b}=", "answer": "a"} for a in range(10) for b in range(3)]
     )
     write_jsonl(folder / "held_out.jsonl", [{"prompt": f"{a}+9=", "answer": "ab"} for a in range(4)])
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
-    # measured here, and not by every child
-    rates_of(torch.device("cpu"), 1, cost_of(load_lm(str(folder / "model"))))
-    return World(folder)
+
+
+class Finished:
+    """Hands out copies of finished runs, each of which is trained once in a run of the suite."""
+
+    def __init__(self, world: World, factory: pytest.TempPathFactory):
+        self.world = world
+        self.factory = factory
+
+    def copy(self, algorithm: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
+        """What `oat train` leaves of `world.config(algorithm, folder, changes)`: its directory
+        `folder/<algorithm>`."""
+        self.world.config(algorithm, folder, changes)
+        shutil.copytree(self.only_read(algorithm, changes), folder / algorithm)
+        return folder / algorithm
+
+    def only_read(self, algorithm: str, changes: Mapping[str, Any] | None = None) -> Path:
+        """The run itself, which is not to be changed."""
+        tree = self.world.tree(algorithm, Path("run"), changes)
+        content = json.dumps([tree, ComputeConfig().serialise], sort_keys=True)
+        name = f"{algorithm}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+        def train(folder: Path) -> None:
+            config = self.world.config(algorithm, folder, changes)
+            run = ("train", config, "--run_dir", folder / "run")
+            assert forked(lambda: oat(*run), folder / "log") == 0, (folder / "log").read_text()
+
+        return made_once(self.factory, name, train) / "run"
+
+
+@pytest.fixture(scope="session")
+def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return Finished(world, tmp_path_factory)
 
 
 def serialise_by_default(is_on: bool) -> bool:

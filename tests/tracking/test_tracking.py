@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, damage_metrics, forked, kill_at, make_group, make_questions, oat
+from fixtures import Finished, World, damage_metrics, forked, kill_at, make_group, make_questions, oat
 
 from oat.errors import DirectoryError, OatWarning
 from oat.tracking.files import MAX_COLUMN, Tracking, step_line
@@ -32,11 +32,9 @@ def feedback(step: int, *texts: str) -> Feedback:
 
 
 @pytest.fixture(scope="module")
-def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps with checkpoints of the second and the last."""
-    folder = tmp_path_factory.mktemp("finished")
-    assert oat("train", world.config("grpo", folder, {"evaluation": None})) == 0
-    return folder / "grpo"
+    return finished.copy("grpo", tmp_path_factory.mktemp("finished"), {"evaluation": None})
 
 
 def read(path: Path) -> list[Any]:
@@ -186,7 +184,7 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("how", ["continued", "forked"])
 def test_rows_that_are_lost_between_two_lives_are_named(
-    finished: Path,
+    whole: Path,
     tmp_path: Path,
     figure: Callable[[str], None],
     how: str,
@@ -196,7 +194,7 @@ def test_rows_that_are_lost_between_two_lives_are_named(
 ) -> None:
     """Those before the checkpoint that a run goes on from; those behind it are made again."""
     run_dir = tmp_path / "grpo"
-    shutil.copytree(finished, run_dir)
+    shutil.copytree(whole, run_dir)
     (run_dir / "checkpoints" / "latest").write_text("step_00000002\n")
     damage_metrics(run_dir, lines)
     command = ["train", run_dir / "config.yaml", "--run_dir", run_dir]
