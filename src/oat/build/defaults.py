@@ -72,7 +72,8 @@ def _of_the_algorithm(resolved: Resolved) -> Iterator[_Default]:
 
 
 def _of_the_others(resolved: Resolved) -> Iterator[_Default]:
-    config, origins, learner = resolved.config, resolved.origins, resolved.config.learner
+    config, origins = resolved.config, resolved.origins
+    learner = config.learner
     has_critic = "critic" in resolved.requires.models
     yield _Default(
         "learner.critic_learning_rate", has_critic, learner.learning_rate, "as learner.learning_rate"

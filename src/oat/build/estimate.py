@@ -199,8 +199,8 @@ def _phases(
     Gradients and moments are there from the second step on, so a run of more steps is imitated for two, and
     samples after them.
     """
-    config, sampling, engine = resolved.config, make_sampling(resolved), resolved.engine
-    has_one_step = config.stop.max_steps == 1
+    sampling, engine = make_sampling(resolved), resolved.engine
+    has_one_step = resolved.config.stop.max_steps == 1
     first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
     phases = _sampling(engine, sampling, run.sampler, first, live)
     for _ in range(1 if has_one_step else 2):
@@ -227,7 +227,8 @@ def _learning(
     resolved: Resolved, lengths: Lengths, run: _Imitated, sampling: Sampling, live: LiveBytes
 ) -> dict[str, int]:
     """Peak memory of a pass of `prepare`, of two accumulated backward passes, and of the optimiser steps."""
-    learner, objective, plan = run.learner, resolved.objective, resolved.plan
+    learner, plan = run.learner, resolved.plan
+    objective = resolved.objective
     prepared, passes = (
         _micro_batches(learner, objective, _rows(sampling, plan, run.lms["policy"], lengths, count))
         for count in (most_questions(resolved.config, plan), plan.prompts)

@@ -100,7 +100,8 @@ def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
 def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     """More bytes than a run takes, from the shapes of its matrices; found at once, and many times too
     much."""
-    config, engine, plan = resolved.config, resolved.engine, resolved.plan
+    config, plan = resolved.config, resolved.plan
+    engine = resolved.engine
     weights, a_token = policy.weights, policy.a_token
     if config.model.reference:
         lms = load_models(config, {"reference"}, Seeds(config.seed), resolved.outlines.on_meta)

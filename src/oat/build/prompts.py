@@ -148,7 +148,8 @@ def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> Non
     Raises:
         ConfigError: nothing tells the good ones from the others.
     """
-    p, name, setting = config.prompts, config.algorithm.name, objective.setting_for.get("answers")
+    p, name = config.prompts, config.algorithm.name
+    setting = objective.setting_for.get("answers")
     if len(p.responses) > 1:
         return
     if UNPAIRED in prompts.formats and not objective.reads_answers:
