@@ -1,6 +1,7 @@
 """Users' code by name."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -38,6 +39,16 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert load_symbol(f"{path}:value") == 1
     write(tmp_path, "value = 1000\n")
     assert load_symbol(f"{path}:value") == 1000
+
+
+def test_a_file_changed_within_its_second_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = write(tmp_path, "value = 1\n")
+    times = (path.stat().st_atime, path.stat().st_mtime)
+    assert load_symbol(f"{path}:value") == 1
+    write(tmp_path, "value = 2\n")
+    os.utime(path, times)
+    assert load_symbol(f"{path}:value") == 2
 
 
 def test_a_module_by_name():

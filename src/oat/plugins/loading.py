@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
@@ -157,6 +158,14 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+class _SourceLoader(SourceFileLoader):
+    """Compile a user's file anew. Python's cache takes two versions of one second and one size for one."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def _load_file(path: Path, spec: str) -> ModuleType:
     file = seen(path).resolve()
     try:
@@ -173,7 +182,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     unique = f"{_PREFIX}{path.stem}_{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
-    found = importlib.util.spec_from_file_location(unique, seen(path))
+    found = importlib.util.spec_from_file_location(unique, loader=_SourceLoader(unique, str(seen(path))))
     assert found is not None, path
     assert found.loader is not None, path
     module = sys.modules[unique] = importlib.util.module_from_spec(found)
