@@ -489,7 +489,7 @@ class Declared(LocalOracle):
 """
 
 
-@pytest.mark.slow(instead="tests/reports/test_accounts.py and the refusal without a version", seconds=2.2)
+@pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=2.2)
 def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
     folder = make(world, tmp_path, "grpo", {"oracle.name": "declared.py:Declared"})
     (folder / "declared.py").write_text(DECLARED.format(version="1"))

@@ -37,7 +37,7 @@ def _importable() -> Iterator[None]:
 
 
 @pytest.mark.slow(
-    instead="test_parts_by_hand; tests/build/test_outline.py holds the estimate against a run's tensors",
+    instead="test_parts_by_hand; tests/build/test_outline.py::test_what_is_not_estimated_is_small",
     seconds=19.9,
 )
 @pytest.mark.parametrize("algorithm", ["dpo", pytest.param("grpo", marks=pytest.mark.slow)])
@@ -78,7 +78,10 @@ def test_parts_by_hand(world: World, tmp_path: Path) -> None:
     assert torch.ones(1).sum().item() == 1
 
 
-@pytest.mark.slow(instead="test_parts_by_hand; tests/build/test_outline.py", seconds=6.0)
+@pytest.mark.slow(
+    instead="test_parts_by_hand; tests/build/test_outline.py::test_what_is_not_estimated_is_small",
+    seconds=6.0,
+)
 def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
     """With as many tokens as rows of the head, raw log-probabilities are the sampled ones only at temperature
     1 and without truncation."""

@@ -768,7 +768,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.sample(
     slow=("memory: weights and moments",),
-    instead="tests/build/test_outline.py holds the message of a model that is too large",
+    instead="tests/learner/test_precision.py refuses what does not fit where tokens are measured",
     seconds=8.6,
 )
 @pytest.mark.parametrize("mistake", [*cases()])

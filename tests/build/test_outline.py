@@ -423,7 +423,9 @@ def test_what_is_not_estimated_is_small(
         assert found.phases[found.part] == found.peak
 
 
-@pytest.mark.slow(instead="tests/build/test_mistakes.py holds the message", seconds=5.9)
+@pytest.mark.slow(
+    instead="tests/learner/test_precision.py refuses what does not fit where tokens are measured", seconds=5.9
+)
 def test_a_run_that_does_not_fit_goes_on_when_it_is_told(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

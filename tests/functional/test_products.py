@@ -267,7 +267,7 @@ print(held() - before)
 """
 
 
-@pytest.mark.slow(instead="the other tests of products", seconds=1.9)
+@pytest.mark.slow(instead="the other tests of tests/functional/test_products.py", seconds=1.9)
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read from /proc")
 def test_few_kernels_are_kept():
     """450 more of them would take 200 MB."""

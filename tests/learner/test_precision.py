@@ -157,7 +157,7 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
     return found
 
 
-@pytest.mark.slow(instead="the numbers of one update in bfloat16", seconds=2.7)
+@pytest.mark.slow(instead="test_bfloat16_is_bitwise_repeatable, and the numbers of one update", seconds=2.7)
 def test_learning_in_bfloat16_raises_the_reward(runs: Mapping[str, Path]) -> None:
     for run in runs.values():
         rows = rows_of(run)
@@ -257,7 +257,7 @@ def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_
     assert sampled() == before
 
 
-@pytest.mark.slow(instead="tests/learner/test_learner.py, of one update", seconds=1.5)
+@pytest.mark.slow(instead="test_gradient_checkpointing_changes_neither_loss_nor_gradient", seconds=1.5)
 def test_a_run_with_gradient_checkpointing_is_the_run_without(world: World, tmp_path: Path) -> None:
     """Sampling, learning and evaluation in turns: the same weights but for rounding; the same answers."""
     ends = []

@@ -166,7 +166,7 @@ def test_a_whole_policy_beside_a_reference_with_an_adapter(
     run.ledger.close()
 
 
-@pytest.mark.slow(instead="the other tests of adapters of runs", seconds=1.6)
+@pytest.mark.slow(instead="test_a_reference_in_half_precision; tests/models/test_lora.py", seconds=1.6)
 def test_a_run_goes_on_with_the_adapter_of_another(world: World, base: str, tmp_path: Path) -> None:
     """What one run exported, alone, another begins with: its first evaluation is the last of the one before;
     and what it exports in turn, alone or merged, is its policy, beside the same base."""

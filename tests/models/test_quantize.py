@@ -396,9 +396,7 @@ def told_by(code: str, folder: Path) -> tuple[int, str, str]:
     return said.returncode, said.stdout.strip(), said.stderr
 
 
-@pytest.mark.slow(
-    instead="nothing: a fresh process imports torch, transformers and bitsandbytes for it", seconds=6.5
-)
+@pytest.mark.slow(instead="nothing of it: a fresh process has to import bitsandbytes", seconds=6.5)
 def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from oat.models.nf4 import functional_of_bitsandbytes as load; before = "
@@ -407,7 +405,7 @@ def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
     assert told_by(code + "print(sys.modules.get('kernels') is before)", tmp_path) == (0, "True", "")
 
 
-@pytest.mark.slow(instead="test_no_code_is_fetched_when_it_is_imported", seconds=6.7)
+@pytest.mark.slow(instead="nothing of it: a fresh process has to import bitsandbytes", seconds=6.7)
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
     """PEFT imports bitsandbytes wherever it is installed."""
     code = (

@@ -22,7 +22,7 @@ TEMPLATE = (
 
 
 @pytest.mark.slow(
-    instead="tests/pages/test_readme.py::test_the_readme_works_as_typed; the flags of the page are parsed",
+    instead="tests/pages/test_readme.py::test_the_readme_works_as_typed has the same commands",
     seconds=8.6,
 )
 def test_the_page_works_as_typed(tmp_path, monkeypatch, capsys):

@@ -44,7 +44,7 @@ def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow(instead="the commands' own tests", seconds=2.3)
+@pytest.mark.slow(instead="test_the_lines_that_it_shows, and the tests of each command", seconds=2.3)
 def test_its_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for line in block("sh").splitlines():

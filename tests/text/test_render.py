@@ -821,7 +821,7 @@ def dated_config(world: World, folder, **changes):
     return world.config("grpo", folder, {"evaluation": None, "render.template": str(template), **changes})
 
 
-@pytest.mark.slow(instead="the renderer's own tests of a day", seconds=2.0)
+@pytest.mark.slow(instead="test_without_a_date_a_template_reads_the_day_of_today", seconds=2.0)
 @pytest.mark.filterwarnings("ignore:the chat template rewrites history")
 def test_a_run_keeps_its_day(world, tmp_path, capsys):
     whole, parted, today = (dated_config(world, tmp_path / name) for name in ("whole", "parted", "today"))

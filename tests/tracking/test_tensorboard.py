@@ -96,7 +96,10 @@ def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, po
     assert are_its_rows(points(run_dir), run_dir)
 
 
-@pytest.mark.slow(instead="test_a_run_that_is_told_late_has_all_points", seconds=1.9)
+@pytest.mark.slow(
+    instead="tests/tracking/test_sinks.py::test_each_row_once_over_a_kill_and_a_fork_begins_its_own",
+    seconds=1.9,
+)
 @needs_library
 def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path, points: Points) -> None:
     """Where the folder is a link to another disk."""
