@@ -3,6 +3,7 @@ before the first import of it."""
 
 import gc
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import jaxtyping
@@ -67,9 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later collection of garbage looks through it, here or in a
-    forked child, which would copy it."""
+    forked child, which would copy it. And code of users, which tests change within a second, is read anew:
+    Python tells by the second whether its bytecode is still that of the source."""
     gc.collect()
     gc.freeze()
+    sys.dont_write_bytecode = True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -37,18 +37,12 @@ def equal(a, b):
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-def examples():
-    """At least one value of every type of `oat.types`, filled and with empty arrays."""
-    prompt = types.Prompt(
-        1,
-        0,
-        (types.Message("user", "naïve 🌾\0"),),
-        "42",
-        {"level": 3, "tags": ["a", None], "weight": 0.5, "nested": {"x": (1,)}},
-    )
-    sampling = types.Sampling(8, 0.7, 5, 0.9, 0.1, ("\n\n",), True)
-    kept = types.KeptSets(np.array([3, 5, 3], dtype=np.int32), np.array([0, 2, 3], dtype=np.int64))
-    ids, logps = np.array([4, 3], dtype=np.int32), np.array([-0.5, -1e4], dtype=np.float32)
+KEPT = types.KeptSets(np.array([3, 5, 3], dtype=np.int32), np.array([0, 2, 3], dtype=np.int64))
+IDS, LOGPS = np.array([4, 3], dtype=np.int32), np.array([-0.5, -1e4], dtype=np.float32)
+
+
+def segments(kept, ids, logps):
+    """One of the prompt, one of a response, and one without tokens."""
     context = types.Segment("context", np.array([9, 8, 7], dtype=np.int32))
     model = types.Segment(
         "model", ids, np.array([True, False]), np.array([2, 2], dtype=np.int32), logps, logps - 1, kept
@@ -62,6 +56,21 @@ def examples():
         logps[:0],
         types.KeptSets(ids[:0], np.zeros(1, dtype=np.int64)),
     )
+    return context, model, empty
+
+
+def examples():
+    """At least one value of every type of `oat.types`, filled and with empty arrays."""
+    prompt = types.Prompt(
+        1,
+        0,
+        (types.Message("user", "naïve 🌾\0"),),
+        "42",
+        {"level": 3, "tags": ["a", None], "weight": 0.5, "nested": {"x": (1,)}},
+    )
+    sampling = types.Sampling(8, 0.7, 5, 0.9, 0.1, ("\n\n",), True)
+    kept, ids, logps = KEPT, IDS, LOGPS
+    context, model, empty = segments(kept, ids, logps)
     trajectories = (
         types.Trajectory("sampler", (context, model), "stop", "text", 0.7),
         types.Trajectory("sampler", (context, empty), "length", ""),
@@ -72,21 +81,9 @@ def examples():
     answer = types.Answer(key, (math.nan, 0.25), ("failed", "ok"), 2, 0.1, "rule", 1.5)
     item = types.Item(group, question, answer, 1)
     unpriced = types.Item(types.Group(prompt, ()), question, answer, None)
+    asked = [types.Request(ids, sampling, 2**64 - 1), group, key, question]
     return [
-        *[
-            prompt.messages[0],
-            prompt,
-            sampling,
-            kept,
-            types.Request(ids, sampling, 2**64 - 1),
-            context,
-            model,
-            empty,
-            *trajectories,
-            group,
-            key,
-            question,
-        ],
+        *[prompt.messages[0], prompt, sampling, kept, context, model, empty, *trajectories, *asked],
         types.Completion(3, ids, logps, logps, kept, "aborted", 5),
         types.Completion(3, ids[:0], logps[:0], logps[:0], None, "stop", 5),
         types.Work(2.5, 0.25, 80, 3),

@@ -158,6 +158,10 @@ def reward(prompts, completions, reference, answer, place, **columns):
 '''
 
 
+def record(a: int, b: int) -> dict[str, Any]:
+    return {"prompt": f"{a}+{b}=", "answer": 7 * a + b, "place": {"tens": (7 * a + b) // 10}}
+
+
 @pytest.mark.sample("grpo", "dpo, asked ahead", seconds=1.0)
 @pytest.mark.inventory(91)
 @pytest.mark.parametrize(
@@ -175,22 +179,15 @@ def test_every_completion_comes_with_its_columns_and_is_counted(
 ) -> None:
     """Four steps of four prompts under a reward that checks what it is given; its own count is the ledger's,
     and the ledger's the metrics'."""
-
-    def record(a: int, b: int) -> dict[str, Any]:
-        return {"prompt": f"{a}+{b}=", "answer": 7 * a + b, "place": {"tens": (7 * a + b) // 10}}
-
     write_jsonl(tmp_path / "train.jsonl", [record(a, b) for a in range(5) for b in range(2)])
     write_jsonl(tmp_path / "held_out.jsonl", [record(a, 9) for a in range(3)])
     (tmp_path / "strict.py").write_text(STRICT, encoding="utf-8")
-    places = {
-        "prompts.path": str(tmp_path / "train.jsonl"),
-        "evaluation.path": str(tmp_path / "held_out.jsonl"),
-    }
     config = world.config(
         algorithm,
         tmp_path,
         {
-            **places,
+            "prompts.path": str(tmp_path / "train.jsonl"),
+            "evaluation.path": str(tmp_path / "held_out.jsonl"),
             "oracle.name": f"{tmp_path / 'strict.py'}:reward",
             "oracle.repeats": 0,
             "tracking.keep_trajectories": True,

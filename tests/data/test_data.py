@@ -1,6 +1,5 @@
 """Readers of prompts and the checks of their records."""
 
-import csv
 import gzip
 import json
 import re
@@ -12,15 +11,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
+from sources import RECORDS, read, write
 
 from oat import wire
 from oat.config.load import convert
 from oat.config.settings import EvaluationConfig, OracleConfig, PromptsConfig, RenderConfig
-from oat.data.prompt_set import Source, read_prompts
+from oat.data.prompt_set import Source
 from oat.errors import ConfigError, DataError
 from oat.types import Message
 
-RECORDS = [{"prompt": f'{n}+{n}=\n, "quoted"', "answer": str(2 * n), "note": "é☃"} for n in range(5)]
 CHATS = [
     {
         "prompt": [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"}],
@@ -36,16 +35,6 @@ FUNCTION = (
 )
 
 
-def read(records, split=None, **options):
-    return read_prompts(Source(records, split=split), **options)
-
-
-def write(folder, records):
-    path = folder / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
 def save_parquet(path, records):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
     return path
@@ -53,16 +42,6 @@ def save_parquet(path, records):
 
 def contents(prompts):
     return [prompt.messages[0].content for prompt in prompts]
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache of the library, which believes that there is no network."""
-    datasets.disable_progress_bars()
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return tmp_path / "cache"
 
 
 def test_a_record_by_hand(tmp_path):
@@ -231,64 +210,6 @@ def test_every_form_of_a_data_set_gives_the_same_prompts(tmp_path, records, cach
     assert read("org/folder") == read("org/folder@default") == read("org/folder", split="train") == expected
 
 
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_a_dataset_that_gives_arrays_gives_plain_values(tmp_path, library):
-    records = [{"prompt": f"{n}", "nums": [n, 2], "answer": 0.5 * n} for n in range(3)]
-    table = datasets.Dataset.from_list(records).with_format(library)
-    table.save_to_disk(tmp_path / "saved")
-    expected = read(records)
-    assert read(tmp_path / "saved") == read(table) == read({"train": table}) == expected
-
-
-def test_csv_fields_of_any_length(tmp_path):
-    path = tmp_path / "long.csv"
-    path.write_text(f'prompt,answer\n"{"x" * 200_000}",{"y" * 200_000}\n', encoding="utf-8")
-    (prompt,) = read(path, reference_key="answer")
-    assert (prompt.messages[0].content, prompt.reference) == ("x" * 200_000, "y" * 200_000)
-
-
-@pytest.mark.inventory(106)
-def test_csv_gives_the_same_prompts(tmp_path):
-    path = tmp_path / "data.csv"
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.DictWriter(file, ["note", "prompt", "answer"])
-        writer.writeheader()
-        writer.writerows(RECORDS)
-    expected = read(write(tmp_path, RECORDS), reference_key="answer")
-    prompts = read(path, reference_key="answer")
-    assert [(p.messages, p.reference, p.columns) for p in prompts] == [
-        (p.messages, p.reference, p.columns) for p in expected
-    ]
-    assert [prompt.row for prompt in prompts] == [3, 5, 7, 9, 11], "the last line of each record"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"prompt,answer\na,b\nc\n", "csv:3: expected 2 values"),
-        (b"prompt,answer\na,b,c\n", "csv:2: expected 2 values"),
-        (b"prompt,x,prompt\na,b,c\n", "csv:1: expected column names that differ, got 'prompt' twice"),
-        (b'prompt\na\n"b" c\nd\n', "csv:3: expected CSV in the record that begins here, got something else"),
-        (b'prompt\na\n"b\nc\n', "csv:3: .*unexpected end of data"),
-        (b'"prompt\na\n', "csv:1: .*unexpected end of data"),
-        (
-            b'prompt\n"a\r\nb"\n\xc3\xa9\xff\n' + b"c\n" * 10_000,
-            "csv:4: expected UTF-8, got byte 0xff at 2; save the file as UTF-8",
-        ),
-        ("prompt\na\n".encode("utf-16"), "csv:1: expected UTF-8, got byte 0xff at 0"),
-        (b"prompt\n", "empty file"),
-        (b"", "empty file"),
-        (b"words\na\n", "csv:2: field 'prompt'.*got the columns 'words'.*valid: words"),
-    ],
-)
-def test_malformed_csv(tmp_path, content, message):
-    path = tmp_path / "bad.csv"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read(path)
-
-
 @pytest.mark.parametrize(
     "name", ["absent.jsonl", "absent.csv", "absent.parquet", "absent", "data/absent.jsonl"]
 )
@@ -298,49 +219,6 @@ def test_a_file_that_is_not_there(tmp_path, monkeypatch, name):
         DataError, match=f"{name}: expected a .* file, got .*No such file or directory; check the path"
     ):
         read(name)
-
-
-def test_a_parquet_file_that_is_none(tmp_path):
-    path = tmp_path / "bad.parquet"
-    path.write_bytes(b"PAR1" + b"\0" * 50 + b"PAR1")
-    with pytest.raises(DataError, match=r"bad\.parquet: expected a Parquet file"):
-        read(path)
-
-
-def test_parquet_columns_of_one_name(tmp_path):
-    path = tmp_path / "twice.parquet"
-    pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"]], names=["prompt", "prompt"]), path)
-    with pytest.raises(
-        DataError,
-        match=(
-            r"^\S*twice\.parquet: expected column names that differ, got 'prompt' twice; rename the "
-            r"columns$"
-        ),
-    ):
-        read(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'[{"prompt": "a"}, {"prompt": ""}]', r"array\.json: record 2: field 'prompt'"),
-        (
-            b'[{"prompt": "a"},\n {"prompt": "b"]',
-            r"array\.json: expected one JSON array, got invalid JSON .*line 2",
-        ),
-        (b'[{"prompt": "a", "prompt": "b"}]', "the field 'prompt' stands twice"),
-        (b'["a\xff"]', "expected UTF-8, got byte 0xff at 3"),
-        (b"[]", "at least one record"),
-        (b'{\n"prompt": "a"\n}', r"array\.json:1: expected one complete JSON object a line"),
-    ],
-)
-def test_malformed_arrays(tmp_path, content, message):
-    path = tmp_path / "array.json"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read(path)
-    with pytest.raises(DataError, match="expected a JSON file, got No such file"):
-        read(tmp_path / "absent.json")
 
 
 def test_a_packed_file_says_what_it_is(tmp_path):

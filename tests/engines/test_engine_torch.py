@@ -5,7 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from engines import DECODE, KEYS, SAMPLINGS, build_engine, build_requests, log_normaliser, plain_logits, run
+from engines import (
+    DECODE,
+    KEYS,
+    ONE,
+    SAMPLINGS,
+    bits,
+    build_engine,
+    build_requests,
+    log_normaliser,
+    plain_logits,
+    run,
+)
 from tiny_models import (
     CONTEXT,
     FAMILIES,
@@ -18,17 +29,10 @@ from tiny_models import (
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from oat import seeds
-from oat.engines.base import checksum
-from oat.engines.torch import TorchEngine
-from oat.errors import EngineError, ModelError, NonFiniteError, WeightsError
+from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.types import Request, Sampling
 from oat.wire import roundtrip
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return {family: save_model(tmp_path_factory.mktemp(family), build_config(family)) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -150,17 +154,6 @@ def test_a_request_alone_and_in_a_batch(lms, family):
         assert alone.ids.tolist() == expected.ids.tolist()
         np.testing.assert_allclose(alone.raw_logps, expected.raw_logps, atol=1e-5)
         np.testing.assert_allclose(alone.sampled_logps, expected.sampled_logps, atol=1e-5)
-
-
-def bits(completion) -> tuple:
-    kept = completion.kept
-    return (
-        completion.ids.tobytes(),
-        completion.raw_logps.tobytes(),
-        completion.sampled_logps.tobytes(),
-        completion.finish_reason,
-        kept and (kept.ids.tobytes(), kept.offsets.tobytes()),
-    )
 
 
 @pytest.mark.sample("gpt_neox-3-float32", "llama-24-float32", "qwen3-24-bfloat16", seconds=9.2)
@@ -370,9 +363,6 @@ def test_kept_sets_are_bounded(lms, monkeypatch):
     )
 
 
-ONE = np.array([1], np.int32)
-
-
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -435,121 +425,6 @@ def test_gradient_checkpointing_in_training_mode_does_not_lose_the_cache(paths, 
     for found, expected in zip(run(engine, requests), run(build_engine(lms["llama"]), requests), strict=True):
         assert bits(found) == bits(expected)
     assert lm.module.training
-
-
-class TestLoad:
-    @pytest.fixture
-    def learner(self, paths):
-        lm = load_lm(paths["qwen3"])
-        with torch.no_grad():
-            for tensor in lm.tensors().values():
-                tensor.mul_(0.9)
-        return lm
-
-    @pytest.fixture
-    def engine(self, paths):
-        return build_engine(load_lm(paths["qwen3"]))
-
-    def test_version_and_results_change(self, engine, learner):
-        requests = build_requests(Sampling(4))
-        before = run(engine, requests)
-        receipt = engine.load("sampler", 3, learner.tensors())
-        after = run(engine, requests)
-        assert (receipt.slot, receipt.version, engine.version("sampler")) == ("sampler", 3, 3)
-        assert receipt.checksums == {name: checksum(tensor) for name, tensor in learner.tensors().items()}
-        assert {completion.version for completion in before} == {0}
-        assert {completion.version for completion in after} == {3}
-        assert [bits(completion) for completion in after] == [
-            bits(completion) for completion in run(build_engine(learner), requests)
-        ]
-        assert [bits(completion) for completion in after] != [bits(completion) for completion in before]
-
-    def test_one_flipped_bit_in_the_engine_is_seen(self, learner, paths):
-        held = load_lm(paths["qwen3"])
-        engine = build_engine(held)
-        engine.load("sampler", 1, learner.tensors())
-        name = "model.layers.1.mlp.up_proj.weight"
-        for place, bit in ((0, 0), (17, 31)):
-            sent = {key: tensor.detach().clone() for key, tensor in held.tensors().items()}
-            held.tensors()[name].data.view(-1).view(torch.int32)[place] ^= (
-                1 << bit if bit < 31 else -(1 << 31)
-            )
-            wrong = [key for key, tensor in held.tensors().items() if checksum(tensor) != checksum(sent[key])]
-            assert wrong == [name]
-
-    def test_the_receipt_is_of_what_generates(self, learner, paths):
-        held = load_lm(paths["qwen3"], dtype="bfloat16")
-        receipt = build_engine(held).load("sampler", 1, learner.tensors())
-        assert receipt.checksums == {name: checksum(tensor) for name, tensor in held.tensors().items()}
-        assert receipt.checksums != {name: checksum(tensor) for name, tensor in learner.tensors().items()}
-
-    def test_what_does_not_fit_is_refused_and_nothing_changes(self, engine, learner):
-        before = run(engine, build_requests(Sampling(3)))
-        tensors = learner.tensors()
-        name = sorted(tensors)[-1]
-        with pytest.raises(WeightsError, match=r"was not sent `model\.embed_tokens\.weight`"):
-            engine.load(
-                "sampler",
-                1,
-                {key: tensor for key, tensor in tensors.items() if key != "model.embed_tokens.weight"},
-            )
-        with pytest.raises(
-            WeightsError,
-            match=(
-                r"was sent `model\.norm\.weigth`, which its model lacks; did you mean "
-                r"`model\.norm\.weight`"
-            ),
-        ):
-            engine.load("sampler", 1, {**tensors, "model.norm.weigth": tensors["model.norm.weight"]})
-        with pytest.raises(WeightsError, match=r"holds `.*` as \(.*\) and was sent \(3,\)"):
-            engine.load("sampler", 1, {**tensors, name: torch.zeros(3)})
-        assert engine.version("sampler") == 0
-        assert [bits(completion) for completion in run(engine, build_requests(Sampling(3)))] == [
-            bits(completion) for completion in before
-        ]
-
-    def test_shared_memory_is_not_copied_and_stays_trainable(self, learner):
-        engine = build_engine(learner)
-        versions = {name: tensor._version for name, tensor in learner.tensors().items()}
-        receipt = engine.load(
-            "sampler", 7, {name: tensor.detach() for name, tensor in learner.tensors().items()}
-        )
-        assert {name: tensor._version for name, tensor in learner.tensors().items()} == versions
-        assert receipt.checksums == {name: checksum(tensor) for name, tensor in learner.tensors().items()}
-        run(engine, build_requests(Sampling(2)))
-        learner.head(learner.hidden(torch.tensor([[1, 2]]))).sum().backward()
-        assert not any(tensor.is_inference() for tensor in learner.tensors().values())
-
-    def test_copied_weights_stay_trainable(self, learner, paths):
-        held = load_lm(paths["qwen3"])
-        build_engine(held).load("sampler", 1, learner.tensors())
-        held.head(held.hidden(torch.tensor([[1, 2]]))).sum().backward()
-        assert all(parameter.grad is not None for parameter in held.module.parameters())
-
-    def test_slots_that_share_a_model_share_its_version(self, learner, paths):
-        own = load_lm(paths["qwen3"])
-        engine = TorchEngine(
-            {"sampler": own, "policy": own, "reference": learner},
-            num_tokens=NUM_TOKENS,
-            stop_ids=[0],
-            decode=DECODE,
-        )
-        engine.load("sampler", 2, {name: tensor * 1.1 for name, tensor in own.tensors().items()})
-        assert [engine.version(slot) for slot in ("sampler", "policy", "reference")] == [2, 2, 0]
-        requests = build_requests(Sampling(4))
-        assert [bits(completion) for completion in run(engine, requests, "policy")] == [
-            bits(completion) for completion in run(engine, requests)
-        ]
-        assert [bits(completion) for completion in run(engine, requests, "reference")] != [
-            bits(completion) for completion in run(engine, requests)
-        ]
-
-    def test_a_load_while_generating_is_an_error(self, engine, learner):
-        completions = engine.generate([Request(ONE, Sampling(size), size) for size in (1, 9)], "sampler")
-        next(completions)
-        engine.load("sampler", 1, learner.tensors())
-        with pytest.raises(EngineError, match="were replaced while it was generating"):
-            next(completions)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

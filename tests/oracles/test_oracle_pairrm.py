@@ -42,6 +42,26 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     tokenizer.backend_tokenizer.post_processor = single
     tokenizer.save_pretrained(folder)
+    config = shaped()
+    config.save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        tensors = {
+            f"pretrained_model.{name}": 3 * tensor
+            for name, tensor in DebertaV2Model(config).state_dict().items()
+        }
+        sizes = {"1.weight": (32, 64), "1.bias": (32,), "4.weight": (2, 32), "4.bias": (2,)}
+        tensors |= {f"head_layer.{name}": torch.randn(size) for name, size in sizes.items()}
+    save_file(
+        {name: tensor.clone().contiguous() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return str(folder)
+
+
+def shaped() -> DebertaV2Config:
+    """The configuration of a small one, with the fields that PairRM's own has."""
     shape = {
         "vocab_size": 46,
         "hidden_size": 32,
@@ -64,7 +84,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         "cand_prefix_id": 45,
     }
     own |= {"cand1_prefix_id": FIRST, "cand2_prefix_id": SECOND}
-    config = DebertaV2Config(
+    return DebertaV2Config(
         **shape,
         **relative,
         max_position_embeddings=64,
@@ -73,21 +93,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         share_att_key=True,
         **own,
     )
-    config.save_pretrained(folder)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        tensors = {
-            f"pretrained_model.{name}": 3 * tensor
-            for name, tensor in DebertaV2Model(config).state_dict().items()
-        }
-        sizes = {"1.weight": (32, 64), "1.bias": (32,), "4.weight": (2, 32), "4.bias": (2,)}
-        tensors |= {f"head_layer.{name}": torch.randn(size) for name, size in sizes.items()}
-    save_file(
-        {name: tensor.clone().contiguous() for name, tensor in tensors.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    return str(folder)
 
 
 def slow_logit(path: str, source: str, first: str, second: str) -> float:

@@ -1,17 +1,13 @@
 """Oracles made of plain functions, rules, preferences from scores, names."""
 
-import asyncio
-import functools
 import math
-from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
 import torch
-from fixtures import make_group, make_questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from questions import PLAIN, ask, length, question
 
 from oat import wire
 from oat.errors import ConfigError, OracleError
@@ -22,27 +18,7 @@ from oat.oracles.rules.exact import exact_match
 from oat.types import Key, Message, Question
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)
-PLAIN = (Message("user", "2+2="),)
 CHAT = (Message("system", "add"), Message("user", "1+1="))
-
-
-def question(occurrence, candidates, *, kind="score", messages=PLAIN, reference=None, oracle="", **columns):
-    key = Key("train", 0, 0, occurrence)
-    return Question(
-        key, kind, messages, tuple(candidates), tuple(range(len(candidates))), reference, columns, oracle
-    )
-
-
-def ask(oracle, *questions):
-    tickets = oracle.submit(questions)
-    assert len(tickets) == len(questions)
-    answers = dict(oracle.collect(tickets, 1.0))
-    assert oracle.collect(tickets, 0.0) == []
-    return [answers[ticket] for ticket in tickets]
-
-
-def length(completions, **columns):
-    return [float(len(completion)) for completion in completions]
 
 
 def test_one_call_for_all_questions_in_order():
@@ -99,15 +75,6 @@ def test_one_message_of_a_conversation_is_a_conversation():
     assert ask(CallableOracle(reward, "mine"), asked)[0].values == (1.0,)
 
 
-def test_only_the_asked_tickets_are_answered():
-    oracle = CallableOracle(length, "length")
-    one, two = oracle.submit([question(0, ["a"]), question(1, ["bb"])])
-    assert [(ticket, answer.values) for ticket, answer in oracle.collect([two, two, "unknown"], 1.0)] == [
-        (two, (2.0,))
-    ]
-    assert [(ticket, answer.values) for ticket, answer in oracle.collect([one, two], 1.0)] == [(one, (1.0,))]
-
-
 @SETTINGS
 @given(st.lists(st.lists(st.text("ab", max_size=9), min_size=1, max_size=4), max_size=5))
 def test_values_stay_with_their_candidates(groups):
@@ -115,89 +82,6 @@ def test_values_stay_with_their_candidates(groups):
     assert [answer.values for answer in answers] == [
         tuple(float(len(text)) for text in group) for group in groups
     ]
-
-
-def test_an_async_function():
-    async def reward(prompts, completions, **columns):
-        await asyncio.sleep(0)
-        return length(completions)
-
-    assert ask(CallableOracle(reward, "slow"), question(0, ["a", "bb"]))[0].values == (1.0, 2.0)
-
-
-class Judge:
-    """Is asynchronous as an object, as a method and as a partial."""
-
-    async def __call__(self, completions):
-        return await self.method(completions)
-
-    async def method(self, completions, weight=1.0):
-        await asyncio.sleep(0)
-        return [weight * len(text) for text in completions]
-
-
-class Handing:
-    """No coroutine function, but what it returns can be awaited."""
-
-    def __call__(self, completions):
-        return Judge().method(completions)
-
-
-ASYNCHRONOUS = {
-    "object": Judge(),
-    "method": Judge().method,
-    "partial": functools.partial(Judge().method, weight=1.0),
-    "partial of an object": functools.partial(Judge()),
-    "awaitable": lambda completions: Judge().method(completions),
-    "object that returns one": Handing(),
-}
-
-
-@pytest.mark.parametrize("function", ASYNCHRONOUS.values(), ids=ASYNCHRONOUS)
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_whatever_is_awaited_is_waited_for(function, in_loop):
-    """Also where an event loop runs already, as in a notebook."""
-
-    async def in_a_notebook():
-        return ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
-
-    answers = (
-        asyncio.run(in_a_notebook())
-        if in_loop
-        else ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
-    )
-    assert answers[0].values == (1.0, 2.0)
-
-
-@pytest.mark.parametrize("name", ["object", "method", "partial", "partial of an object"])
-def test_what_is_known_to_be_asynchronous_begins_when_it_is_asked(name):
-    """And not when it is waited for."""
-    begun = Event()
-
-    class Seen(Judge):
-        async def method(self, completions, weight=1.0):
-            begun.set()
-            return await super().method(completions, weight)
-
-    of = {
-        "object": Seen(),
-        "method": Seen().method,
-        "partial": functools.partial(Seen().method),
-        "partial of an object": functools.partial(Seen()),
-    }
-    CallableOracle(of[name], "slow").submit([question(0, ["a"])])
-    assert begun.wait(10.0)
-
-
-def test_an_error_of_an_object_names_its_line():
-    class Wrong:
-        def __call__(self, completions):
-            return [1 / 0]
-
-    with pytest.raises(
-        OracleError, match=r"wrong raised ZeroDivisionError: division by zero \(line \d+ of test_oracles.py\)"
-    ):
-        ask(CallableOracle(Wrong(), "wrong"), question(0, ["a"]))
 
 
 def test_none_is_no_reward():
@@ -479,57 +363,3 @@ def test_oracles_by_name(users):
 def test_names_and_options_that_do_not_fit(users, name, options, message):
     with pytest.raises(ConfigError, match=message):
         build_oracle(name.format(users=users), options)
-
-
-def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:
-    """It is not called again while it runs, and its answers are taken when they are there."""
-    calls = []
-
-    async def slow(prompts: list[str], completions: list[str]) -> list[float]:
-        calls.append(len(completions))
-        await asyncio.sleep(0.3)
-        return [1.0] * len(completions)
-
-    oracle = CallableOracle(slow, "slow")
-    tickets = oracle.submit([question(0, ("a", "b")), question(1, ("c",))])
-    assert oracle.collect(tickets, 0.01) == []
-    assert oracle.collect(tickets, 0.01) == []
-    answered = oracle.collect(tickets, 10.0)
-    assert [ticket for ticket, _ in answered] == tickets
-    assert len(calls) == 1
-
-
-def test_an_async_function_that_two_wait_for():
-    """A step of training gives up for now, an evaluation asks meanwhile, and one of the step's questions is
-    not wanted any more: nothing is asked twice, and every answer belongs to its question."""
-    calls = []
-
-    async def slow(prompts: list[str], completions: list[str]) -> list[float]:
-        calls.append(list(completions))
-        await asyncio.sleep(0.2)
-        return length(completions)
-
-    oracle = CallableOracle(slow, "slow")
-    late = oracle.submit([question(0, ("a",)), question(1, ("bb",))])
-    assert oracle.collect(late, 0.01) == []
-    other = oracle.submit([question(2, ("ccc",))])
-    assert [(ticket, answer.values) for ticket, answer in oracle.collect(other, 10.0)] == [(other[0], (3.0,))]
-    assert [(ticket, answer.values) for ticket, answer in oracle.collect(late[1:], 10.0)] == [
-        (late[1], (2.0,))
-    ]
-    assert calls == [["a", "bb"], ["ccc"]]
-
-
-def test_an_error_of_a_function_names_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "def reward(prompts, completions):\n    return [helper(text) for text in completions]\n\n\ndef "
-        "helper(text):\n    return {}[text]\n"
-    )
-    oracle = build_oracle(f"{file}:reward", {})
-    group = make_group(0, "a")
-    tickets = oracle.submit(make_questions([group], "score", 0, oracle="o"))
-    with pytest.raises(
-        OracleError, match=r"mine.py:reward raised KeyError: 'a' \(line 6 of mine.py\); repair the function"
-    ):
-        oracle.collect(tickets, 1.0)

@@ -1,10 +1,30 @@
 """The page of what `make test` leaves out is that of today's markers."""
 
-from suites_page import PAGE, moved, page
+import ast
+import re
+
+from suites_page import PAGE, ROOT, moved, page
+
+TESTS = ROOT / "tests"
 
 
 def test_the_page_is_not_behind() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/suites_page.py"
+
+
+def test_what_it_names_is_there() -> None:
+    files = [file for file in TESTS.rglob("*.py") if "support" not in file.parts]
+    known = {file.name for file in files} | {f"tests/{file.relative_to(TESTS).as_posix()}" for file in files}
+    known |= {
+        node.name
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    text = " ".join(instead for _, _, instead in moved())
+    assert {
+        name for name in re.findall(r"(?:tests/[\w/]+/)?test_\w+(?:\.py)?", text) if name not in known
+    } == set()
 
 
 def test_what_has_left_says_what_stands_in_its_place() -> None:

@@ -93,10 +93,8 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
                     margin = (policy_N[chosen] - reference_N[chosen]) - (
                         policy_N[rejected] - reference_N[rejected]
                     )
-                    right, wrong = (
-                        torch.log(1 + torch.exp(-BETA * margin)),
-                        torch.log(1 + torch.exp(BETA * margin)),
-                    )
+                    right = torch.log(1 + torch.exp(-BETA * margin))
+                    wrong = torch.log(1 + torch.exp(BETA * margin))
                     preference, pairs = preference + (1 - SMOOTHING) * right + SMOOTHING * wrong, pairs + 1
             preference = preference / max(pairs, 1)
             loss = preference + ALPHA * optimism

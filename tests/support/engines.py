@@ -65,3 +65,17 @@ def plain_logits(module, ids: np.ndarray) -> list[list[float]]:
 def log_normaliser(logits: list[float]) -> float:
     highest = max(logits)
     return highest + math.log(sum(math.exp(value - highest) for value in logits))
+
+
+def bits(completion) -> tuple:
+    kept = completion.kept
+    return (
+        completion.ids.tobytes(),
+        completion.raw_logps.tobytes(),
+        completion.sampled_logps.tobytes(),
+        completion.finish_reason,
+        kept and (kept.ids.tobytes(), kept.offsets.tobytes()),
+    )
+
+
+ONE = np.array([1], np.int32)

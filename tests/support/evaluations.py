@@ -181,3 +181,7 @@ def killed_and_continued(
         run_dir.parent / "log"
     ).read_text()
     assert go() == 0, (run_dir.parent / "log").read_text()
+
+
+def played(judges: str, environment: str) -> dict[str, Any]:
+    return {"oracle.name": "environment", "sampling.environment": f"{judges}:{environment}"}
