@@ -1,4 +1,4 @@
-"""The rules of alarms by hand: bounds, patience, how far a run is taken back, the gold oracle, and their state."""
+"""The rules of alarms by hand: bounds, patience, how far a run is taken back, gold oracle, and state."""
 
 import json
 import math
