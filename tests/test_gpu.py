@@ -30,9 +30,10 @@ from oat.learner.learner import Learner
 from oat.learner.models import Critic, LanguageModel
 from oat.learner.optimiser import OptimiserSettings
 from oat.models import attention
-from oat.models.attention import Packed, Span
+from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
+from oat.models.packing import Span
 from oat.seeds import Seeds
 from oat.types import Completion, Request, Sampling
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from oat.models.attention import Packed, Rows, Span, pack, pack_groups
+from oat.models.attention import Packed, Rows
+from oat.models.packing import Span, pack, pack_groups
 
 CPU = torch.device("cpu")
 SCALE = 0.3

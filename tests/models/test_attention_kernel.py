@@ -13,10 +13,11 @@ from attention_heads import GROUPED
 from tiny_models import FAMILIES, VOCAB_ROWS, build_config, save_model
 from torch import Tensor
 
-from oat.models import attention
-from oat.models.attention import Bounds, Packed, Span
+from oat.models import attention, packing
+from oat.models.attention import Bounds, Packed
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
+from oat.models.packing import Span
 
 
 def slow_kernel(
@@ -135,7 +136,7 @@ def test_a_model_goes_through_the_kernel_where_no_token_lies_between_spans(
             hidden_TD[place], lm.hidden(torch.from_numpy(sequence)[None])[0], atol=2e-5, rtol=0
         )
     del asked[:]
-    ids_1T, positions_1T, spans = attention.pack(sequences, lm.device, width=16)
+    ids_1T, positions_1T, spans = packing.pack(sequences, lm.device, width=16)
     lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))
     assert asked == []
 

@@ -1,6 +1,6 @@
 """Shapes of grouped heads."""
 
-from oat.models.attention import Span
+from oat.models.packing import Span
 
 GROUPED = [
     Span(0, 4),

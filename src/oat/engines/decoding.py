@@ -21,8 +21,9 @@ from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
 from oat.hardware.roofline import Meter
-from oat.models.attention import Packed, pack
+from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
+from oat.models.packing import pack
 from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 
 PASS_TOKENS = 16_384

@@ -29,8 +29,9 @@ from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
-from oat.models.attention import Packed, pack
+from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
+from oat.models.packing import pack
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24

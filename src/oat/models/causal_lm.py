@@ -15,8 +15,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from oat.errors import ModelError
-from oat.models.attention import AttentionLayout, Packed, pack, pack_groups
+from oat.models.attention import AttentionLayout, Packed
 from oat.models.linear import Linear
+from oat.models.packing import pack, pack_groups
 
 NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """A mask of four axes, which keeps transformers from making one of its own. Layouts ignore it."""

@@ -8,8 +8,9 @@ import torch
 from safetensors import SafetensorError
 
 from oat.errors import ModelError
-from oat.models.attention import NAME, Packed, pack
+from oat.models.attention import NAME, Packed
 from oat.models.causal_lm import NO_MASK, CausalLM
+from oat.models.packing import pack
 
 LIBRARY_ERRORS = (
     OSError,

@@ -1,0 +1,93 @@
+"""Packing: sequences of any lengths lie end to end in one row of tokens, without padding. `attention.py`
+computes the attention of such a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """A sequence in a packed row: tokens `start` to `stop` - 1, which attend to each other causally.
+
+    Attributes:
+        prefix: index of an earlier span, all of whose tokens they attend to as well; or None.
+    """
+
+    start: int
+    stop: int
+    prefix: int | None = None
+
+
+def pack(
+    sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0
+) -> tuple[Tensor, Tensor, list[Span]]:
+    """Lay sequences end to end.
+
+    Args:
+        sequences: the ids of each sequence, at least one.
+        width: places that each sequence takes up, padding included; None: as many as it has tokens.
+        rows: with `width`, the least number of rows; rows without a sequence are padding.
+
+    Returns:
+        Ids (1, T), positions (1, T), and the span of each sequence.
+    """
+    widths = [width if width is not None else len(ids) for ids in sequences]
+    starts = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+    spans = [Span(int(start), int(start) + len(ids)) for start, ids in zip(starts, sequences, strict=False)]
+    return *_lay(sequences, spans, max(int(starts[-1]), rows * (width or 0)), device), spans
+
+
+def pack_groups(
+    sequences: Sequence[np.ndarray], prefixes: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor, list[Span], list[np.ndarray]]:
+    """Lay sequences end to end; a prefix that several of them share is laid once.
+
+    Args:
+        sequences: the ids of each sequence.
+        prefixes: number of tokens at the beginning of each sequence that may be shared; less than its length.
+
+    Returns:
+        Ids (1, T), positions (1, T), the spans, and for each sequence the places of its tokens.
+    """
+    spans: list[Span] = []
+    pieces: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    number_of: dict[bytes, int] = {}
+
+    def add(ids: np.ndarray, prefix: int | None = None) -> None:
+        start = spans[-1].stop if spans else 0
+        spans.append(Span(start, start + len(ids), prefix))
+        pieces.append(ids)
+
+    for ids, length in zip(sequences, prefixes, strict=True):
+        common = ids[:length].tobytes()
+        if length and common not in number_of:
+            number_of[common] = len(spans)
+            add(ids[:length])
+        prefix = number_of[common] if length else None
+        add(ids[length:], prefix)
+        before = (
+            np.arange(spans[prefix].start, spans[prefix].stop)
+            if prefix is not None
+            else np.zeros(0, dtype=np.int64)
+        )
+        places.append(np.concatenate([before, np.arange(spans[-1].start, spans[-1].stop)]))
+    return *_lay(pieces, spans, spans[-1].stop, device), spans, places
+
+
+def _lay(
+    pieces: Sequence[np.ndarray], spans: Sequence[Span], total: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    tokens, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    for span, ids in zip(spans, pieces, strict=True):
+        before = 0 if span.prefix is None else spans[span.prefix].stop - spans[span.prefix].start
+        tokens[span.start : span.stop], positions[span.start : span.stop] = (
+            ids,
+            np.arange(before, before + len(ids)),
+        )
+    return torch.from_numpy(tokens)[None].to(device), torch.from_numpy(positions)[None].to(device)
