@@ -1,4 +1,4 @@
-"""The check of a ledger against itself: rows that contradict each other, hashes, and values in its cache."""
+"""Checks a ledger against itself: rows that contradict each other, hashes, and the values in its cache."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _MARKS = ", ".join(repr(mark) for mark in get_args(Mark))
 
 
 def _each(column: str) -> str:
-    """The entries of a list in JSON; none of what is no JSON, which another check finds."""
+    """Return SQL for the entries of a JSON list. Text that is not JSON has none; another check reports it."""
     return f"json_each(CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END)"
 
 
@@ -93,11 +93,11 @@ _CONTRADICTIONS = {
             SELECT TOTAL(a.cost) FROM questions q JOIN answers a ON a.question = q.id
             WHERE q.purpose = n.purpose AND q.id >= w.first AND q.id < n.first)) > 1e-6 * (1 + n.cost)""",
 }
-"""Queries for rows that a sound ledger does not have, by what such a row means."""
+"""Queries for rows that a sound ledger does not have, by the message for such a row."""
 
 
 def contradictions(store: Reader) -> list[str]:
-    """Sentences about everything that is wrong with a ledger; none for a sound one."""
+    """Return a sentence for each fault that is found in a ledger; empty for a sound one."""
     checks: dict[str, Callable[[Reader], Iterator[str]]]
     checks = {
         "the file": _damage,
@@ -136,8 +136,9 @@ def _other_texts(store: Reader) -> Iterator[str]:
 
 
 def _made_up(store: Reader) -> Iterator[str]:
-    """Known values that are said to come from a step which took no such value from the oracle, or fewer of
-    them. Which response a value belongs to is not checked: it stands in a hash with the oracle's version."""
+    """Yield a sentence for each cached value that the step recorded with it did not take from the oracle, or
+    took less often. Whether the value belongs to the right response is not checked, since the cache key is a
+    hash of the response and other things."""
     given: Counter[tuple[Any, ...]] = Counter()
     sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""

@@ -1,5 +1,5 @@
-"""The trajectories of a round as bytes, column by column: encoding each value by itself would cost more than
-all of its numbers."""
+"""Encodes the trajectories of a round as bytes, column by column. Encoding each array of each segment by
+itself would cost more than encoding all numbers together."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,14 +19,14 @@ _COLUMNS = {
     "raw_logps": np.float32,
     "sampled_logps": np.float32,
 }
-"""The arrays of a segment, with one value a token; all but the first may be missing."""
+"""The arrays of a segment, with one value per token; all except `ids` may be missing."""
 
 
 def pack(groups: Sequence[Group]) -> bytes:
     """Encode the groups of a round.
 
     Raises:
-        WireError: a value of theirs cannot be encoded; see `oat.wire`.
+        WireError: a value in a group cannot be encoded; see `oat.wire`.
     """
     prompts = [group.prompt for group in groups]
     trajectories = [t for group in groups for t in group.trajectories]
@@ -63,7 +63,7 @@ def pack(groups: Sequence[Group]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Group]:
-    """Decode the groups of a round, from bytes of `pack`, or of `wire.encode` as older ledgers have them.
+    """Decode the groups of a round from bytes that `pack` made, or `wire.encode` in older ledgers.
 
     Raises:
         WireError: the bytes are neither.
@@ -107,7 +107,8 @@ def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
     """Add the arrays of a segment to their columns.
 
     Returns:
-        Which arrays it has: bit i for column i, and the bit behind the last column for its kept sets.
+        The arrays that the segment has, as bits: bit i for column i, and the next bit after the last column
+        for kept sets.
     """
     bits = 0 if s.kept is None else 1 << len(_COLUMNS)
     for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):

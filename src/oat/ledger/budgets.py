@@ -1,9 +1,10 @@
-"""Budgets against the record: what questions cost, which of them are paid, and what is left.
+"""Checks the prices of questions against budgets: what questions cost, which of them are paid, what is left.
 
 A question is paid or refused when it is recorded: its highest price must fit beside what was spent and the
 highest price of everything that waits. A question that is asked in a wave (`ledger/waves.py`) is paid or
-refused when its turn comes. Whether training can buy anything more follows from the takes and rounds before a
-step, not from answers that have come since. So a continued run asks, and ends, where the unbroken one does.
+refused when its wave is formed. Whether training can buy anything more depends on what the steps before took
+and asked, not on answers that have come since. So a continued run asks, and ends, where the unbroken one
+does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +21,11 @@ from oat.types.budget import Budget
 
 
 class Spending:
-    """Prices questions, and holds the prices against the budgets of their purposes.
+    """Prices questions, and checks the prices against the budgets of their purposes.
 
     Args:
-        oracle: gives the oracle at an address.
-        intent: gives a waiting question by its id.
+        oracle: returns the oracle at an address.
+        intent: returns a waiting question by its id.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class Spending:
         self._warned = set[str]()
 
     def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
-        """The terms on which questions are recorded.
+        """Return the terms on which questions are recorded.
 
         Returns:
-            For each question its quote, and whether the budget allows it. Questions of waves are all
-            allowed here; their turn decides.
+            For each question its quote, and True if the budget allows it. Questions that are asked in waves
+            are all allowed here, since `Waves.next` decides about them.
         """
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
         quotes = []
@@ -68,7 +69,7 @@ class Spending:
         return quotes, paid
 
     def price(self, questions: Sequence[Question]) -> Price:
-        """The highest price of questions if they were asked now; known values cost nothing."""
+        """Return the highest price of these questions if they were asked now; known values cost nothing."""
         asking = dict(self._cache.asking)
         price = Price()
         for question in questions:
@@ -78,15 +79,15 @@ class Spending:
         return price
 
     def refused(self, intents: Iterable[Intent]) -> Price | None:
-        """The price of the cheapest of these questions, none of which was paid; None: there are none."""
+        """Return the price of the cheapest of these unpaid questions; None if there are none."""
         return min(map(self._price_of, intents), key=in_order, default=None)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """True if training could buy nothing more when the step before had taken its answers.
+        """True if training could buy nothing more at the time when the step before had taken its answers.
 
         Args:
-            ahead: for questions of later steps. Then what waits counts at its highest price, since it may
-                take all that is left.
+            ahead: True: judge questions that are asked ahead of this step. Then waiting questions count at
+                their highest price even if they are asked in waves, since they may take all that is left.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):
@@ -97,8 +98,9 @@ class Spending:
         return self.budgets.get("train", Budget()).used_up(spent) is not None
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """The spending when the step before had taken its answers. If this step has asked or taken already,
-        the run went on then, and the result is nothing.
+        """Return the spending at the time when the step before had taken its answers. Return an empty `Spent`
+        if that step has no record, or if this step has already asked or taken questions, since the run then
+        went on.
 
         Answers that have come since change nothing here, so a continued run ends where the unbroken one does.
         """
@@ -137,7 +139,8 @@ class Spending:
         return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
-        """The quote of a question; and, for each of its queries, who asks for it if the question is asked."""
+        """Return the quote of a question; and, for each query that the question would ask itself, the
+        addresses of all values that would then be asked for under that query's cache key."""
         if question.oracle == UNASKED:
             return Quote(), {}
         oracle = self._oracle(question.oracle)

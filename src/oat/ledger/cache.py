@@ -1,17 +1,17 @@
 """Answers that are used again: what an oracle said once about a text, or a pair of texts, is not paid twice.
 
 A **cache key** names one query: the purpose, the oracle and its version, the prompt with everything that the
-oracle sees of it, and a candidate, or two in either order. Kept under it is the value: a score, or the
-probability that the first of the two wins (for the other order, one minus it). Labels are never kept; they
-are drawn anew for each question. `oracle.repeats` says how many answers a query gets before they are used
-again; then their mean is its value.
+oracle sees of it, and a candidate, or two in either order. The cache stores the query's value under this key:
+a score, or the probability that one of the two candidates wins. Labels are not stored; the ledger makes one
+for each question. `oracle.repeats` is the number of answers that a query gets before they are used again.
+Then its value is their mean. Only answers marked `ok` or `tie` are stored.
 
-An answer becomes known when a step takes it, not when it comes. Until then equal questions await it, and are
-not asked either. So what is known or awaited when a round is recorded follows from recorded rounds and steps
-alone, and a continued run decides as the unbroken one. The decision is also stored with each intent.
+An answer is stored when a step takes it, not when it comes. Until then equal questions await it, and are not
+asked either. So what is known or awaited when a round is recorded follows from recorded rounds and steps
+alone, and a continued run decides as the unbroken one does. The decision is also stored with each intent.
 
-Purposes share nothing: an evaluation costs what it costs, and training never finds its answers. An oracle
-whose answers are no function of the question says `cacheable = False`.
+Purposes share no answers: training never uses those of evaluations, nor the other way round. An oracle whose
+answers are not a function of the question sets `cacheable = False`, and its answers are not used again.
 """
 
 import hashlib
@@ -25,15 +25,16 @@ CacheKey = tuple[str, str, str]
 """Purpose, oracle, and a hash of the rest; the columns `purpose`, `oracle` and `item` of the table
 `cache`."""
 Asking = dict[CacheKey, tuple[ValueAddress, ...]]
-"""For each query, the values of questions that ask for it, in the order they were asked."""
+"""For each query, the addresses of the values that questions ask for, in the order they were asked."""
 
 
 class Cache:
     """The known answers of one ledger, and the queries that are being asked.
 
     Args:
-        repeats: answers to a query before they are used again; 0: every query is asked every time.
-        versions: of the oracles, by address. What an oracle said in another version is not known.
+        repeats: number of answers to a query that are bought before they are used again; 0: no answer is used
+            again.
+        versions: the oracles' versions, by address. Answers of another version are not used.
         oracles: the addresses of the oracles whose answers may be used again.
 
     Attributes:
@@ -48,13 +49,14 @@ class Cache:
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
-        """The values of a question's answer as they stand.
+        """Return the states of the values of a question's answer.
 
         Args:
-            asking: the queries of other questions.
+            asking: the queries that other questions ask.
 
         Returns:
-            The values; and, for each query that the question itself makes, all who ask for it then.
+            The states; and, for each query that the question asks itself, the addresses of all values that
+            are then asked for under it.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}
@@ -74,7 +76,11 @@ class Cache:
         return tuple(found), own
 
     def resume(self, intents: Iterable[Intent]) -> None:
-        """Note what questions ask for that no step has taken, after a restart; the oldest come first."""
+        """Add the queries of these questions to `asking` after a restart.
+
+        Args:
+            intents: questions that no step has taken, the oldest first.
+        """
         for intent in intents:
             if intent.question.oracle not in self.oracles:
                 continue
@@ -85,7 +91,7 @@ class Cache:
                     self.asking[key] = (*self.asking.get(key, ()), address)
 
     def forget(self, taken: Collection[Key]) -> None:
-        """Note that these questions ask for nothing any more."""
+        """Remove the queries of these questions from `asking`."""
         left = {
             key: tuple(asker for asker in askers if asker.key not in taken)
             for key, askers in self.asking.items()
@@ -93,8 +99,8 @@ class Cache:
         self.asking = {key: askers for key, askers in left.items() if askers}
 
     def keep(self, intent: Intent, answer: Answer, step: int) -> None:
-        """Remember the values that a question asked for, as of the step that took them. The caller holds the
-        transaction."""
+        """Store the values that a question asked for itself, with the step that took them. The caller holds
+        the transaction."""
         if intent.question.oracle not in self.oracles:
             return
         fresh = intent.cached or (None,) * intent.question.size
@@ -106,8 +112,8 @@ class Cache:
                 self.store.add_cached(*key, number, known.turned(is_turned), step)
 
     def _keys(self, question: Question) -> list[tuple[CacheKey, bool]]:
-        """The cache key of each value, and whether the question has the key's two texts the other way
-        round."""
+        """Return, for each value, its cache key and True if the question has the key's two texts in the other
+        order."""
         about = [*filter(None, [self.versions.get(question.oracle)]), text_name(prompt_text(question))]
         names = [text_name(text) for text in question.candidates]
         place = question.key.purpose, question.oracle

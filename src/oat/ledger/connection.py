@@ -16,13 +16,14 @@ class Connection:
     """The open file of one ledger.
 
     Attributes:
-        is_read_only: the file stays as it is. A file of an older schema version is copied to memory and read
-            there.
-        lock: a thread holds it around its transactions, and around all during which no other thread may
+        is_read_only: True: the file is not changed. If its schema version is older, it is copied to memory
+            and migrated there.
+        lock: a thread holds it during its transactions, and during other work in which no other thread may
             write.
 
     Raises:
-        LedgerError: the file is of another schema version, is no ledger, or lies on a network file system.
+        LedgerError: the file cannot be opened, is not a ledger, has a schema version that cannot be read, or
+            is on a network file system.
     """
 
     is_read_only: ClassVar[bool] = True
@@ -77,7 +78,8 @@ class Connection:
                 self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
 
     def _version(self) -> int | None:
-        """The version of the file's schema; 0: the file does not say it; None: it has no tables."""
+        """Return the version of the file's schema; 0 if the file does not say it; None if it has no
+        tables."""
         if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
             return None
         if not self.db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
@@ -86,11 +88,11 @@ class Connection:
         return int(row[0]) if row and row[0].isdigit() else 0
 
     def __enter__(self) -> Self:
-        """Begin a transaction; an error within it undoes all of it.
+        """Begin a transaction. An error before its end undoes all of it.
 
         Raises:
-            LedgerError: the file cannot be written, now or within, is no longer the one that was opened, or
-            another process writes to it too.
+            LedgerError: the file cannot be written, now or before the end of the transaction, is no longer
+                the one that was opened, or another process writes to it too.
         """
         self.standing.refuse_lost(LedgerError)
         try:
@@ -119,7 +121,7 @@ class Connection:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raise errors of code that reads rows as a damaged ledger.
+        """Turn errors of code that reads damaged rows into a LedgerError.
 
         Raises:
             LedgerError: a row is not what was written.

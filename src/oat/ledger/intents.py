@@ -1,8 +1,8 @@
-"""Intents: questions as the ledger has them.
+"""Intents: questions as the ledger records them.
 
-Each value of a question's answer stands in one of three ways when the question is recorded. An earlier answer
-gave it (`Known`); an equal question brings it, which is being asked (`Awaited`); or an oracle is asked for it
-(None). This module says which part of a question is sent, and puts the answer to all of it together.
+Each value of a question's answer is in one of three states when the question is recorded. Earlier answers
+gave it (`Known`); equal questions that are being asked will bring it (`Awaited`); or an oracle is asked for
+it (None). This module says which part of a question is sent, and puts the parts of its answer together.
 """
 
 import hashlib
@@ -15,8 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from oat.types import Answer, Key, Mark, Price, Question
 
 AWAITED: Final = "awaited"
-"""The mark of a value that an equal question still has to bring, in an answer whose other values are
-there."""
+"""The mark of a value that equal questions have yet to bring, in an answer whose other values are there."""
 
 
 class Known(NamedTuple):
@@ -31,7 +30,8 @@ class Known(NamedTuple):
     scores: tuple[float | None, ...] = ()
 
     def turned(self, is_turned: bool = True) -> "Known":
-        """The same value for the two texts the other way round."""
+        """Return the value for the two texts in the other order, or the same value if `is_turned` is
+        False."""
         return Known(1.0 - self.value, self.mark, self.scores[::-1]) if is_turned else self
 
 
@@ -39,9 +39,9 @@ class ValueAddress(NamedTuple):
     """The address of one value of an answer.
 
     Attributes:
-        key: the question, of the same purpose.
-        place: the value's place in the answer.
-        is_turned: that question has the two texts the other way round.
+        key: the question, which has the same purpose.
+        place: the index of the value in the answer.
+        is_turned: True if that question has the two texts in the other order.
     """
 
     key: Key
@@ -51,11 +51,11 @@ class ValueAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Awaited:
-    """A value that equal questions bring, which are being asked.
+    """A value that equal questions will bring, which are being asked.
 
     Attributes:
-        brought_by: the values it is made of, besides `known`.
-        known: earlier answers, where several make one value (`oracle.repeats`).
+        brought_by: the addresses of the values that it is the mean of, besides `known`.
+        known: earlier answers, if one value is the mean of several answers (`oracle.repeats`).
     """
 
     brought_by: tuple[ValueAddress, ...]
@@ -63,7 +63,7 @@ class Awaited:
 
 
 Value = Known | Awaited | None
-"""A value as it stands when its question is recorded; None: unknown, so an oracle is asked for it."""
+"""The state of a value when its question is recorded; None: it is unknown, so an oracle is asked for it."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Quote:
     """The terms on which a question is recorded.
 
     Attributes:
-        cached: the values of the answer as they stand; empty: all are unknown.
-        price: the most that the part to be sent may cost.
+        cached: the states of the answer's values; empty if all are unknown.
+        price: the highest price of the part that is sent.
     """
 
     cached: tuple[Value, ...] = ()
@@ -85,9 +85,10 @@ class Intent:
 
     Attributes:
         id: the number of its row in the ledger.
-        member: the place of its group among the round's groups.
-        ticket: the oracle's ticket, kept for durable oracles.
-        sent: when it was sent, in seconds since 1970.
+        member: the index of its group among the round's groups.
+        ticket: the ticket of a durable oracle, if the ledger had one when this intent was read; else None.
+        sent: the time at which that ticket was given, in seconds since 1970; None if the ledger does not have
+            it.
         cached: as in `Quote`.
     """
 
@@ -118,7 +119,8 @@ class Intent:
 
 
 def rest(question: Question, cached: Sequence[Value]) -> Question:
-    """The part of a question that is sent: for scores, the candidates of which nothing is known.
+    """Return the part of a question that is sent. Of a question for scores these are the candidates whose
+    values are neither known nor awaited. A comparison is sent as it is.
 
     Args:
         cached: as in `Quote`.
@@ -141,13 +143,12 @@ def whole(
     *,
     missing: Mark | Literal["awaited"] = AWAITED,
 ) -> Answer:
-    """The answer to all of a question, made of its parts.
+    """Return the answer to a complete question, put together from its parts.
 
     Args:
-        answer: to the part that was sent; or the result of an earlier call, before other questions brought
-            their values.
-        brought: the values of the other questions that have an answer.
-        missing: the mark of a value that is not there yet.
+        answer: the answer to the part that was sent, or the result of an earlier call, which awaits values.
+        brought: the values of the other questions, by key, as far as these are answered.
+        missing: the mark for a value that is not there yet.
     """
     if not any(intent.cached):
         return answer
@@ -178,7 +179,7 @@ def values_of(answer: Answer) -> list[Known]:
 
 
 def mean(answers: Sequence[Known]) -> Known:
-    """The mean of several answers about the same item; a tie only where all are ties."""
+    """Return the mean of several answers about the same item; it is a tie only if all of them are ties."""
     mark: Mark = "tie" if all(answer.mark == "tie" for answer in answers) else "ok"
     made_of = [tuple(score for score in answer.scores if score is not None) for answer in answers]
     scores = tuple(_mean(each) for each in zip(*made_of, strict=True)) if all(made_of) else ()
@@ -186,17 +187,18 @@ def mean(answers: Sequence[Known]) -> Known:
 
 
 def cached_text(cached: Sequence[Value]) -> str:
-    """The JSON of what is known of a question's values, as the ledger's tables have it."""
+    """Return the states of a question's values as JSON, for the ledger's tables."""
     return json.dumps([_plain(value) for value in cached]) if cached else "[]"
 
 
 def cached_values(text: str, purpose: str) -> tuple[Value, ...]:
-    """The values that `cached_text` wrote for a question of this purpose."""
+    """Return the states that `cached_text` wrote for a question of this purpose."""
     return tuple(_lifted(value, purpose) for value in json.loads(text)) if text != "[]" else ()
 
 
 def prompt_text(question: Question) -> str:
-    """All of a question but its candidates, as JSON in canonical form."""
+    """Return a question's messages, reference and columns, and whether it is a chat, as JSON in canonical
+    form."""
     messages = [message.parts for message in question.messages]
     content: dict[str, Any] = {
         "messages": messages,
@@ -213,8 +215,8 @@ def text_name(text: str) -> str:
 
 
 def _brought(awaited: Awaited, found: Mapping[Key, Sequence[Known | None]]) -> Known | None:
-    """The mean of what was known and of what has been answered since. Where none of it is a value, the result
-    has the mark of the first. None: some of it is missing."""
+    """Return the mean of the known values and of those that other questions have brought; None if one is
+    missing. If none of them is marked `ok` or `tie`, return the first of them."""
     values = list(awaited.known)
     for key, place, is_turned in awaited.brought_by:
         value = found[key][place] if key in found else None

@@ -5,19 +5,21 @@ The ledger records everything before it has an effect:
 * A round of questions, with its trajectories, is on disk before any of it is sent. A recorded question is an
   **intent**.
 * A batch of answers is one transaction, and the first answer of a question wins (`ledger/settling.py`).
-* Which answers a step learns from, and in which order, is on disk before the step trains. A step that has
-  such a record gets the same answers again, and waits for nothing.
+* The answers that a step learns from, and their order, are on disk before the step trains. A step that has
+  such a record gets the same answers again, without waiting.
 
-So a run that is killed and continued learns from the same answers in the same order. Intents without an
-answer at the kill are asked again by the first step that has no record, unless their oracle kept them
+So a run that is killed and continued learns from the same answers in the same order. An intent that had no
+answer at the kill is submitted again by the first step without a record, unless its oracle kept it
 (`ledger/outstanding.py`).
 
-Nobody is asked for a value that is known from an earlier answer, or that an equal question is already asking
-for (`ledger/cache.py`), nor for a question that the budget does not allow (`ledger/budgets.py`). Both are
-decided when the intent is recorded. Where tokens or money limit training, the questions of a round are asked
-in waves, and whether a question is paid is decided when its turn comes (`ledger/waves.py`).
+No oracle is asked for a value that earlier answers give, or that equal questions are already asking for
+(`ledger/cache.py`). No oracle is asked a question that the budget does not allow (`ledger/budgets.py`). Both
+are decided when the intent is recorded. There is one exception: if tokens or money limit training, the
+questions of a round are asked in waves, and the ledger decides whether a question is paid when its wave is
+formed (`ledger/waves.py`).
 
-Covered: a kill at any moment; many threads that ask. Not covered: two processes writing one ledger.
+The ledger is safe against a kill at any moment, and many threads may ask at once. It does not support two
+processes that write the same file.
 """
 
 import math
@@ -45,27 +47,28 @@ from oat.types import UNASKED, Answer, Feedback, Group, Item, Price, Question, S
 from oat.types.budget import Budget
 
 _Found = tuple[Intent, Answer, int | None]
-"""A question, its answer and its label."""
+"""A question, its answer, and its label: the place of the candidate that won, or None."""
 
 
 class Ledger:
     """Asks questions, remembers the answers, and hands them out to steps.
 
     Args:
-        oracles: by address.
+        oracles: the oracles, by address.
         labels: as in `Settling`.
-        deadline_s: seconds after its submission at which a question counts as failed.
-        max_wait_s: seconds that a step of training waits for answers before it goes on with those that it
-            has; None: it waits for each of its questions.
-        max_age: steps after its round at which an answer is too old to learn from; None: never.
-        budgets: by purpose.
-        repeats: answers to a query before they are used again; 0: every query is asked every time.
-        keep_groups: trajectories stay even when nothing will read them again.
-        known_versions: versions of oracles that are known to be unchanged since then, whatever version they
-            say themselves.
-        check_interrupt: called after an oracle has answered and before the answers are recorded; it may
-            raise.
-        release: called when the ledger is closed, since nobody asks its oracles any more.
+        deadline_s: seconds after its submission at which a question without an answer counts as failed.
+        max_wait_s: seconds that a step of training waits for answers; then it goes on with those that it has.
+            None: it waits until each of its questions is answered or has failed.
+        max_age: the largest number of steps between the step that asked a question and a step that learns
+            from its answer; None: no limit.
+        budgets: the budgets, by purpose.
+        repeats: number of answers to a query that are bought before they are used again; 0: no answer is used
+            again.
+        keep_groups: keep trajectories that no step will read again.
+        known_versions: by address, versions that replace those which the oracles themselves state.
+        check_interrupt: called each time an oracle has been asked for answers, before these are recorded; it
+            may raise.
+        release: called when the ledger is closed, after which no oracle is asked.
     """
 
     def __init__(
@@ -111,23 +114,23 @@ class Ledger:
 
     @property
     def reasked(self) -> int:
-        """The number of questions that were asked once more, since a kill came before their answers."""
+        """The number of times that a question was submitted again because a kill came before its answer."""
         return self.outstanding.reasked
 
     @property
     def reported(self) -> dict[str, float]:
-        """The metrics that its oracles report of themselves. Where several report the same name, the value of
-        the first one counts: the one that training asks."""
+        """The metrics that the oracles report of themselves. If several oracles report the same name, the
+        value of the first one counts, which is the oracle that training asks."""
         return {
             name: value for oracle in [*self.oracles.values()][::-1] for name, value in oracle.metrics.items()
         }
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
-        """The number of questions in recorded rounds before (step, round), whatever is recorded beyond."""
+        """The number of questions in recorded rounds before (step, round). Later rounds are not counted."""
         return self.store.asked(purpose, step, round)
 
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
-        """True if this round is on disk, so nothing of it needs sampling or asking."""
+        """True if this round is on disk, so it need not be sampled or asked again."""
         return self.store.has_round(purpose, step, round)
 
     def has_taken(self, step: int, purpose: str = "train") -> bool:
@@ -142,12 +145,13 @@ class Ledger:
         questions: Sequence[Question],
         purpose: str = "train",
     ) -> None:
-        """Record a round of questions with its trajectories. Then submit those that are neither known nor
-        beyond the budget; in waves, only the first wave.
+        """Record a round of questions with its trajectories. Then submit the questions that the budget allows
+        and that have a value which nothing recorded gives or will bring. If the purpose is asked in waves,
+        submit only the next wave, and only if the previous one is settled.
 
         Args:
-            groups: one a prompt.
-            questions: each about one of the groups, by its key's occurrence.
+            groups: one for each prompt.
+            questions: each is about the group whose prompt has the occurrence of the question's key.
 
         Raises:
             OracleError: an oracle raises, or breaks its protocol.
@@ -172,17 +176,21 @@ class Ledger:
             self.outstanding.submit([intent for intent in asked if intent.is_sent])
 
     def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
-        """The feedback of a step. If the step has a record, that is its feedback. Otherwise the answers of
-        the next `count` questions, in the order they were asked, are recorded and handed out.
+        """Return the feedback of a step. If the step has a record, the feedback is read from it.
 
-        The call waits until each of these questions is answered or past its deadline, so the feedback does
-        not depend on when answers come. With `max_wait_s`, a step of training takes the first `count`
-        questions that are answered instead: it waits until there are as many, or the time is over. Answers to
-        questions older than `max_age` are recorded as too late, and not handed out.
+        Otherwise this step takes the next `count` answered questions in the order they were asked, or all if
+        there are fewer, and the call records them. Only rounds up to `step` count, in training only those
+        that are at most `max_age` steps old. Unpaid questions are among those taken. Answered questions of
+        older rounds are recorded as too late and are not part of the feedback.
+
+        The call first waits until the next `count` questions of these rounds, and all questions of older
+        rounds, are answered or have failed at their deadline. So the feedback does not depend on when answers
+        come. If `max_wait_s` is set, a step of training waits only until `count` paid questions of these
+        rounds are answered, or the time is over.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract.
-            LedgerError: the file cannot be written, or what it holds is damaged.
+            LedgerError: the file cannot be written, or its content is damaged.
         """
         if not self.has_taken(step, purpose):
             oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
@@ -203,20 +211,21 @@ class Ledger:
         return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """The number of changes of an oracle before the answers that a row of metrics counts.
+        """Return how often the version of any oracle had changed before the steps took the answers that a row
+        of metrics counts.
 
         Args:
-            row: its number.
-            is_evaluated: the row has an evaluation.
+            row: the row's number, which is the number of steps before it.
+            is_evaluated: True if the row contains an evaluation, whose answers then count too.
         """
         return changes(self.store, row, is_evaluated=is_evaluated)
 
     def num_taken(self, step: int) -> int:
-        """The number of questions that a step of training took, by its record."""
+        """The number of questions that a step of training learned from, by its record."""
         return self.store.num_taken("train", step)
 
     def taken(self, step: int) -> tuple[Item, ...]:
-        """The items that a step of training took, by its record.
+        """The items that a step of training learned from, by its record.
 
         Raises:
             LedgerError: their trajectories were dropped, or are damaged.
@@ -226,9 +235,9 @@ class Ledger:
         return items
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step of a purpose that failed. Its record has no answers. Questions without an answer count
-        as failed, and answers that still come are left with their oracles. Answers that came before are known
-        to later questions."""
+        """Close a step that failed, such as an evaluation whose oracle raised. The record of the step has no
+        answers. Questions of this purpose without an answer count as failed, and their answers are not
+        fetched any more. Answers that had come are kept for later equal questions."""
         with self._collecting, self.store.lock:
             with self.store:
                 close_unanswered(self.store, purpose)
@@ -251,7 +260,8 @@ class Ledger:
             self.store.add_take(purpose, step, [], refused=price)
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """The price that the budget did not allow, by the newest record of a purpose up to this step."""
+        """Return the price that the budget did not allow, from the newest record of a purpose up to this
+        step; None if there is no record, or its step could pay everything."""
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
@@ -259,8 +269,8 @@ class Ledger:
         return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
-        """The price of the answers that steps have taken, and the highest price of every question that
-        waits."""
+        """The price of the answers that steps have taken, plus the highest price of every question that no
+        step has taken."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
@@ -268,8 +278,9 @@ class Ledger:
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories that only steps before this one read, since none of them will be replayed.
-        Those of the step before stay: the row of this step may still ask for them."""
+        """Drop the trajectories that only steps before `step - 1` read, since none of these steps will be
+        replayed. The trajectories of `step - 1` stay, since row `step` of the metrics may still need them.
+        With `keep_groups` all trajectories stay."""
         if not self.keep_groups:
             with self.store.lock, self.store:
                 self.store.drop_groups(step - 1)
@@ -279,13 +290,15 @@ class Ledger:
         self.release()
 
     def _recover(self, changed: Collection[str]) -> None:
-        """Take up what was open before a restart: held waves, questions without an answer, answers that await
-        values, and the queries that count as asked.
+        """Restore what was open before a restart: held waves, questions without an answer, answers that await
+        values, and the queries that are being asked.
 
         Args:
-            changed: oracles that have changed since. Unless they kept a question or its purpose has a budget,
-                which is reserved for the unknown part alone, all of it is asked anew. Nobody awaits an answer
-                that one of them may have given before.
+            changed: oracles whose version has changed since they answered. An unanswered question to such an
+                oracle is asked whole, also for values that earlier answers gave. This does not hold if the
+                oracle kept the question, or if its purpose has a budget, since only the price of the unknown
+                part is set aside there. New questions do not await values from questions that were put to
+                such an oracle before the restart.
         """
         with self.store:
             self.waves.begin()
@@ -314,23 +327,23 @@ class Ledger:
         )
 
     def _found(self, ids: Sequence[int]) -> list[_Found]:
-        """Answered questions, with their answers and labels; they wait no longer."""
+        """Return answered questions with their answers and labels, and drop the questions from memory."""
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Note in the cache which answers a step took, and which expired. The caller holds the
-        transaction."""
+        """Keep the answers that a step took in the cache. Remove taken and expired questions from those that
+        are being asked. The caller holds the transaction."""
         for intent, answer, _ in found:
             self.cache.keep(intent, answer, step)
         intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]
         self.cache.forget({intent.question.key for intent in intents})
 
     def _settle(self, purpose: str, step: int, count: int, oldest: int, seconds: float) -> None:
-        """Record all answers that have come, also beyond what the step needs, and wait for those that it
-        lacks.
+        """Record all answers that have come, also those to questions that the step does not need, and wait
+        for those that it lacks.
 
         Args:
-            oldest: questions of earlier steps are too old.
+            oldest: the first step whose questions are not too old.
             seconds: the longest wait.
         """
         self.outstanding.ask_again(purpose)
@@ -349,7 +362,7 @@ class Ledger:
                 patience = 0.0 if is_enough else max(0.0, wake - time.monotonic())
 
     def _advance(self, purpose: str) -> None:
-        """Record and submit the next wave, if the one before is settled."""
+        """Record and submit the next wave if the previous one is settled."""
         with self.store.lock:
             if self.waves.is_ready(purpose):
                 with self.store:
@@ -357,8 +370,8 @@ class Ledger:
                 self.outstanding.submit(wave)
 
     def _next_wave(self, purpose: str) -> list[Intent]:
-        """The questions to send, of the next wave in which there are any. That wave, and those before it, are
-        recorded. Empty: there is no such wave. The caller holds the transaction."""
+        """Record waves until one has questions to send, and return these questions; empty if no more waves
+        can be formed. The caller holds the transaction."""
         sent: list[Intent] = []
         while not sent and (wave := self.waves.next(purpose)):
             self.settling.complete([intent for intent in wave if intent.others])
@@ -369,19 +382,20 @@ class Ledger:
         return sent
 
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
-        """True if a step need not wait: each of its questions is answered; or, with `max_wait_s`, as many
-        questions as it needs."""
+        """True if a step need not wait any longer: each of its questions, and each older one, is answered;
+        or, with `max_wait_s`, as many paid questions are answered as the step needs."""
         if self.max_wait_s == math.inf:
             return not self.store.lacks(purpose, step, count, oldest)
         return self.store.num_takeable(purpose, step, oldest) >= count
 
     def _forget(self) -> None:
-        """Drop the trajectories of rounds of which no oracle has a question."""
+        """Drop from memory the trajectories of rounds of which no oracle has a question."""
         self.rounds.forget(self.outstanding.rounds_pending())
 
 
 def _known(intent: Intent, is_paid: bool) -> Answer | None:
-    """The answer of a question for which nobody is asked; None: an oracle is, for it or for an equal one."""
+    """Return the answer of a question if no oracle has to be asked for it; None if an oracle is asked, for
+    this question or for an equal one."""
     question = intent.question
     if question.oracle == UNASKED:
         return nothing(question, "tie", UNASKED)

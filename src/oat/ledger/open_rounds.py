@@ -13,7 +13,8 @@ Place = tuple[str, int, int]
 
 
 class OpenRounds:
-    """Waiting questions and the trajectories of their rounds. What is not in memory is read from the store.
+    """Keeps waiting questions and the trajectories of their rounds in memory. What is not there is read from
+    the store.
 
     Attributes:
         groups: the trajectories of each round that is in memory.
@@ -31,17 +32,17 @@ class OpenRounds:
         self.intents.update({intent.id: intent for intent in intents})
 
     def intent(self, id: int) -> Intent:
-        """A waiting question, with its token ids."""
+        """Return a waiting question, with its token ids."""
         if id not in self.intents:
             self.intents[id] = self.with_ids(self.store.by_id(id))
         return self.intents[id]
 
     def close(self, id: int) -> Intent:
-        """A question that waits no longer; memory drops it."""
+        """Return a question that waits no longer, and drop it from memory."""
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:
-        """The same question with its token ids, which are not stored with it."""
+        """Return the same question with its token ids, which are stored with the trajectories only."""
         if intent.question.ids:
             return intent
         samples = self.group(intent).trajectories
@@ -49,10 +50,10 @@ class OpenRounds:
         return replace(intent, question=replace(intent.question, ids=ids))
 
     def group(self, intent: Intent) -> Group:
-        """The trajectories that a question is about.
+        """Return the group that a question is about.
 
         Raises:
-            LedgerError: they were dropped, or are damaged.
+            LedgerError: its trajectories were dropped, or are damaged.
         """
         place = place_of(intent)
         if place not in self.groups:
@@ -64,7 +65,7 @@ class OpenRounds:
         return Item(self.group(intent), intent.question, answer, label)
 
     def forget(self, needed: Collection[Place]) -> None:
-        """Drop the trajectories of all rounds but the needed ones."""
+        """Drop the trajectories of all rounds except those in `needed`."""
         self.groups = {place: groups for place, groups in self.groups.items() if place in needed}
 
 

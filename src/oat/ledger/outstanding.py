@@ -1,5 +1,5 @@
-"""The questions that oracles have: sent, answered or failed at their deadline, and resumed after a
-restart."""
+"""Sends questions to oracles, fetches their answers, fails questions at their deadline, and resumes them
+after a restart."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Pending:
     Attributes:
         question: the part of the question that was sent.
         since: when it was sent, on the monotonic clock.
-        most: the most that it may cost; without limits where its purpose has no budget.
+        most: the highest price that its answer may have; without limits if its purpose has no budget.
     """
 
     intent: Intent
@@ -41,15 +41,15 @@ class Outstanding:
     """Sends questions to oracles and fetches their answers.
 
     Args:
-        budgets: by purpose.
-        deadline_s: seconds after its submission at which a question counts as failed.
-        check_interrupt: called after an oracle has answered and before the answers are recorded; it may
-            raise.
+        budgets: the budgets, by purpose.
+        deadline_s: seconds after its submission at which a question without an answer counts as failed.
+        check_interrupt: called each time an oracle has been asked for answers, before these are recorded; it
+            may raise.
 
     Attributes:
         pending: the questions that oracles have.
-        lost: questions that were sent before a restart, and that their oracles did not keep.
-        reasked: number of questions that were sent once more after a restart.
+        lost: unanswered questions of the time before a restart that their oracles did not keep.
+        reasked: number of times that a question was submitted once more after a restart.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Outstanding:
         return self.oracles[name]
 
     def submit(self, intents: Sequence[Intent]) -> None:
-        """Send questions to their oracles, one call an oracle; of a partly known question, the unknown part.
+        """Send questions to their oracles, in one call for each oracle. Only the unknown part of a question
+        is sent.
 
         Raises:
             OracleError: an oracle raises, or returns no tickets that can be used.
@@ -112,13 +113,14 @@ class Outstanding:
             )
 
     def is_kept(self, intent: Intent) -> bool:
-        """True if the oracle still has a question that was sent before a restart."""
+        """True if a question that was recorded before a restart has a ticket of a durable oracle."""
         oracle = self.oracles.get(intent.question.oracle)
         return oracle is not None and oracle.durable and intent.ticket is not None
 
     def resume(self, intent: Intent) -> None:
-        """Resume an unanswered question after a restart. Where its oracle kept it, its ticket is attached
-        again, with the deadline that it had. Otherwise it is lost until `ask_again`."""
+        """Resume an unanswered question after a restart. If its oracle kept it, wait for its ticket again,
+        with the deadline that it had. Otherwise put it into `lost` until `ask_again`, if any part of it is to
+        be sent."""
         if self.is_kept(intent):
             age = max(0.0, time.time() - intent.sent) if intent.sent is not None else 0.0
             ticket = (intent.question.oracle, str(intent.ticket))
@@ -127,8 +129,8 @@ class Outstanding:
             self.lost.append(intent)
 
     def ask_again(self, purpose: str) -> None:
-        """Submit the lost questions of a purpose. Only a step without a record calls this, so a finished run,
-        or a replay of one, asks nothing."""
+        """Submit the lost questions of a purpose. The ledger calls this only for a step without a record, so
+        a finished run, or a replay of one, asks nothing."""
         with self.store.lock:
             lost = [intent for intent in self.lost if intent.question.key.purpose == purpose]
             if not lost:
@@ -140,7 +142,7 @@ class Outstanding:
             self.submit(lost)
 
     def of(self, purpose: str) -> dict[Ticket, Pending]:
-        """The questions of a purpose that oracles have."""
+        """The questions of a purpose that oracles have, by ticket."""
         return {key: p for key, p in list(self.pending.items()) if p.question.key.purpose == purpose}
 
     def rounds_pending(self) -> set[Place]:
@@ -148,23 +150,24 @@ class Outstanding:
         return {place_of(p.intent) for p in list(self.pending.values())}
 
     def next_deadline(self, purpose: str) -> float:
-        """The time at which the oldest question of a purpose fails, on the monotonic clock."""
+        """The time on the monotonic clock at which the oldest question of a purpose fails."""
         return min((p.since for p in self.of(purpose).values()), default=0.0) + self.deadline_s
 
     def collect(self, waiting: Mapping[Ticket, Pending], patience: float) -> bool:
-        """Call each oracle once for answers, and record them in one transaction an oracle. If no answer
-        comes, questions past their deadline are recorded as failed.
+        """Ask each oracle once for answers, and record those of each oracle in one transaction. If no oracle
+        returns an answer, record the questions that are past their deadline as failed.
 
         Args:
             waiting: the questions whose answers are wanted.
-            patience: seconds to wait for the first answer.
+            patience: seconds that an oracle may wait for its first answer; at most 1 s each if there are
+                several oracles.
 
         Returns:
             True if an answer came.
 
         Raises:
-            OracleError: an oracle raises, or gives an answer that breaks the contract; sound answers that
-            came with it are recorded first.
+            OracleError: an oracle raises, or gives an answer that breaks the contract; the sound answers that
+                came with it are recorded first.
         """
         has_come = False
         names = sorted({oracle for oracle, _ in waiting})
@@ -190,7 +193,7 @@ class Outstanding:
         return has_come
 
     def forget(self, purpose: str) -> None:
-        """Drop the questions of a purpose; answers that still come are left with their oracles."""
+        """Drop the questions of a purpose; their answers are not fetched any more."""
         self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
         self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
 
@@ -216,8 +219,8 @@ class Outstanding:
 
 
 def _failed(pending: Pending) -> Answer:
-    """The answer of a question at its deadline. The oracle may still work on it and be paid, so under a
-    budget the question counts its highest price."""
+    """Return the answer of a question that failed at its deadline. The oracle may still work on it and be
+    paid, so under a budget the answer has the question's highest price."""
     most = pending.most
     answer = nothing(pending.question, "failed", pending.oracle, time.monotonic() - pending.since)
     return replace(answer, queries=most.queries or 0, tokens=most.tokens or 0, cost=most.cost or 0.0)

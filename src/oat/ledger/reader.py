@@ -1,4 +1,4 @@
-"""The reading half of a ledger's tables: questions, answers, sums and trajectories."""
+"""Reads a ledger's tables: questions, answers, sums and trajectories."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
 
 
 class Reader(Connection):
-    """The tables of one run, read only. `Store` reads and writes them."""
+    """The tables of one run, read only. `Store` also writes them."""
 
     def is_empty(self) -> bool:
-        """True if nothing was ever asked."""
+        """True if no round is recorded."""
         return self._one("SELECT COUNT(*) FROM rounds", ()) == 0
 
     def has_round(self, purpose: str, step: int, round: int) -> bool:
@@ -82,8 +82,9 @@ class Reader(Connection):
         )
 
     def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
-        """True if a step has to wait for an answer: to one of the next `count` questions of rounds from
-        `oldest` up to `step` that no step has taken, or to one of an older round."""
+        """True if an answer is missing for which a step waits. A step waits for the next `count` questions of
+        rounds from `oldest` up to `step` that no step has taken, and for all such questions of older
+        rounds."""
         old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
         rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"
         new = f"SELECT w.answered FROM waiting w WHERE {rounds} ORDER BY w.step, w.round, w.position LIMIT ?"
@@ -91,17 +92,17 @@ class Reader(Connection):
         return bool(self._one(sql, (purpose, oldest, purpose, oldest, step, count)))
 
     def num_takeable(self, purpose: str, step: int, oldest: int = 0) -> int:
-        """The number of all questions of `takeable_ids` that were paid."""
+        """The number of paid questions among those that `takeable_ids` returns without a limit."""
         return self._one(
             f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE} AND w.answered = 1", (purpose, oldest, step)
         )
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
-        """Answered questions of rounds from `oldest` up to `step` that no step has taken, in the order they
-        were asked.
+        """Return the ids of answered questions, paid or not, of rounds from `oldest` up to `step` that no
+        step has taken, in the order they were asked.
 
         Args:
-            limit: at most so many; -1: all.
+            limit: the largest number of ids to return; -1: no limit.
         """
         sql = (
             f"SELECT w.question FROM waiting w WHERE {_TAKEABLE} ORDER BY w.step, w.round, w.position LIMIT ?"
@@ -113,12 +114,12 @@ class Reader(Connection):
         return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
 
     def unpaid_ids(self, purpose: str) -> list[int]:
-        """Questions that were not paid, and that no step has taken."""
+        """The ids of questions that were not paid, and that no step has taken."""
         sql = "SELECT question FROM waiting WHERE purpose = ? AND answered = 2"
         return [id for (id,) in self.db.execute(sql, (purpose,))]
 
     def values(self, key: Key) -> list[Known] | None:
-        """The values of the answer to a question; None: it has no answer."""
+        """Return the values of the answer to a question; None if it has no answer."""
         sql = (
             f"SELECT {ANSWER_COLUMNS} FROM answers a JOIN questions q ON q.id = a.question "
             f"WHERE ({schema.KEY}) = (?, ?, ?, ?, ?)"
@@ -149,24 +150,25 @@ class Reader(Connection):
         return [Known(value, mark, list_values(scores)) for value, mark, scores in found]
 
     def has_take(self, purpose: str, step: int) -> bool:
-        """True if what a step took is recorded."""
+        """True if it is recorded what a step took."""
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:
-        """The price of the answers that this step and those before it took. In takes that an older version
-        recorded, it is that of all answers that were there."""
+        """The price of the answers that this step and those before it took. If an older version wrote the
+        record, it is the price of all answers that had come by that time."""
         sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
         return Price(*self.db.execute(sql, (purpose, step)).fetchone())
 
     def take_refused(self, purpose: str, step: int) -> Price | None:
-        """The price of the cheapest question that a step took and that was not paid; None: there was none."""
+        """Return the price of the cheapest unpaid question that a step took; None if all were paid."""
         (refused,) = self.db.execute(
             "SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
         ).fetchone()
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
-        """The same price for the newest take up to a step; None: there is no take, or all of it was paid."""
+        """Return `take_refused` of the last step up to this one that has a record; None also if there is no
+        such step."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))
@@ -186,12 +188,12 @@ class Reader(Connection):
         return self._one(sql, (purpose, step))
 
     def num_expired(self, purpose: str, step: int) -> int:
-        """The number of answered questions that a step found too old to learn from."""
+        """The number of answered questions that a step took but does not train on."""
         sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0"
         return self._one(sql, (purpose, step))
 
     def asked_again(self) -> int:
-        """The number of times that a question was asked once more, over all purposes."""
+        """The number of times that a question was submitted once more, over all purposes."""
         return self._one("SELECT COALESCE(SUM(again), 0) FROM purses", ())
 
     def spent(self, purpose: str) -> Price:
@@ -199,8 +201,8 @@ class Reader(Connection):
         return self._sums("queries, tokens, cost", purpose)
 
     def committed(self, purpose: str) -> Price:
-        """The price of the answers that steps have taken, and the highest price of every question that waits.
-        It does not depend on when answers come."""
+        """The price of the answers that steps have taken, plus the highest price of every question that no
+        step has taken. It does not depend on when answers come."""
         sql = "SELECT queries, tokens, cost FROM waiting WHERE purpose = ?"
         rows = self.db.execute(sql, (purpose,)).fetchall()
         queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())

@@ -1,6 +1,6 @@
-"""Questions and answers as rows of the ledger's tables (`ledger/schema.py`), and back.
+"""Converts questions and answers to rows of the ledger's tables (`ledger/schema.py`), and back.
 
-The functions that read raise ValueError, TypeError or LookupError where a row is damaged.
+The functions that read rows raise ValueError, TypeError or LookupError if a row is damaged.
 """
 
 import functools
@@ -24,23 +24,23 @@ QUESTION_COLUMNS = (
     f"q.id, {schema.KEY}, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, q.features, "
     "q.member, q.ticket, q.sent, q.cached"
 )
-"""The columns that `question_of` reads, of the table `questions q`."""
+"""The columns of the table `questions`, alias `q`, that `question_of` reads."""
 
 ANSWER_COLUMNS = "vals, marks, label, queries, cost, answered_by, seconds, tokens, scores"
-"""The columns of the table `answers`, in its order, without the question's id."""
+"""The columns of the table `answers`, without the question's id. `answer_row` fills them in this order."""
 
 _SCALARS = {str, int, float, bool, type(None)}
-"""Types of which JSON gives back what it was given."""
+"""Types whose values come back unchanged from JSON."""
 
 
 def new_question_row(
     intent: Intent, position: int, prompt: str, candidates: Sequence[str]
 ) -> tuple[Any, ...]:
-    """A row of `NEW_QUESTION_COLUMNS`.
+    """Return the row of a question, with the columns `NEW_QUESTION_COLUMNS`.
 
     Args:
-        position: place in its round.
-        prompt: the name of its prompt's text.
+        position: the question's place in its round.
+        prompt: the name (`text_name`) of its prompt's text.
         candidates: the names of its candidates' texts.
     """
     question, key = intent.question, intent.question.key
@@ -51,10 +51,11 @@ def new_question_row(
 
 
 def as_read(question: Question, prompt: str) -> Question:
-    """A question as the tables give it back; they keep its columns as JSON.
+    """Return a question as the tables would give it back. They store its columns as JSON, which turns a tuple
+    into a list.
 
     Args:
-        prompt: the text of its prompt (`prompt_text`).
+        prompt: the question's `prompt_text`.
     """
     if all(type(value) in _SCALARS for value in question.columns.values()):
         return question
@@ -67,10 +68,10 @@ def text_names(row: Sequence[Any]) -> tuple[str, ...]:
 
 
 def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
-    """The question of a row of `QUESTION_COLUMNS`.
+    """Return the intent of a row of `QUESTION_COLUMNS`.
 
     Args:
-        texts: by name, at least those of `text_names`.
+        texts: the texts by name, at least those of `text_names`.
     """
     id, *address = row[:6]
     kind, oracle, _, _, picks, known, features, member, ticket, sent, cached = row[6:]
@@ -132,11 +133,12 @@ def list_values(text: str) -> tuple[Any, ...]:
 
 @functools.lru_cache(4096)
 def common_text(values: tuple[int | str, ...]) -> str:
-    """The same as `list_text`, remembered: for picks and marks, of which there are few different lists."""
+    """Return what `list_text` returns, from a cache. It is for picks and marks, which have few different
+    values."""
     return list_text(values)
 
 
 @functools.lru_cache(4096)
 def common_values(text: str) -> tuple[Any, ...]:
-    """The same as `list_values`, remembered."""
+    """Return what `list_values` returns, from a cache."""
     return list_values(text)

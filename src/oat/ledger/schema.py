@@ -1,8 +1,8 @@
-"""The schema of a run's ledger: its tables, what brings older files to it, and its canonical form."""
+"""The schema of a run's ledger: its tables, the migration of older files, and its canonical form."""
 
 VERSION = 6
 KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
-"""The address of a question, of the table `questions q`."""
+"""The columns of a question's address, in the table `questions` under the alias `q`."""
 
 TABLES = {
     "meta": "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -57,13 +57,16 @@ TABLES = {
 }
 """The statements that make each table and index, in their order.
 
-* `waiting` has every question that no step has taken, with the most that its answer may cost, so nothing here
-  grows slower with a run's age. `answered` is 0 without an answer, 1 with one, 2 where nobody was asked since
-  the question could not be paid, and -1 where the answer awaits values that equal questions bring.
-* `purses` has, for each purpose, running sums over its answers and over what steps took.
-* `taken` has the questions of each step; one at a position below 0 came too late to be learned from.
-* `waves` has runs of question ids that were asked together, and what all answers before them had taken; NULL
-  where nothing was waited for.
+* `waiting` has every question that no step has taken, with the highest price of its answer. A step reads this
+  table and not all questions, so steps do not become slower as a run grows. `answered` is 0 if the question
+  has no answer; 1 if it has one; 2 if its answer has values marked `unpaid`, for which no oracle was asked
+  because the budget did not allow it; and -1 if its answer awaits values that equal questions bring.
+* `purses` has, for each purpose, running sums of the price of its answers and of the price of those that
+  steps took.
+* `taken` has the questions of each step. A step does not learn from those at a position below 0: they were
+  too old, or the step failed.
+* `waves` has, for each wave, its first and last question id and the price of all answers before the wave. The
+  price is NULL if the wave did not wait for these answers.
 """
 
 RECOUNTS = (
@@ -84,8 +87,8 @@ RECOUNTS = (
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
         GROUP BY q.purpose""",
 )
-"""Statements that fill `waiting` and `purses` from the other tables. An unanswered question that is not
-waiting yet is priced at one query a candidate."""
+"""Statements that fill `waiting` and `purses` from the other tables. An unanswered question that is not in
+`waiting` yet is priced at one query for each candidate."""
 
 MIGRATIONS = {
     2: ("ALTER TABLE questions ADD COLUMN again INTEGER NOT NULL DEFAULT 0",),
@@ -117,7 +120,7 @@ MIGRATIONS = {
     ),
     5: (TABLES["waves"],),
 }
-"""The statements that bring a ledger from a schema version to the next one."""
+"""The statements that bring a ledger to the next schema version, by the version that it has."""
 
 _TAKEN = (
     "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id "
@@ -135,5 +138,5 @@ CANONICAL = (
     "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
 )
-"""The queries whose rows a digest covers: no row numbers, tickets or clock times, and no answer before a step
-has taken it, since nothing reads it until then."""
+"""The queries whose rows a digest covers. They leave out row numbers, tickets and clock times. They also
+leave out answers that no step has taken, since it is chance which of these have come when a run ends."""

@@ -1,7 +1,8 @@
-"""Putting answers on record: each with its label, and together with the equal questions that awaited it.
+"""Records answers with their labels, and completes the answers that await values from them.
 
-The first answer of a question wins. A question may have been recorded as awaiting values that an equal
-question brings (`ledger/cache.py`). The transaction that records those values completes its answer too.
+The first answer of a question wins. A question may have been recorded as awaiting values from an equal
+question (`ledger/cache.py`). The transaction that records these values also completes the answer that awaits
+them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +16,12 @@ from oat.types import Answer, Key, Question
 
 
 class Settling:
-    """Records answers, and completes the answers that await them.
+    """Records answers, and completes the answers that await values from them.
 
     Args:
-        labels: how the probability of a comparison becomes a label. "threshold": the first candidate wins
-            above one half. "bernoulli": it wins with that probability, drawn from the question's own
-            generator.
+        labels: how the probability of a comparison becomes a label. "threshold": the more probable candidate
+            wins. "bernoulli": the first candidate wins with that probability, drawn from the question's own
+            generator. In both, a probability of exactly one half gives no label.
 
     Attributes:
         awaiting: for each question without an answer, the intents that await its values, by their ids.
@@ -48,8 +49,8 @@ class Settling:
         )
 
     def complete(self, intents: Iterable[Intent]) -> None:
-        """Complete the answers whose awaited values are all on record; the other intents await what is
-        missing. The caller holds the transaction."""
+        """Complete the answers whose awaited values are all recorded; the other intents go into `awaiting`.
+        The caller holds the transaction."""
         for intent in intents:
             keys = intent.others | ({intent.question.key} if intent.is_sent else set())
             found = {key: self.store.values(key) for key in keys}
@@ -65,11 +66,12 @@ class Settling:
                 self.add([(intent, whole(intent, empty, brought))])
 
     def forget(self, purpose: str) -> None:
-        """Let the intents of a purpose await nothing any more."""
+        """Remove the intents of a purpose from `awaiting`."""
         self.awaiting = {key: intents for key, intents in self.awaiting.items() if key.purpose != purpose}
 
     def _label(self, question: Question, answer: Answer) -> int | None:
-        """The place of the candidate that won; None where nothing was compared or nobody won."""
+        """Return the index of the candidate that won; None if the question is for scores or no candidate
+        won."""
         if question.kind != "compare" or answer.marks[0] != "ok":
             return None
         probability = answer.values[0]
@@ -81,12 +83,14 @@ class Settling:
 
 
 def unanswered(intent: Intent, mark: Literal["failed", "unpaid"]) -> Answer:
-    """The answer of a question that gets none: what is known of it, and this mark on every other value."""
+    """Return the answer to record for a question that no oracle answers: its known values, and this mark on
+    every other value."""
     return whole(intent, nothing(intent.rest, mark, intent.question.oracle), missing=mark)
 
 
 def close_unanswered(store: Store, *purposes: str) -> None:
-    """Record the unanswered questions of these purposes as failed; the caller holds the transaction."""
+    """Record the unanswered questions of these purposes, and the values that answers still await, as failed.
+    The caller holds the transaction."""
     store.add_answers(
         (intent.id, unanswered(intent, "failed"), None)
         for intent in store.unanswered()

@@ -1,7 +1,8 @@
-"""The writing half of a ledger's tables: one writer, and one transaction for whatever must happen together.
+"""Writes a ledger's tables. A ledger has one writer, and changes that must happen together share a
+transaction.
 
-The trajectories of a round are one blob, under its hash. Texts that people and exports read are stored once
-each, under their hashes, and outlive the blobs.
+The trajectories of a round are stored as one blob under its hash. The texts of prompts and candidates are
+stored once each, under their hashes, and stay when the blobs are dropped.
 """
 
 import hashlib
@@ -42,8 +43,8 @@ class Store(Reader):
         """Record the questions of a round with its trajectories. The caller holds the transaction.
 
         Args:
-            members: for each question, the place of its group.
-            quotes: for each question, its quote; None: nothing is known, and nothing costs anything.
+            members: for each question, the index of its group in `groups`.
+            quotes: for each question, its quote; None: no value is known, and no question costs anything.
 
         Returns:
             The recorded questions, as reading them back would give them.
@@ -88,12 +89,13 @@ class Store(Reader):
         )
 
     def set_tickets(self, tickets: Iterable[tuple[str, float, int]]) -> None:
-        """Record tickets of oracles: (ticket, time in seconds since 1970, question id) each."""
+        """Record tickets of oracles, given as (ticket, time of submission in seconds since 1970, question
+        id)."""
         self.db.executemany("UPDATE questions SET ticket = ?, sent = ? WHERE id = ?", tickets)
 
     def add_answers(self, answers: Iterable[tuple[int, Answer, int | None]]) -> None:
-        """Record answers: (question id, answer, label) each. The first answer of a question wins; a later one
-        changes nothing. The caller holds the transaction."""
+        """Record answers, given as (question id, answer, label). The first answer of a question wins; a later
+        one changes nothing. The caller holds the transaction."""
         given = list(answers)
         open_ids = {
             id
@@ -124,8 +126,8 @@ class Store(Reader):
         )
 
     def complete(self, id: int, answer: Answer) -> None:
-        """Replace the values and marks of an answer of which some were awaited; its price stays. The caller
-        holds the transaction."""
+        """Replace the values and marks of an answer that awaited some of its values; its price stays. The
+        caller holds the transaction."""
         self.db.execute(
             "UPDATE answers SET vals = ?, marks = ? WHERE question = ?",
             (list_text(answer.values), common_text(answer.marks), id),
@@ -141,7 +143,7 @@ class Store(Reader):
         self.db.execute("UPDATE waiting SET answered = 1 WHERE answered = -1 AND purpose = ?", (purpose,))
 
     def count_again(self, ids: Iterable[int]) -> None:
-        """Count these questions as asked once more; the caller holds the transaction."""
+        """Count these questions as submitted once more; the caller holds the transaction."""
         purse = (
             "UPDATE purses SET again = again + 1 WHERE purpose = (SELECT purpose FROM questions WHERE id = ?)"
         )
@@ -153,9 +155,9 @@ class Store(Reader):
         """Keep an answer in the cache.
 
         Args:
-            purpose, oracle, item: its cache key.
-            number: its place among the answers under that key, from 0.
-            step: that took it.
+            purpose, oracle, item: the answer's cache key.
+            number: the answer's place among those under the same key, from 0.
+            step: the step that took the answer.
         """
         row = (purpose, oracle, item, number, known.value, known.mark, step, list_text(known.scores))
         self.db.execute("INSERT INTO cache VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -168,12 +170,13 @@ class Store(Reader):
         expired: Sequence[int] = (),
         refused: Price | None = None,
     ) -> None:
-        """Record what a step takes. The caller holds the transaction.
+        """Record the questions that a step takes, so they wait no longer. The caller holds the transaction.
 
         Args:
-            ids: the answered questions that it trains on, in this order.
-            expired: the answered questions that are too old to learn from.
-            refused: the price of the cheapest question that was not paid.
+            ids: the answered questions that the step trains on, in this order.
+            expired: the answered questions that it does not train on, since they are too old or the step
+                failed.
+            refused: the price of the cheapest question that was not paid; None if all were paid.
         """
         positions = [*enumerate(ids), *((-1 - place, id) for place, id in enumerate(expired))]
         self.db.executemany(
@@ -199,8 +202,8 @@ class Store(Reader):
         )
 
     def drop_groups(self, step: int) -> int:
-        """Drop the trajectories of rounds of which everything was taken before this step; texts stay. The
-        caller holds the transaction.
+        """Drop the trajectories of earlier rounds whose questions were all taken before this step; texts
+        stay. The caller holds the transaction.
 
         Returns:
             The number of blobs that were dropped.
@@ -226,8 +229,8 @@ class Store(Reader):
         """Cut the ledger back to its state before a step of training. The caller holds the transaction.
 
         Args:
-            step: number of steps that stay.
-            evaluated: the evaluation after them stays too.
+            step: the number of training steps that stay.
+            evaluated: True if the evaluation after these steps stays too.
         """
         later = (
             f"(step > {step} OR (step = {step} AND {'purpose = ' + repr('train') if evaluated else 'TRUE'}))"
@@ -248,7 +251,7 @@ class Store(Reader):
             self.db.execute(statement)
 
     def forget_judgements(self) -> None:
-        """Forget what evaluations know from earlier answers, and which prices they could not pay. The caller
-        holds the transaction."""
+        """Delete the cached answers of evaluations, and the prices that the budgets of evaluations did not
+        allow. The caller holds the transaction."""
         self.db.execute("DELETE FROM cache WHERE purpose != 'train'")
         self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")

@@ -1,10 +1,10 @@
-"""The versions of a ledger's oracles, and the steps from which on an oracle is another one.
+"""The versions of a ledger's oracles, and the steps at which they changed.
 
-When an oracle that has answered comes back in another version, that change is recorded (`change N` in the
-table `meta`), with the first step of training, and of evaluations, that has taken nothing yet. What those
-steps and later ones take may be of the new version. So the number of changes before a row of metrics is a
-function of the record, in a replay and after a kill too. A ledger that is cut back for a fork has the
-versions of that time.
+A run may start with an oracle that has answered in another version before. This change is recorded (`change
+N` in the table `meta`) with two numbers: the first step of training, and the first step of evaluations, that
+has taken nothing yet. These steps and later ones may take answers of the new version. So the number of
+changes before a row of metrics follows from the record alone, also in a replay and after a kill. A ledger
+that is cut back for a fork gets the versions of that time back.
 """
 
 import json
@@ -22,14 +22,14 @@ _VERSION, _CHANGE = "version of ", "change "
 
 
 def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
-    """Record the versions of the oracles that will be asked. Oracles that have answered in another version
-    are recorded as changed and warned of: the curves have a kink there that no learning made.
+    """Record the versions of the oracles that will be asked. If oracles have answered in another version,
+    also record the change and warn of it, since it may bend the curves where learning did not.
 
     Args:
-        versions: by address; "" for an oracle without one.
+        versions: the versions by address; "" for an oracle without one.
 
     Returns:
-        The oracles that have changed.
+        The addresses of the oracles that have changed.
     """
     with store:
         changed = _changed(store.db, versions)
@@ -46,10 +46,11 @@ def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
 
 
 def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = None) -> set[str]:
-    """The oracles that have answered in another version. A file that is no ledger has none; opening it says
-    what it is.
+    """Return the addresses of the oracles that have answered in another version than in `versions`. A missing
+    file, or one that is not a ledger, gives none; opening it raises the error.
 
     Args:
+        versions: the versions by address; "" for an oracle without one.
         step: look at the ledger as it was before this step; None: as it is.
     """
     if not ledger.exists():
@@ -65,17 +66,19 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
 
 
 def changes_of(store: Reader) -> list[dict[str, Any]]:
-    """The recorded changes, the oldest first. Each has the versions before it by oracle (`before`), and the
-    first steps of training (`train`) and of evaluations (`eval`) that had taken nothing then."""
+    """The recorded changes, the oldest first. Each is a dict: `before` has the previous version of each
+    changed oracle, by address; `train` and `eval` are the first steps of training and of evaluations that had
+    taken nothing when it was recorded."""
     return list(_changes(store.db).values())
 
 
 def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
-    """The number of changes of an oracle before the answers that a row of metrics counts.
+    """Return how often the version of any oracle had changed before the steps took the answers that a row of
+    metrics counts.
 
     Args:
-        row: its number.
-        is_evaluated: the row has an evaluation.
+        row: the row's number, which is the number of steps before it.
+        is_evaluated: True if the row contains an evaluation, whose answers then count too.
     """
     return sum(
         change["train"] < row or (is_evaluated and change["eval"] <= row) for change in changes_of(store)
@@ -83,8 +86,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
 
 def cut(store: Store, step: int) -> None:
-    """Forget the changes from this step on, and restore the versions before them. The caller holds the
-    transaction."""
+    """Delete the changes whose first training step without answers was `step` or later, and restore the
+    versions before them. The caller holds the transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
             _put_versions(store, change["before"])
@@ -92,8 +95,12 @@ def cut(store: Store, step: int) -> None:
 
 
 def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | None = None) -> dict[str, str]:
-    """The oracles that have answered in another version, each with that version. An oracle that had none is
-    believed to be the same."""
+    """Return the oracles that have answered in another version, each with that version. An oracle whose
+    stored version is empty counts as unchanged.
+
+    Args:
+        step: as in `changed_since`.
+    """
     answered = (
         "SELECT 1 FROM questions q JOIN answers a ON a.question = q.id WHERE q.oracle = ? AND (a.queries "
         "> 0 OR q.known <> '[]') LIMIT 1"
@@ -113,7 +120,7 @@ def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | No
 
 
 def _changes(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """The recorded changes by their names in the table `meta`, the oldest first."""
+    """The recorded changes, by their names in the table `meta`, the oldest first."""
     found = db.execute("SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CHANGE}*",))
     return {
         name: json.loads(value)

@@ -1,20 +1,20 @@
-"""Waves: questions that are asked together, where tokens or money limit what training may spend.
+"""Waves: questions that are asked together, if tokens or money limit what training may spend.
 
-The highest price of a question is often a hundred times what its answer takes, and that is known only when
-the answer is there. So the questions of a round are asked in waves:
+The highest price of a question is often a hundred times the real price of its answer, which is known only
+when the answer is there. So the questions of a round are asked in waves:
 
-* A wave is the longest run of questions, in recorded order, whose highest prices fit beside what all answers
-  before them took. It is on record before any of it is sent.
-* The next wave is formed when every question of the last one is settled: it has an answer on record, or has
+* A wave is the longest run of questions of a round, in recorded order, whose highest prices together fit into
+  what all answers before them left of the budget. It is recorded before any of it is sent.
+* The next wave is formed when every question of the last one is settled: its answer is recorded, or it has
   failed at its deadline. The first wave of a round is formed when all waves of the rounds before are settled.
 * A question that does not fit while everything before it is settled is never paid, since what is spent never
-  becomes less. An equal question that would await its values asks for them itself.
+  becomes less. A later question that was to get a value from it asks for that value itself.
 
-So which questions are paid follows from recorded answers, in the order of their questions, and never from
-when they came: a run that is killed between waves, or inside one, pays for the same questions.
+So the recorded answers, in the order of their questions, decide which questions are paid. The times at which
+they came decide nothing: a run that is killed between waves, or inside one, pays for the same questions.
 
-The other purposes, and a limit in queries alone, need no waves. An evaluation begins only when all of it
-fits, and a question's queries are known when it is asked.
+Other purposes need no waves, since an evaluation begins only if its highest price fits. A limit in queries
+alone needs no waves either, since a question's queries are known when it is asked.
 """
 
 import math
@@ -32,14 +32,14 @@ class Waves:
     """The waves of one ledger.
 
     Args:
-        budgets: by purpose.
-        price: gives the highest price of a question.
+        budgets: the budgets, by purpose.
+        price: returns the highest price of a question.
 
     Attributes:
-        limited: the purposes whose questions are asked in waves.
+        limited: the purposes that have a limit in tokens or money and are asked in waves.
         held: by purpose, the questions that are in no wave yet, in recorded order.
-        refusals: questions that were not paid, each with its price and what was spent then; whoever reports
-            them clears the list.
+        refusals: questions that were not paid, each with its highest price and the price of all answers
+            before it. The caller that reports them clears the list.
     """
 
     def __init__(self, store: Store, budgets: Mapping[str, Budget], price: Callable[[Question], Price]):
@@ -57,8 +57,8 @@ class Waves:
         )
 
     def begin(self) -> None:
-        """Record everything that was asked before a purpose had waves as one wave, without what was spent:
-        other rules decided about it. The caller holds the transaction."""
+        """For each limited purpose without waves, record all its questions as one wave without a price before
+        it, since other rules decided which of them are paid. The caller holds the transaction."""
         for purpose in self.limited - self._ends.keys():
             (last,) = self.store.db.execute(
                 "SELECT COALESCE(MAX(id), 0) FROM questions WHERE purpose = ?", (purpose,)
@@ -66,8 +66,8 @@ class Waves:
             self._record(purpose, 0, last, None)
 
     def covers(self, purpose: str) -> bool:
-        """True if questions of a purpose are asked in waves. Once they were, they always are: in a run that
-        has lost its limit, all that are held make one wave."""
+        """True if questions of a purpose are asked in waves. Once they were, they always are. If the run no
+        longer has a limit in tokens or money, all held questions form one wave."""
         return purpose in self._ends
 
     def is_held(self, intent: Intent) -> bool:
@@ -91,11 +91,12 @@ class Waves:
         )
 
     def next(self, purpose: str) -> list[Intent]:
-        """Record the next wave, if it can be formed, and the questions before it that cannot be paid. The
-        caller holds the transaction.
+        """Record the next wave if it can be formed. Questions before it that do not fit into the budget are
+        recorded as unpaid. The caller holds the transaction.
 
         Returns:
-            The wave's questions as they are asked; some of them only await values that others bring.
+            The wave's questions as they are asked (`as_asked`), empty if there is no wave. Some may only
+            await values that other questions bring.
         """
         wave: list[Intent] = []
         if not self.is_ready(purpose):
@@ -128,10 +129,12 @@ class Waves:
         self.held.pop(purpose, None)
 
     def as_asked(self, intent: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
-        """A question as it is asked: it asks itself for values that an unpaid question would have brought.
+        """Return a question as it is asked. If an unpaid question was to bring one of its values, the
+        question asks for this value itself.
 
         Args:
-            is_unpaid: tells of another question whether it was not paid; None: the record tells.
+            is_unpaid: returns True for the key of a question that was not paid; None: the ledger's record
+                decides.
         """
         gone = {key for key in intent.others if (is_unpaid or self._was_unpaid)(key)}
         if not gone:
@@ -152,13 +155,14 @@ class Waves:
     def outlook(
         self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
     ) -> Spent:
-        """The spending before a step that has taken nothing, by the takes and rounds of the steps before it
-        alone. Waiting questions that can never be paid beside what was taken count as refused; all others
-        count at their highest price.
+        """Return the spending before a step that has taken nothing. It depends only on what earlier steps
+        took and asked. A waiting question counts as refused if its highest price does not fit beside the
+        price of what was taken; all others count at their highest price, up to the limits.
 
         Args:
-            refused: the cheapest price that the step before could not pay.
-            intent: gives a waiting question by its id.
+            refused: the price of the cheapest question that the step before could not pay; None if it could
+                pay all.
+            intent: returns a waiting question by its id.
         """
         budget = self.budgets[purpose]
         taken = self.store.taken_so_far(purpose)
@@ -192,8 +196,8 @@ class Waves:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """The price of all answers, while everything is settled: the sum in the newest wave that has one,
-        and the answers from that wave on."""
+        """Return the price of all answers when every wave is settled. It is the price recorded with the
+        newest wave that has one, plus the price of all answers from the start of that wave on."""
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"
@@ -224,7 +228,7 @@ def total(*prices: Price) -> Price:
 
 
 def in_order(price: Price) -> tuple[int, int, float]:
-    """The key by which prices are compared."""
+    """The sort key of a price: queries, then tokens, then money."""
     return price.queries, price.tokens, price.cost
 
 
