@@ -1,14 +1,15 @@
 """Alarms watch a run's own metrics, so that a collapsing run says so before its budget is spent.
-docs/alarms.md gives the reason for each.
+docs/alarms.md gives the reason for each alarm.
 
 An alarm is raised when its metric has been out of bounds for `patience` steps in a row; steps without the
 metric do not count. A raised alarm is counted, printed, and followed by its action. It can be raised again
 after the metric has been within bounds. Everything here is a function of recorded metrics and of the
 settings, so a run that is killed and continued raises the same alarms at the same steps.
 
-The metrics of a step are measured before its update. A checkpoint is therefore proven good by the step after
-it, and a roll back leads to the newest checkpoint that `checkpoint.every` made and that was proven while no
-alarm with `roll_back` was out of bounds.
+The metrics of a step are measured before its update. So the step after a checkpoint proves it good, if no
+alarm with the action `roll_back` is out of bounds in that step. A roll back goes to the newest of the
+checkpoints that `checkpoint.every` made and that are proven good. Until there is one, it goes to the state
+with which the run began.
 
 An evaluation after step k and the metrics of step k + 1 describe the same weights, so the scores of an
 evaluation's second oracle are checked together with step k + 1.
@@ -25,9 +26,9 @@ from oat.errors import warn
 
 LENGTH = "response/length"
 LEVEL_ROWS = 3
-"""The first steps, whose mean length is the level at the start."""
+"""The number of first steps whose mean response length is the level at the start."""
 GOLD = ("eval/gold_sampled", "eval/gold_greedy")
-"""Metrics of an evaluation that an alarm watches."""
+"""The metrics of an evaluation's second oracle. An alarm watches the first one that is reported."""
 
 METRICS = {
     "kl": ("kl/reference",),
@@ -76,8 +77,8 @@ class Alarm:
 
     Attributes:
         metric: the metric that it watches.
-        patience: steps in a row out of bounds after which it is raised.
-        action: what follows: "warn", "stop" or "roll_back".
+        patience: number of steps in a row out of bounds after which it is raised.
+        action: what follows when it is raised: "warn", "stop" or "roll_back".
         below, above: bounds of the metric. For the length they are multiples of its level at the start, for
             the second oracle differences from its best value so far.
     """
@@ -90,7 +91,8 @@ class Alarm:
 
 
 def alarms_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Alarm]:
-    """The alarms of a run, by name: those that are not off and have a metric.
+    """Return the alarms of a run, by name: those that are not off, have a bound, and watch a metric of the
+    run.
 
     Args:
         watched: names of the metrics that the run reports.
@@ -115,12 +117,13 @@ class Alarms:
 
     Args:
         alarms: by name.
-        max_roll_backs: the most that a run may do; an alarm that would lead to one more ends it.
+        max_roll_backs: largest number of roll backs in a run; an alarm that would lead to one more ends the
+            run.
         oracle: name of the oracle that training asks, for hints.
 
     Attributes:
         raised: alarms raised so far.
-        back: the step whose checkpoint a roll back would lead to; None where no alarm rolls back.
+        back: the step whose checkpoint a roll back would lead to; None if no alarm rolls back.
     """
 
     def __init__(self, alarms: Mapping[str, Alarm], max_roll_backs: int, *, oracle: str = ""):
@@ -142,14 +145,14 @@ class Alarms:
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """Make the state with which the run begins the target of roll backs, while no checkpoint has proven
-        good.
+        """Make the state at which the run begins the target of roll backs, unless there is a target or no
+        alarm rolls back.
 
         Args:
             step: the step at which the run begins.
 
         Returns:
-            Whether the state of this step has to be saved for that.
+            True if this state is now the target, so it has to be saved.
         """
         if self.back is not None or not self.rolling:
             return False
@@ -168,9 +171,9 @@ class Alarms:
         """Check the metrics of a step; called once for each step.
 
         Args:
-            step: steps that are done, this one included.
+            step: number of steps that are done, this one included.
             values: the step's metrics, measured before its update.
-            is_saved: whether a checkpoint that was due holds the state before this step's update.
+            is_saved: True if a checkpoint that was due holds the state before this step's update.
 
         Returns:
             The step whose checkpoint the run goes back to now, or None.
@@ -195,7 +198,7 @@ class Alarms:
         return self.back
 
     def _begins(self, name: str, values: Mapping[str, float]) -> bool:
-        """Count a step, and return whether it raises the alarm."""
+        """Count a step for one alarm. Return True if this step raises the alarm."""
         alarm = self.alarms[name]
         if alarm.metric not in values or (alarm.metric == LENGTH and len(self.lengths) < LEVEL_ROWS):
             return False
@@ -207,8 +210,8 @@ class Alarms:
         return self.counts[name] == alarm.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """True if the alarm finds nothing wrong with the state that a step began with. The second oracle's
-        alarm proves only a state that was evaluated."""
+        """True if the alarm finds nothing wrong with the state that a step began with. The alarm of the
+        second oracle also needs an evaluation of that state."""
         metric = self.alarms[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
 
@@ -219,7 +222,7 @@ class Alarms:
         return alarm.below * level, alarm.above * level
 
     def _follow(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        """Print a raised alarm, or let it end the run."""
+        """Warn of a raised alarm, or let it end the run."""
         alarm = self.alarms[name]
         what = self._message(name, values)
         is_spent = alarm.action == "roll_back" and self.roll_backs >= self.max_roll_backs
@@ -262,8 +265,8 @@ class Alarms:
         )
 
     def _settings(self) -> dict[str, str]:
-        """Each alarm as text. An alarm whose text has changed when a run is continued starts anew, so the
-        text of unchanged settings must stay as earlier versions wrote it."""
+        """Return each alarm as text. If an alarm's text has changed when a run is continued, its counts begin
+        again at 0, so the text of unchanged settings must stay as earlier versions wrote it."""
         limits = dict.fromkeys(self.rolling, f", max_roll_backs={self.max_roll_backs}")
         return {
             name: f"{alarm}{limits.get(name, '')}".replace("Alarm(", "Rule(", 1)

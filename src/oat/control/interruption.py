@@ -1,13 +1,16 @@
 """SIGTERM and Ctrl-C ask a run to end early.
 
-While a step or an evaluation samples and waits for answers, the first signal ends the run at once: nothing
-that a checkpoint holds changes in that time, and the ledger has every question and answer. A step that
-has begun to learn first learns to its end. A second Ctrl-C ends the process where it stands, as a kill
-would, except that a checkpoint being written is completed; the work since the last checkpoint is lost,
-and no answer is. A second SIGTERM changes nothing, since a process manager may send several.
+While a step or an evaluation samples and waits for answers, the first signal ends the run at once. No weights
+change in that time, and the ledger keeps every question and answer that it has recorded. But the prompt
+cursor and the collector's count of due questions do change. So the loop saves the states from before the
+interrupted part. Such a checkpoint may contain the metrics of a row whose evaluation was interrupted; the
+next process evaluates and closes that row first.
 
-The loop saves the states as they were before what was cut off. A checkpoint may then hold the metrics of a
-row whose evaluation was cut off; the next process evaluates and closes that row first.
+A step that has begun to learn first learns to its end.
+
+A second Ctrl-C ends the process where it is, as a kill would, except that a checkpoint being written is
+completed. The work since the last checkpoint is lost, but no recorded answer. A second SIGTERM changes
+nothing, since a process manager may send several.
 """
 
 import os
@@ -21,7 +24,7 @@ from oat.errors import Again, Interrupted
 
 
 class Interruption:
-    """A request to end the run. Signals make one only within `heard`."""
+    """A request to end the run. Signals make a request only within `heard`."""
 
     def __init__(self) -> None:
         self._asked: int | None = None
@@ -29,7 +32,7 @@ class Interruption:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Handle signals within this context. In another thread than the main one it does nothing."""
+        """Handle signals within this context. On a thread other than the main one it does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -51,7 +54,8 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the run at once within this context, also a signal that came before.
+        """Let a signal end the run at once within this context. A signal that came before the context counts
+        too.
 
         Raises:
             Interrupted: at any place within the context.

@@ -13,7 +13,7 @@ CAUSES = {
     "failed": "answers/failed_frac",
     "unpaid": "answers/unpaid_frac",
 }
-"""The metric with the share of a step's questions that have a mark, for each mark of a missing value."""
+"""For each mark of a missing value, the metric with the share of a step's questions that have this mark."""
 
 _SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget did not allow them"}
 _FAILS = (
@@ -26,11 +26,11 @@ _COSTS = (
 
 
 def why(mark: str, oracle: str) -> str:
-    """The likely reason why an oracle's answers have this mark, with what the user should look at.
+    """Return the likely reason why an oracle's answers have this mark, and what the user should look at.
 
     Args:
         mark: "abstain", "failed" or "unpaid".
-        oracle: name or address of the oracle; "" where there are several.
+        oracle: name or address of the oracle; "" if there are several.
     """
     if mark != "abstain":
         return f"{_SAID[mark]}: {_FAILS if mark == 'failed' else _COSTS}"
@@ -41,7 +41,7 @@ def why(mark: str, oracle: str) -> str:
 
 
 def missing(items: Sequence[Item]) -> dict[str, float]:
-    """Metrics of what is missing among the values that a step asked for.
+    """Return metrics about missing values, among those that a step asked for.
 
     Returns:
         `MISSING`: the share of all values that are missing, if any was asked for. `WASTED`: among the
@@ -58,11 +58,12 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
-    """Warn once that nobody was asked, or that the oracle answered nothing, so that the run learns nothing.
+    """Warn if no oracle was asked about any of the items, once in a run. Warn if every value that was asked
+    for abstained or failed, once for each purpose. In both cases the step learns nothing.
 
     Args:
-        warned: purposes that were warned of; extended here.
-        purpose: of the questions: "train", "eval" or "gold".
+        warned: what was warned of already, "none" or a purpose; this function adds to it.
+        purpose: the purpose of the questions: "train", "eval" or "gold".
         step: the step that learns from them, or the number of steps done before the evaluation.
         items: all groups of the step or of the evaluation, with their answers.
     """

@@ -1,7 +1,7 @@
 """The stop conditions of a run.
 
 With finite `prompts.epochs` the number of steps is computed when the run is built, so the last step is
-evaluated and saved like any other. The hours are the one state that digests leave out.
+evaluated and saved like any other. Digests leave out the running time, which is the whole state of this part.
 """
 
 import time
@@ -12,7 +12,7 @@ from oat.types.budget import Budget
 
 
 class Stop:
-    """The stop conditions of a run. The first that is met ends it, at a step boundary.
+    """The stop conditions of a run. The first that is met ends it, between two steps.
 
     Args:
         last: number of steps of the run, from `stop.max_steps` or from `prompts.epochs`; None for no limit.
@@ -28,10 +28,10 @@ class Stop:
         self.before, self.began = 0.0, time.monotonic()
 
     def reason(self, step: int, spent: Spent) -> str | None:
-        """The reason why the run ends before step `step`, or None.
+        """Return the reason why the run ends before step `step`, or None.
 
         Args:
-            spent: what the steps before it have spent.
+            spent: the spending of the steps before it.
         """
         if (done := self.steps_done(step)) is not None:
             return done
@@ -42,7 +42,7 @@ class Stop:
         return None
 
     def steps_done(self, step: int) -> str | None:
-        """The reason why nothing is left to do after `step` steps, or None."""
+        """Return the reason why nothing is left to do after `step` steps, or None."""
         if self.last is None or step < self.last:
             return None
         if step > self.last:

@@ -1,4 +1,5 @@
-"""The environment's protocol: what answers the model within an episode, and rewards it at the end.
+"""The environment's protocol. An environment answers the model's responses within an episode, and rewards
+each of them.
 
 An environment is a function of its state: `step(state, response)` returns the next state, so an episode can
 be played again.
@@ -21,10 +22,10 @@ class Turn:
     """The environment's answer to one response.
 
     Attributes:
-        state: of the episode after the response; the next `step` gets it, and the environment itself keeps
-            none.
+        state: the state of the episode after the response. The next `step` gets it; the environment itself
+            keeps no state.
         message: the message that the model reads next; None ends the episode.
-        reward: for this response; the reward of an episode is the sum over its responses.
+        reward: the reward of this response. The reward of an episode is the sum over its responses.
     """
 
     state: Mapping[str, Any]
@@ -33,33 +34,34 @@ class Turn:
 
 
 class Environment(Protocol):
-    """Plays episodes. It is a function of its arguments, so that an episode can be played again; a failure of
-    one is its reward."""
+    """Plays episodes. Its methods are functions of their arguments, so that an episode can be played again. A
+    bad response gets a low reward; an exception ends the run."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
-        """The state before the first response."""
+        """Return the state before the first response."""
 
     def step(self, state: Mapping[str, Any], response: str) -> Turn:
-        """The answer to a response."""
+        """Return the answer to a response."""
 
 
 def build_environment(name: str) -> Environment:
-    """A user's environment, `path/to/file.py:Name` or `package.module:Name`, made without arguments.
+    """Return a user's environment, `path/to/file.py:Name` or `package.module:Name`, made without arguments.
 
     Raises:
-        ConfigError: the code cannot be loaded, raises, or is no environment.
+        ConfigError: the code cannot be loaded, raises, or is not an environment.
     """
     return make_environment(load_symbol(name), name)
 
 
 def make_environment(found: Any, name: str) -> Environment:
-    """The environment that a class makes without arguments.
+    """Return the environment that a class makes without arguments.
 
     Args:
-        name: for messages.
+        found: the class.
+        name: its name in messages.
 
     Raises:
-        ConfigError: as for `build_environment`.
+        ConfigError: the class raises, or its object lacks a method.
     """
     with guarded(
         name,

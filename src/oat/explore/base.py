@@ -1,5 +1,5 @@
 """The explorer's protocol. An explorer chooses the sampled responses that are worth asking about. It is pure:
-what it does is a function of its arguments."""
+its results are functions of its arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -9,26 +9,27 @@ import numpy as np
 from oat.types import Group, Key, Plan, Question
 
 Scores = Mapping[str, Sequence[np.ndarray]]
-"""The arrays that an explorer needs, by name, one for each group: for a slot, (G,) sequence
-log-probabilities."""
+"""The arrays that an explorer needs, by name, one for each group, as `Actor.score` returns them. For a slot
+it is (G,), the log-probability of each sample."""
 
 
 class Explorer(Protocol):
     needs: frozenset[str]
-    """The names that `choose` reads in its scores: slots whose sequence log-probabilities it wants."""
+    """The names that `choose` reads in its scores: slots, for the log-probabilities of samples, or
+    "ensemble", for its rewards and features."""
 
     def widen(self, plan: Plan) -> Plan:
-        """The algorithm's plan with the prompts and samples that the explorer chooses among. A run calls this
-        for each step, as often as it needs the plan."""
+        """Return the algorithm's plan with the prompts and samples that the explorer chooses among. A run
+        calls this for each step, as often as it needs the plan."""
 
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """One question for each group that the explorer asks about. A question that nobody is to be asked
-        goes to the oracle "none"; one without an address goes to the oracle of training. The collector calls
-        this once for each round.
+        """Return one question for each group that the explorer asks about. A question that no oracle shall
+        answer has the address "none". A question without an address goes to the oracle of training. The
+        collector calls this once for each round.
 
         Args:
-            keys: of the questions, one for each group.
+            keys: the keys of the questions, one for each group.
             generator: the only source of randomness.
         """

@@ -19,7 +19,7 @@ def needs_faults(needs: Any) -> Iterator[str]:
 
 
 def plan_faults(plan: Any) -> Iterator[str]:
-    """The faults of what `widen` returned."""
+    """Yield the faults of a plan that `widen` returned."""
     if not isinstance(plan, Plan):
         yield f"returned {shown(plan)}; return a Plan: dataclasses.replace(plan, ...)"
         return
@@ -31,7 +31,13 @@ def plan_faults(plan: Any) -> Iterator[str]:
 def question_faults(
     chosen: Any, group_of: Mapping[Key, Group], kind: Kind, needs: frozenset[str]
 ) -> Iterator[str]:
-    """The faults of what `choose` returned for these groups."""
+    """Yield the faults of the questions that `choose` returned.
+
+    Args:
+        group_of: the groups that `choose` got, by the key of their question.
+        kind: the kind of question that the run asks.
+        needs: the explorer's `needs`.
+    """
     if not isinstance(chosen, list) or not all(isinstance(question, Question) for question in chosen):
         yield f"returned {shown(chosen)}; return a list of questions"
         return

@@ -1,4 +1,4 @@
-"""Explorers without an ensemble."""
+"""The explorer that asks about every group."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ class NoExploration:
     """Asks about everything that was sampled: the score of each sample, or which of the two samples is
     better.
 
-    Of two equal responses neither is better; that question goes to the oracle "none" and costs nothing.
-    Responses are equal if all their tokens are. Two samples are also equal if their texts are, provided that
-    the oracle reads texts.
+    If the two responses are equal, neither is better. That question goes to the oracle "none" and costs
+    nothing. Recorded responses are equal if all their tokens are. Sampled ones are equal if their texts are,
+    or if all their tokens are when the oracle does not read texts.
 
     Args:
         reads_text: True if the oracle reads texts; False if the value of a response is known, from the data
@@ -34,10 +34,10 @@ class NoExploration:
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """One question for each group, about all of its samples in their order.
+        """Return one question for each group, about all of its samples in their order.
 
         Raises:
-            ConfigError: pairs are compared, and a group has not two samples.
+            ConfigError: pairs are compared, and a group does not have two samples.
         """
         return [self._ask(group, key) for group, key in zip(groups, keys, strict=True)]
 

@@ -57,7 +57,7 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
         return set()
     try:
         log = ledger.with_name(f"{ledger.name}-wal")
-        # without a log the file alone has everything
+        # without a log the file has everything
         mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
         with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?{mode}", uri=True)) as db:
             return set(_changed(db, versions, step))

@@ -1,5 +1,5 @@
-"""The actor: it turns prompts into groups of trajectories, by a renderer, an engine and, for episodes of
-several turns, an environment."""
+"""The actor turns prompts into groups of trajectories, by a renderer, an engine and, for episodes of several
+turns, an environment."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,9 +34,9 @@ class _Episode:
     """A trajectory that grows turn by turn.
 
     Attributes:
-        row: of the prompt's record.
+        row: the number of the prompt's record.
         key: 64-bit address of its random numbers.
-        ids: (L,) int32, the whole sequence so far.
+        ids: (L,) int32, the sequence so far, from its first token.
         text: the last response.
     """
 
@@ -51,10 +51,10 @@ class _Episode:
     finish_reason: FinishReason = "aborted"
 
     def context(self, ids: np.ndarray) -> None:
-        """Add context.
+        """Add context after the sequence so far.
 
         Args:
-            ids: the whole sequence with it.
+            ids: (L,) int32, the sequence so far and the context after it.
         """
         self.segments.append(Segment("context", ids[len(self.ids) :]))
         self.ids = ids
@@ -79,9 +79,9 @@ class Actor:
     """Samples responses and scores them for explorers.
 
     Args:
-        sampling: of training.
+        sampling: the settings of sampling in training.
         environment: answers the responses within an episode; None: an episode is one response.
-        scorer: scores samples under the ensemble.
+        scorer: scores samples under the ensemble; None: no explorer needs that.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class Actor:
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """One group a prompt, with its trajectories slot by slot, in the order of `samples`.
+        """Return one group for each prompt. Its trajectories are in the order of the slots in `samples`.
 
         Args:
-            samples: responses a prompt, by slot.
+            samples: number of responses for each prompt, by slot.
             address: purpose, step and round, for the random numbers.
-            sampling: if it is not that of training.
+            sampling: the settings of sampling; None: those of training.
 
         Raises:
             EpisodeError: the environment failed.
@@ -145,13 +145,16 @@ class Actor:
         ]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        """The scores of samples that an explorer needs.
+        """Return the scores of samples that an explorer needs.
 
         Args:
             needs: slots, or "ensemble".
+
         Returns:
-            By name one array a group, float32. For a slot (G,) summed raw log-probabilities, nats; those of
-            "sampler" are the recorded ones. For "ensemble" (M, G) rewards, and with these "features", (G, D).
+            For each name, one float32 array for each group. For a slot it is (G,), the sum of the raw
+            log-probabilities of each sample's trained tokens, nats; for "sampler" they are the recorded ones.
+            For "ensemble" it is (M, G), the rewards. With "ensemble" there is also the name "features", (G,
+            D).
         """
         scores: dict[str, list[np.ndarray]] = {}
         for name in needs:
@@ -165,7 +168,7 @@ class Actor:
         return scores
 
     def work(self) -> Work:
-        """What the engine has computed to sample since this was first called."""
+        """Return the work that the engine has done for sampling since the first call of this method."""
         return self.engine.work()
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
@@ -179,7 +182,7 @@ class Actor:
         return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
 
     def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
-        """Sample a response for every open episode, turn after turn, until all have ended."""
+        """Sample a response for each open episode, turn after turn, until all have ended."""
         playing = list(episodes)
         while playing:
             requests = [Request(episode.ids, sampling, episode.key) for episode in playing]

@@ -26,7 +26,7 @@ class EnsembleScorer:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """For each group its rewards (M, G) and its features (G, D), both float32."""
+        """Return for each group its rewards (M, G) and its features (G, D), both float32."""
         rows = [trajectory for group in groups for trajectory in group.trajectories]
         features_ND = torch.cat(
             [self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)]
@@ -36,7 +36,7 @@ class EnsembleScorer:
         return np.split(rewards_MN, bounds, axis=1), np.split(features_ND.numpy(), bounds)
 
     def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
-        """Copy weights into the ensemble, and read back those that it scores with."""
+        """Copy weights into the ensemble, and return the receipt of the weights that it now scores with."""
         held = self.ensemble.tensors()
         with torch.no_grad():
             for name, tensor in tensors.items():

@@ -1,6 +1,7 @@
 """The actor of recorded data: its responses are those of the records.
 
-`prompts.responses` chooses it for training; evaluations keep the actor that samples.
+Training uses it if `prompts.responses` is set. Evaluations use it for held-out pairs; for all else they use
+the actor that samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,11 @@ class RecordedActor:
     """Makes trajectories of recorded responses; they have no version and no log-probabilities.
 
     Args:
-        fit: decides which records have room, and how those without are cut.
-        columns: of the responses, as `formats.Layout` leaves them. The assistant's tokens after the prompt
-            are trained; of a text without a prompt all tokens but the first.
-        score_key: column of the responses' scores, as `formats.scores_of` reads it.
+        fit: decides which records are short enough, and how the others are cut.
+        columns: the columns of the responses, in the format that `formats.Layout` gives them. The assistant's
+            tokens after the prompt are trained. In a text without a prompt all tokens except the first are
+            trained.
+        score_key: the column of the responses' scores, as `formats.scores_of` reads it.
     """
 
     def __init__(self, fit: Fit, columns: Sequence[str], score_key: str | None = None):
@@ -35,8 +37,8 @@ class RecordedActor:
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """One group a prompt, with its recorded responses in the order of `columns`. The other arguments are
-        those of an actor that samples, and are not read."""
+        """Return one group for each prompt, with its recorded responses in the order of `columns`. The other
+        arguments are not read; an actor that samples needs them."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -58,8 +60,8 @@ class RecordedActor:
     def _response(
         self, prompt: Prompt, value: str | list[dict[str, str]], row: RecordedSequence
     ) -> Trajectory:
-        """The trajectory of a response. One whose end was cut did not end, and its text is what is left of
-        its last turn."""
+        """Return the trajectory of a response. If the end of the response was cut, its finish reason is
+        "length" and its text is the remaining text of its last turn."""
         bounds = np.flatnonzero(np.diff(row.mask)) + 1
         segments = []
         for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):

@@ -1,7 +1,7 @@
 """The files of checkpoints: names, pointer, manifest and state.
 
 Nothing here loads torch, so a command that only needs the state of the newest checkpoint is quick.
-`rundir/checkpoints.py` writes and loads whole checkpoints.
+`rundir/checkpoints.py` writes and loads complete checkpoints.
 """
 
 import hashlib
@@ -19,24 +19,24 @@ _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """The step of a checkpoint's name, and which save of that step it is, from 0."""
+    """Return the step in a checkpoint's name, and the number of the save of that step, from 0."""
     match = _NAME.fullmatch(name)
     assert match is not None, f"{name} is no checkpoint's name"
     return int(match[1]), int(match[2] or 0)
 
 
 def names_in(directory: Path) -> list[str]:
-    """The names of the checkpoints in a directory, by step and then by save."""
+    """Return the names of the checkpoints in a directory, sorted by step and then by save."""
     found = (folder.name for folder in directory.glob("step_*") if folder.is_dir())
     return sorted((name for name in found if _NAME.fullmatch(name)), key=place_of)
 
 
 def pointed(directory: Path) -> tuple[list[str], str | None]:
-    """The names of the checkpoints up to the one that the pointer names.
+    """Return the names of the checkpoints up to the one that the pointer (`latest`) names.
 
     Returns:
-        The names, all of them where the pointer is of no use; and what people should know of the pointer, or
-        None.
+        The names, or those of all checkpoints if the pointer cannot be used; and a sentence for people if the
+        pointer cannot be used or does not name the newest checkpoint, else None.
     """
     found = names_in(directory)
     if not found:
@@ -57,7 +57,8 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest of a checkpoint, the size and SHA-256 of each file, and bring its folder to disk."""
+    """Write the manifest of a checkpoint, which has the size and SHA-256 of each file, and sync its folder to
+    disk."""
     for name in FILES:
         sync_to_disk(folder / name)
     manifest = {
@@ -69,7 +70,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def verify(folder: Path) -> str | None:
-    """Compare a checkpoint's files with its manifest; returns what is wrong, or None."""
+    """Compare a checkpoint's files with its manifest. Return what is wrong, or None."""
     try:
         manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
         for name in FILES:
@@ -85,7 +86,8 @@ def verify(folder: Path) -> str | None:
 
 
 def row_of(folder: Path) -> dict[str, float]:
-    """The metrics of the row that a checkpoint stands behind; none where they cannot be read."""
+    """Return the metrics of the last row before a checkpoint. They are empty if that row was still open when
+    the checkpoint was saved, or if they cannot be read."""
     try:
         return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -93,8 +95,8 @@ def row_of(folder: Path) -> dict[str, float]:
 
 
 def newest_state(directory: Path, step: int | None = None) -> tuple[str, dict[str, Any]] | None:
-    """The name and the state of the newest checkpoint whose state is what was written. Its tensors are not
-    looked at.
+    """Return the name and the state of the newest checkpoint whose state matches its manifest; None if there
+    is none. Its tensors are not verified.
 
     Args:
         step: only checkpoints of this step count; None: those up to the one that the pointer names.

@@ -1,11 +1,12 @@
 """Checkpoints: everything that decides the future, written so that a kill at any moment leaves a good one.
 
-A save holds its caller only while tensors are copied and the rest becomes text. One thread then writes, one
-checkpoint at a time:
+A save blocks its caller only while tensors are copied and the rest becomes text. A thread then writes the
+checkpoint; only one is written at a time:
 
-1. A new directory with its files, brought to disk; then the manifest (SHA-256 and size of each file).
-2. A rename of the directory, brought to disk; then the pointer, last.
-3. What was written is read back and verified; only then others are removed (`rundir/retention.py`).
+1. The files go into a new directory and are synced to disk; then the manifest (SHA-256 and size of each
+   file).
+2. The directory is renamed and synced to disk; then the pointer is replaced.
+3. The checkpoint is read back and verified; only then other checkpoints are removed (`rundir/retention.py`).
 
 The formats are safetensors and JSON only.
 
@@ -46,10 +47,11 @@ class Checkpoints:
         every: steps between two saves.
         background: write in a thread; False: `save` returns when the checkpoint is on disk.
         keep_last, keep_best, best_metric, max_gb: which checkpoints stay, as in `Retention`.
-        standing: the folders of the run; nothing is written once one of them was moved or removed.
+        standing: the folders of the run. If one of them was moved or removed, nothing is written any more.
 
     Attributes:
-        saved: the step of the newest checkpoint that this process has begun to write, or has read; 0: none.
+        saved: the step of the checkpoint that this process has last begun to write, or has loaded with
+            `load`; 0: none.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Checkpoints:
         self.retention = Retention(keep_last, keep_best, best_metric, max_gb)
         self._standing = standing or Standing()
         self._is_made = directory.exists()
-        self._writer: tuple[threading.Thread, threading.Event] | None = None  # set when it is done
+        self._writer: tuple[threading.Thread, threading.Event] | None = None  # the event: writing is over
         self._error: CheckpointError | DirectoryError | None = None  # of the writer
 
     @property
@@ -81,14 +83,14 @@ class Checkpoints:
 
     @property
     def oldest(self) -> int | None:
-        """The step of the oldest checkpoint on disk; None: there is none. While a checkpoint is written, it
-        is never newer than those that are kept."""
+        """The step of the oldest checkpoint on disk; None: there is none. While a save is running,
+        checkpoints that it will remove still count."""
         return min(self.steps, default=None)
 
     @property
     def next_loaded(self) -> int | None:
-        """The step of the checkpoint that the pointer names, which `load` tries first; None: there is none.
-        It may be damaged."""
+        """The step of the checkpoint that `load` tries first, which the pointer names; None: there is none.
+        The checkpoint may be damaged."""
         names, _ = pointed(self.directory)
         return place_of(names[-1])[0] if names else None
 
@@ -96,7 +98,8 @@ class Checkpoints:
         """True if a checkpoint is due after `step` updates.
 
         Raises:
-            CheckpointError: the last one could not be written.
+            CheckpointError: the checkpoint before could not be written.
+            DirectoryError: the run was moved or removed meanwhile.
         """
         if self._writer is not None and self._writer[1].is_set():
             self.wait()
@@ -112,15 +115,16 @@ class Checkpoints:
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Write the state before step `step`. The arguments may change as soon as this returns.
+        """Write the state before step `step`. The arguments may change as soon as this returns, except with
+        `is_last`.
 
         Args:
             tensors: by name, on any device, contiguous or not; several may share one storage.
             state: plain JSON data.
-            metrics: those of the row that the checkpoint stands behind, if it is closed; `best_metric` is
-                looked up in them.
+            metrics: the metrics of the last row before this state, if that row is closed. The value of
+                `best_metric` is looked up in them.
             keep: the step of an older checkpoint that stays, however many come after it.
-            is_last: the tensors change only after a `wait`, so they need no copy.
+            is_last: the caller changes the tensors only after a `wait`, so they need no copy.
 
         Raises:
             CheckpointError: the checkpoint before could not be written.
@@ -141,12 +145,12 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is being written, however often Ctrl-C is pressed.
+        """Wait until nothing is being written, however often Ctrl-C is pressed.
 
         Raises:
             CheckpointError: the last checkpoint could not be written; raised once.
             DirectoryError: the run was moved or removed meanwhile.
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile; what was being written is on disk.
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile; the checkpoint is on disk.
         """
         ended: KeyboardInterrupt | None = None
         if self._writer is not None:
@@ -181,8 +185,8 @@ class Checkpoints:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint that verifies, up to the one that the pointer names; None: there are no
-        checkpoints.
+        """Return the newest checkpoint that verifies, among those up to the one that the pointer names; None
+        if there are no checkpoints.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be used.
@@ -200,7 +204,7 @@ class Checkpoints:
         return loaded
 
     def load_back(self, step: int) -> Loaded:
-        """The checkpoint of a step or, if it cannot be used, the newest one before it that verifies.
+        """Return the checkpoint of a step or, if it cannot be used, the newest one before it that verifies.
 
         Raises:
             CheckpointError: there is none, so the run cannot go back so far.
@@ -255,8 +259,8 @@ class Checkpoints:
         )
 
     def row(self, step: int) -> dict[str, float]:
-        """The metrics of the row that a step's checkpoint stands behind; empty for a row that is still to be
-        closed."""
+        """The metrics of the last row before a step's checkpoint; empty if that row was still open at the
+        save."""
         return row_of(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
     def best(self) -> int:
@@ -274,10 +278,10 @@ class Checkpoints:
         return place_of(ranked[-1])[0]
 
     def _newest(self, names: Sequence[str], hint: str) -> Loaded:
-        """The last of these checkpoints that verifies.
+        """Return the last of these checkpoints that verifies.
 
         Args:
-            hint: advice for the error where none does.
+            hint: advice for the error if none verifies.
         """
         problems = []
         for name in reversed(names):
@@ -317,7 +321,7 @@ class Checkpoints:
             done.set()
 
     def _failure(self, error: Exception, step: int, needed: int) -> CheckpointError | DirectoryError:
-        """The exception that reports an error of the writer."""
+        """Return the exception that reports an error of the writer."""
         try:
             self._standing.refuse_lost(DirectoryError)
         except DirectoryError as lost:
@@ -334,7 +338,7 @@ class Checkpoints:
         return failure
 
     def _stand(self) -> None:
-        """Make the folder for the first checkpoint, and never again.
+        """Make the folder of checkpoints if the run never had it.
 
         Raises:
             DirectoryError: the folder, or the run's, was moved or removed.
@@ -406,7 +410,7 @@ def _read(folder: Path) -> Loaded:
 
 
 def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dict[str, torch.Tensor]:
-    """Contiguous tensors on the CPU of which no two share storage, as safetensors wants them.
+    """Return the tensors, contiguous, on the CPU and without shared storage, as safetensors requires.
 
     Args:
         copy: copy all of them; False: only where it is necessary.

@@ -1,15 +1,17 @@
-"""The least that a run's ledger must hold. A run that went on beside a missing, older or cut ledger would pay
-again for answers that it has learned from, so it is refused.
+"""The least that a run's ledger must hold. A run that went on with a missing, older or cut ledger would pay
+again for answers that it has learned from, so such a ledger is refused.
 
-A checkpoint states three things for each purpose: the number of takes, what all answers had cost at the last
-of them, and a checksum of what that take took. All of it follows from takes recorded before its step, and
-from nothing that came since. So equal runs state the same, and a ledger that is ahead (after a kill, of a run
-that was turned back, of a fork's origin) holds it. A row of `metrics.jsonl` states that the take before it
-was made, so a loss behind the newest checkpoint is found too.
+A **take** is the record of the answers that one step or one evaluation took: a row of the ledger's table
+`takes`. A checkpoint states four things for each purpose: the number of takes before its step, the step of
+the last take, the price of all answers taken by then, and a checksum of the answers in the last take. None of
+them depends on what is recorded later. So equal runs state the same. A ledger that has gone on since then
+also agrees: after a kill, after a turn back to an older checkpoint, or as the origin of a fork. The last row
+of `metrics.jsonl` states that the step before it has its take, so a loss after the newest checkpoint is found
+too.
 
-Covered: a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that is another
-run's. Not covered: rows that were changed within, which `ledger/audit.py` looks for; answers that no step had
-taken.
+This finds a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that belongs to
+another run. It does not find rows that were changed within, for which `ledger/audit.py` looks, nor lost
+answers that no step had taken.
 """
 
 import hashlib
@@ -27,28 +29,28 @@ from oat.rundir.checkpoint_files import newest_state, place_of
 from oat.rundir.reading import is_step
 
 HELD = "ledger"
-"""The key of these statements in a checkpoint's state, beside the parts."""
+"""The key of these statements in a checkpoint's state, beside the names of the parts."""
 
 _NUMBERS = ("queries", "tokens", "cost")
 _TAIL = 2**20
-"""Bytes at the end of `metrics.jsonl` in which its last row is looked for."""
+"""Bytes at the end of `metrics.jsonl` in which the last row is looked for."""
 
 
 class Holdings:
-    """States for the checkpoints of a run what its ledger holds."""
+    """Makes the statements of a run's checkpoints about its ledger."""
 
     def __init__(self, store: Reader):
         self.store = store
 
     def before(self, step: int, *, evaluated: bool) -> dict[str, Any]:
-        """The statements about the takes before a step of training, for a checkpoint.
+        """Return the statements about the takes before a step of training, for a checkpoint.
 
         Args:
-            evaluated: the evaluation after so many steps is over, so its takes count.
+            evaluated: True if the evaluation after `step` steps is over, so its takes count.
 
         Returns:
-            Under `HELD`, by purpose: `takes`, `last` (the step of the last one), `queries`, `tokens`, `cost`
-            and `sha256`.
+            A dict with the key `HELD`. Its value has, by purpose: `takes`, `last` (the step of the last
+            take), `queries`, `tokens`, `cost` and `sha256`.
 
         Raises:
             LedgerError: the ledger is no longer the file that was opened.
@@ -67,11 +69,12 @@ class Holdings:
 
 
 class _Claim(NamedTuple):
-    """A claim that the ledger holds the take of a step, or of an evaluation.
+    """A claim that the ledger has the take of a step, or of an evaluation.
 
     Attributes:
         by: the file that makes the claim.
-        held: the statements of `Holdings.before` about one purpose, or some of them.
+        held: the statements of `Holdings.before` about one purpose. `last` is always there, the others may be
+            missing.
     """
 
     by: str
@@ -84,14 +87,14 @@ class _Claim(NamedTuple):
 
 
 def refuse_lost(run_dir: Path, step: int | None = None) -> None:
-    """Refuse a ledger with which a run cannot be continued; nothing of it is changed.
+    """Refuse a ledger with which a run cannot be continued; the file is not changed.
 
     Args:
-        step: the step of the checkpoint that is continued from; None: the newest one, up to the one that the
-            pointer names; then the last row of metrics counts too.
+        step: the step of the checkpoint from which the run continues. None: the newest one, up to the one
+            that the pointer names; then the last row of metrics is checked too.
 
     Raises:
-        LedgerError: the ledger lacks what they claim, or cannot be read.
+        LedgerError: the ledger lacks what the checkpoint or the row claims, or cannot be read.
     """
     if found := lacking(run_dir, step):
         raise LedgerError(
@@ -103,12 +106,12 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
 
 
 def lacking(run_dir: Path, step: int | None = None) -> list[str]:
-    """Sentences about everything that a run's ledger lacks; empty: it can be continued with.
+    """Return a sentence for each claim that a run's ledger does not meet; empty if the run can go on with it.
 
     Args:
         step: as in `refuse_lost`.
     """
-    # claims first: a run that works meanwhile may only add to the ledger
+    # claims are read first, since a run that still works may add to the ledger in between
     claims = [*_of_checkpoint(run_dir, step), *(_of_last_row(run_dir) if step is None else ())]
     path = run_dir / "ledger.sqlite"
     if claims and not path.exists():
@@ -123,7 +126,7 @@ def lacking(run_dir: Path, step: int | None = None) -> list[str]:
 
 
 def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
-    """A sentence about what the ledger lacks of a claim, or None."""
+    """Return a sentence about what the ledger lacks of a claim, or None."""
     purpose = claim.purpose
     held = claim.held
     last = claim.held["last"]
@@ -153,14 +156,14 @@ def _taker(purpose: str, step: int) -> str:
 
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
-    """The sums at the take of a step, by these names; None: the step has no take."""
+    """Return the sums that a take records, by these names; None if the step has no take."""
     sql = f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)"
     row = db.execute(sql, (purpose, step)).fetchone()
     return dict(zip(names, row[1:], strict=True)) if row else None
 
 
 def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
-    """SHA-256 of what a step took, in its order, without row numbers and clock times."""
+    """SHA-256 of the questions and answers of a take, in its order, without row numbers and clock times."""
     sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number,
             q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id
@@ -192,7 +195,7 @@ def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
 
 
 def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
-    """The claims of the last whole row of metrics, whether or not a checkpoint stands behind it."""
+    """Yield the claims of the last complete row of metrics, also if no checkpoint follows it."""
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
@@ -211,7 +214,8 @@ def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
 
 
 def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
-    """The claims of a row of metrics: the take of the step before it, and of an evaluation with a result."""
+    """Yield the claims of a row of metrics: the take of the step before it and, if the row has the result of
+    an evaluation, the take of that evaluation."""
     queries = row.get("oracle/queries")
     if step > 0:
         spent = {"queries": queries} if isinstance(queries, int | float) else {}

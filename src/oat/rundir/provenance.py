@@ -1,13 +1,13 @@
 """The provenance of a run's rows: `RUN/environment.json`, a list with one entry for each process that made
 rows.
 
-It has no environment variables and no names of users or machines, and no values of command-line flags that
-are named like secrets.
+The file has no environment variables and no names of users or machines, except those in words of the command
+line. The values of flags that are named like secrets are left out.
 
-A process writes its entry with its first row (in a new run before it), so re-running a finished run changes
-no file. A fork has entries of its own from its first row on. An entry has `inputs` where they differ from
-those of the entries before. User files that are imported later are added at the next checkpoint, since a kill
-goes back no further.
+A process writes its entry with its first row, in a new run before it. So re-running a finished run changes no
+file. A fork has entries of its own from its first row on. An entry has `inputs` only if they differ from
+those of the last entry that has them. Files of the user that are imported later are added before the next
+checkpoint, since a kill goes back no further.
 """
 
 import datetime
@@ -40,7 +40,7 @@ LIBRARIES = (
     ),
     *("peft", "datasets", "pyarrow", "vaderSentiment", "tensorboard", "wandb", "mlflow-skinny"),
 )
-"""Libraries whose versions are recorded where they are installed: those that can touch what a run computes,
+"""Libraries whose versions are recorded if they are installed: those that can affect what a run computes,
 reads or writes."""
 
 _SECRET = re.compile(r"(--)?(.*[._])?(api_key|token|secret|password)")
@@ -49,8 +49,8 @@ _PATIENCE_S = 5.0
 
 
 def environment_of(seed: int) -> dict[str, Any]:
-    """The entry of this process: time, command, seed, versions, machine, and the git state of the working
-    directory."""
+    """Return the entry of this process: time, command, seed, versions, machine, and the git state of the
+    working directory."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
@@ -67,10 +67,10 @@ def environment_of(seed: int) -> dict[str, Any]:
 
 
 def entries(file: Path) -> list[dict[str, Any]]:
-    """The entries of an `environment.json`, the first process first; none if there is no file.
+    """Return the entries of an `environment.json`, the first process first; empty if there is no file.
 
     Raises:
-        ConfigError: it is no list of entries.
+        ConfigError: the file is not JSON, or not a list of entries.
     """
     try:
         found = parse_json(file.read_text(encoding="utf-8")) if file.exists() else []
@@ -92,12 +92,13 @@ def add_entry(file: Path, entry: Mapping[str, Any]) -> None:
 
 
 def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[str, Any] | None:
-    """The inputs of a run's rows, by the last entry that has `inputs`; None: no entry has.
+    """Return the inputs with which a run's rows were made, from the last entry that has `inputs`; None if no
+    entry has.
 
     Args:
-        found: entries.
-        first_row: the last entry whose first row is not later than this one counts, or the first entry if all
-            are later; None: the last of all.
+        found: the entries.
+        first_row: entries whose first row is later than this one do not count; if all are later, the first
+            one counts. None: all entries count.
     """
     told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
     by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
@@ -105,16 +106,16 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
 
 
 class Told:
-    """Writes the entry of one process, with its first row; a process without rows changes no file.
+    """Writes the entry of one process, with its first row. A process without rows changes no file.
 
     Args:
-        environment: gives the entry.
+        environment: returns the entry.
         inputs: the inputs of the rows (`build/fingerprints.py`) without the user's modules. They are written
-            where they differ from those of the entries before.
-        modules: gives the user's own files that the process has imported so far.
+            if they differ from those of the entries before.
+        modules: returns the user's own files that the process has imported so far.
 
     Attributes:
-        untold: the first row of this process, until its entry is written.
+        untold: the first row of this process, until its entry is written; else None.
     """
 
     def __init__(
@@ -133,16 +134,16 @@ class Told:
         self.written = Standing()
 
     def begin(self, row: int) -> None:
-        """Note that this process makes the rows from this one on.
+        """Note the first row that this process makes.
 
         Raises:
-            ConfigError: the file is no list of entries.
+            ConfigError: the file is not a list of entries.
         """
         entries(self.file)
         self.untold = row
 
     def tell(self) -> None:
-        """Write the entry of this process, once.
+        """Write the entry of this process, unless it is written.
 
         Raises:
             DirectoryError: the file that this process wrote is gone.
@@ -156,10 +157,10 @@ class Told:
             self.untold, self.written = None, Standing(self.file)
 
     def amend(self) -> None:
-        """Add to the entry of this process the user's files that it has imported since.
+        """Add the user's files that this process has imported since to its entry.
 
         Raises:
-            DirectoryError: as `tell`.
+            DirectoryError: the file that this process wrote is gone.
         """
         self.written.refuse_lost(DirectoryError)
         if self.said is not None and (now := dict(self.modules())) != self.said:
@@ -174,8 +175,8 @@ def _write(file: Path, entries: Sequence[Any]) -> None:
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
-    """A command line as typed, without the folder of the program, and with `***` for the values of flags that
-    are named like secrets."""
+    """Return a command line as typed, without the folder of the program. The values of flags that are named
+    like secrets are replaced by `***`."""
     name = Path(argv[0]).name if argv else ""
     told = ["oat" if name == "__main__.py" else name]
     hides = False
@@ -194,7 +195,7 @@ def command_line(argv: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str) -> bool:
-    """True if a field is named like something that nobody should read."""
+    """True if a field is named like a secret, for example `api_key`."""
     return _SECRET.fullmatch(name) is not None
 
 
@@ -214,9 +215,9 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """The commit of the working directory, and in `dirty` whether files that git tracks differ from it (None:
-    git did not say so in time). None: there is no git, or no commit.
-    """
+    """Return the git state of the working directory; None if there is no commit, or git is missing or fails.
+    `commit` is the commit. `dirty` is True if files that git tracks differ from it, and None if git did not
+    say so in time."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -225,8 +226,8 @@ def git_state() -> dict[str, Any] | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of a git command; None if it fails. Git starts no program that the repository names, and
-    writes nothing."""
+    """Return the output of a git command; None if it fails or takes too long. Git starts no program that the
+    repository names, and writes nothing."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],

@@ -1,11 +1,11 @@
-"""The files of a run as tables. Nothing is written, and the run may still be going on.
+"""Reads the files of a run as tables. It writes nothing, and the run may still be going on.
 
     run = oat.load_run("runs/mine")
     run.metrics["eval/sampled"]
 
-A table is a pandas data frame if pandas is installed (`oat-align[data]` brings it), and otherwise a dict of
-lists, one a column: `table["step"]` is a column of either. A value that a row does not have is NaN in a data
-frame, and None in a dict. A table without rows has the columns that every row has.
+A table is a pandas data frame if pandas is installed (`oat-align[data]` brings it). Otherwise it is a dict of
+lists, one for each column. `table["step"]` is a column of either. A value that a row does not have is NaN in
+a data frame, and None in a dict. A table without rows has the columns that every row has.
 """
 
 import importlib
@@ -53,22 +53,22 @@ _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "ma
 _ADDRESS = ("purpose", "step", "round", "occurrence", "number", "kind", "oracle")
 _ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned")
 _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
-"""Columns that each table has even without rows; for evaluations, those behind `step` and the prompt's
-two."""
+"""The columns that each table has even without rows. In evaluations, `_EVALUATED` follows `step` and the two
+columns of the prompt."""
 
 _NAMED = 5
 """The most spans of numbers that a message names."""
 _BOUND = 2**63
-"""Whole numbers of a row are below it; larger ones fit neither a float nor the ledger."""
+"""The bound of whole numbers in a row. Larger ones fit neither a float nor the ledger."""
 
 _Spans = Sequence[tuple[int, int]]
-"""Ascending numbers, as the first and the last number of each stretch without a gap."""
+"""Ascending whole numbers, as the first and the last number of each stretch without a gap."""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run directory. Every attribute but `path` reads the files anew, so a run that goes on shows what it
-    has by then.
+    """A run directory. Every attribute except `path` reads the files again each time, so it shows the present
+    state of a run that is still going on.
 
     Attributes:
         path: the absolute path of the run directory.
@@ -83,22 +83,22 @@ class LoadedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting as plain data, as `config.yaml` has it."""
+        """Every setting as plain data, named as in `config.yaml`."""
         return dump(self.config)
 
     @property
     def prompt_key(self) -> str:
-        """Column of the prompt in the data."""
+        """The column of the prompt in the data."""
         return self.config.prompts.prompt_key
 
     @property
     def response_columns(self) -> tuple[str, ...]:
-        """Columns of the responses that the run learns from; none where they are sampled."""
+        """The columns of the recorded responses that the run learns from; empty if responses are sampled."""
         return self.config.prompts.responses
 
     @property
     def has_environment(self) -> bool:
-        """Whether an environment answers the model, so that an episode has several responses."""
+        """True if an environment answers the model, so that an episode may have several responses."""
         return self.config.sampling.environment is not None
 
     @property
@@ -110,8 +110,8 @@ class LoadedRun:
 
     @property
     def metrics(self) -> Table:
-        """One row a step, from row 0, which is the start. The columns are `step` and the names of
-        docs/metrics.md. Damage is warned of (`read_metrics`)."""
+        """One row for each step, after row 0, which is the start. The columns are `step` and the names of
+        docs/metrics.md. If the file is damaged, a warning says where (`read_metrics`)."""
         return table(read_metrics(self.path / "metrics.jsonl"), _METRICS)
 
     @property
@@ -138,9 +138,9 @@ class LoadedRun:
             kind, oracle: `score` or `compare`, and the oracle that it was addressed to.
             prompt, reference, columns, candidates: its content; the prompt is a list of messages.
             values, marks, label, by, queries, tokens, cost, seconds: its answer; all None without one.
-            learned: the step that learned from it, or the evaluation that read it; None if that has not
-                happened, or the answer came too late.
-            again: number of times that it was asked once more after a kill.
+            learned: the step that learned from it, or the evaluation that read it; None if there is none yet,
+                or if the answer came too late or the step failed.
+            again: number of times that it was submitted once more after a kill.
 
         Raises:
             LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows claim.
@@ -162,7 +162,7 @@ def load_run(path: str | Path) -> LoadedRun:
     """Open a run directory for reading from Python.
 
     Raises:
-        ConfigError: the directory holds no run.
+        ConfigError: the directory is not that of a run.
     """
     if not (Path(path) / "config.yaml").exists():
         raise ConfigError(
@@ -188,16 +188,16 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; none if there is no file. A last line that is still being written is left
-    out.
+    """Return the objects of a JSONL file; empty if there is no file. A last line that is still being written
+    is left out.
 
     Raises:
-        DataError: another line is no JSON object.
+        DataError: another line is not a JSON object.
     """
     if not file.exists():
         return []
     rows = []
-    # what stands behind the last line end is not whole yet
+    # the text after the last line end is not complete yet
     for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
         try:
             row = parse_json(line)
@@ -216,8 +216,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The sound rows of a `metrics.jsonl`; none if there is no file. Other lines, and missing rows, are
-    warned of with their numbers."""
+    """Return the sound rows of a `metrics.jsonl`; empty if there is no file. A warning gives the numbers of
+    damaged lines, and of steps whose row is missing or there twice."""
     rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
     if damage:
         warn(f"{file}: {damage}; the others are read")
@@ -225,14 +225,15 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 
 def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
-    """The rows of a `metrics.jsonl`, and what is wrong with the file. A last line that is still being written
-    is left out.
+    """Return the rows of a `metrics.jsonl`, and what is wrong with the file. A last line that is still being
+    written is left out.
 
     Args:
-        end: the rows of this many steps are wanted, and must be there; None: of as many as the last row says.
+        end: the rows 0 to `end` - 1 are wanted, and must be there. None: all rows up to the highest number in
+            the file.
 
     Returns:
-        Each row with its line, in the order of the file; and a sentence about lines that are no rows, steps
+        Each row with its line, in the order of the file; and a sentence about lines that are not rows, steps
         without a row or with several, and rows that are not in the order of their steps. The sentence is
         empty if nothing is wrong.
     """
@@ -246,7 +247,7 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
     counts = Counter(row["step"] for *_, row in rows)
     missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
     if end is not None and not missing:
-        # others may be of later steps
+        # a damaged line after them may be the row of a later step
         unreadable = [
             number for number in unreadable if number < max((place for place, *_ in rows), default=0)
         ]
@@ -261,7 +262,7 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
 
 
 def _metrics_row(line: bytes) -> dict[str, Any] | None:
-    """A row of metrics, which has a step and numbers by name; None for a line that is something else."""
+    """Return a row of metrics, which has a step and numbers by name; None if the line is something else."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -294,7 +295,7 @@ def _spans(numbers: Iterable[int]) -> _Spans:
 
 
 def _without(numbers: Iterable[int], end: int) -> _Spans:
-    """The numbers from 0 up to, but without, `end` that are not among `numbers`, which all lie there."""
+    """Return the numbers from 0 to `end` - 1 that are not among `numbers`, which are all in this range."""
     return [
         (before + 1, after - 1)
         for before, after in pairwise([-1, *sorted(numbers), end])
@@ -303,7 +304,7 @@ def _without(numbers: Iterable[int], end: int) -> _Spans:
 
 
 def _said(what: str, spans: _Spans) -> str:
-    """Spans in words, such as "lines 3 to 5 and 9"."""
+    """Return spans in words, such as "lines 3 to 5 and 9"."""
     count, rest = (sum(end - begin + 1 for begin, end in some) for some in (spans, spans[_NAMED:]))
     said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + (
         [f"{rest} more"] if rest else []
@@ -313,7 +314,7 @@ def _said(what: str, spans: _Spans) -> str:
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
-    """A row of `_QUESTIONS` as a row of the table."""
+    """Return a row of `_QUESTIONS` as a row of the table."""
     found = dict(zip((*_ADDRESS, "text", "candidates", "again", *_ANSWER), row, strict=True))
     prompt = json.loads(found.pop("text"))
     answer = {

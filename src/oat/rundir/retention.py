@@ -1,4 +1,4 @@
-"""The choice of the checkpoints that stay: the newest, the best by a metric, within a limit of size."""
+"""Chooses the checkpoints that stay: the newest, and the best by a metric, within a limit of size."""
 
 import math
 from dataclasses import dataclass
@@ -15,10 +15,11 @@ class Retention:
     """The rules by which checkpoints are kept.
 
     Attributes:
-        keep_last: so many of the newest stay.
-        keep_best: so many of those whose row had the highest `best_metric` stay too; of equal ones the newer.
-        max_gb: the most that all together may take, in 10^9 bytes; the oldest go first, and the newest stays
-            whatever it takes. None: no limit.
+        keep_last: number of the newest checkpoints that stay.
+        keep_best: number of checkpoints with the highest `best_metric` in their row that stay too; of equal
+            ones the newer.
+        max_gb: the largest size of all kept checkpoints together, in 10^9 bytes. The oldest are removed
+            first; the newest one and the target of a roll back always stay. None: no limit.
     """
 
     keep_last: int
@@ -27,7 +28,7 @@ class Retention:
     max_gb: float | None = None
 
     def ranked(self, directory: Path, names: list[str]) -> list[str]:
-        """The checkpoints among `names` whose row has a finite value of the metric, the best last."""
+        """Return those of `names` whose row has a finite value of the metric, the best last."""
         values = {
             name: value
             for name in names
@@ -37,11 +38,12 @@ class Retention:
         return sorted(values, key=lambda name: (values[name], place_of(name)))
 
     def kept(self, directory: Path, newest: str, keep: int | None) -> set[str]:
-        """The checkpoints that stay beside the newest: one a step, and none of a later step.
+        """Return the names of the checkpoints that stay, `newest` among them: at most one for each step, and
+        none of a later step.
 
         Args:
-            newest: the name of the one that was just written.
-            keep: a step whose checkpoint stays whatever it takes.
+            newest: the name of the checkpoint that was just written.
+            keep: a step whose checkpoint stays whatever it takes; None: none.
         """
         behind = list(
             {

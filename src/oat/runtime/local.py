@@ -1,9 +1,10 @@
 """The local runtime: every box in this process.
 
 With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a
-cluster, so that a value that does not travel, or travels badly, is found on a laptop. An objective does not
-travel: the learner's side has one of its own, made of the configuration alone, and gets the batch that
-`prepare` made on the other side. So what `losses` and `metrics` read is in the batch, or is a setting.
+cluster. So a value that cannot be encoded, or does not come back equal, is found on a laptop. An objective is
+not sent: the learner's side has an objective of its own, made of the configuration alone, and gets the batch
+that `prepare` made on the other side. So what `losses` and `metrics` read must be in the batch or in the
+settings.
 """
 
 import copy
@@ -16,11 +17,11 @@ Box = TypeVar("Box")
 
 
 def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
-    """The box as seen through a wire: arguments and results of its methods are encoded and decoded.
+    """Return the box with every method call encoded and decoded, both the arguments and the result.
 
     Args:
-        own: values on the box's side of the wire. They take the place of arguments of the same types, which
-        do not travel; each call gets new copies of them.
+        own: values on the box's side. A copy of such a value replaces each argument of the same type, which
+            is not sent.
     """
     return cast(Box, _Wired(box, {type(value): value for value in own}))
 
@@ -42,6 +43,6 @@ class _Wired:
         return call
 
     def _sent(self, value: Any) -> Any:
-        """An argument as it arrives on the other side."""
+        """Return an argument as it arrives on the box's side."""
         own = self._own.get(type(value))
         return wire.roundtrip(value) if own is None else copy.deepcopy(own)

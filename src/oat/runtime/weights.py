@@ -1,7 +1,7 @@
 """The transfer of weights from the learner to engines, with proof.
 
-After every load the holder of a slot reads back the tensors that it works with; their checksums must be those
-of the learner's tensors. One flipped bit in a holder's copy stops the run.
+After every load the holder of a slot reads back the tensors that it works with. Their checksums must equal
+those of the tensors that were sent. One flipped bit in a holder's copy stops the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "referenc
 
 
 class Holder(Protocol):
-    """An engine, or another box that answers with weights of the learner."""
+    """An engine, or another box that computes with weights of the learner."""
 
     def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt: ...
 
@@ -29,10 +29,11 @@ class Weights:
     """Keeps every slot at the version that it should hold.
 
     Args:
-        holders: by slot, the boxes that hold it; the slot `reference` only if it follows the policy.
+        holders: the boxes that hold each slot, by slot. The slot `reference` is there only if the reference
+            follows the policy.
         sync_every: steps between two syncs.
-        dtypes: the precision of slots that are not kept in the learner's; weights are cast to it before they
-        are sent.
+        dtypes: by slot, its precision if that is not the learner's; weights are cast to it before they are
+            sent.
     """
 
     def __init__(
@@ -64,15 +65,16 @@ class Weights:
             self.push(slot, version, tensors)
 
     def follow(self, learner: Learner) -> None:
-        """Give the slot `reference` the learner's reference, if it has moved, forwards or by a roll back."""
+        """Give the slot `reference` the learner's reference if its version has changed, by an update or by a
+        roll back."""
         version = learner.version("reference")
         if "reference" in self.holders and version != self.reference_version:
             self.push("reference", version, learner.tensors("reference"))
             self.reference_version = version
 
     def restore(self, learner: Learner) -> None:
-        """After the learner was loaded, or begins: give every slot the weights that it held at the
-        checkpoint."""
+        """Give every slot the weights that it held at the checkpoint, or in a new run the learner's first
+        ones. The learner's state is loaded before."""
         self.follow(learner)
         if not self.kept:
             self.sync(learner, self.sampler_version)
@@ -80,8 +82,8 @@ class Weights:
             self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Cast weights to a slot's precision, load them into every holder of it, and compare what the holders
-        have then with what was sent.
+        """Cast weights to a slot's precision, load them into every holder of the slot, and compare the
+        weights that each holder then has with those that were sent.
 
         Raises:
             WeightsError: a holder has other weights.
@@ -113,7 +115,10 @@ class Weights:
 
 
 def prove(held: Receipt, sent: Receipt, number: int) -> None:
-    """Compare two receipts.
+    """Compare the receipt of a holder with that of the weights that were sent.
+
+    Args:
+        number: the holder's index, for the message.
 
     Raises:
         WeightsError: names the tensors that differ.
