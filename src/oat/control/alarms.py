@@ -9,7 +9,7 @@ settings, so a run that is killed and continued raises the same alarms at the sa
 The metrics of a step are measured before its update. So the step after a checkpoint proves it good, if no
 alarm with the action `roll_back` is out of bounds in that step. A roll back goes to the newest of the
 checkpoints that `checkpoint.every` made and that are proven good. Until there is one, it goes to the state
-with which the run began.
+with which the run began, or was first continued with such an alarm.
 
 An evaluation after step k and the metrics of step k + 1 describe the same weights, so the scores of an
 evaluation's second oracle are checked together with step k + 1.
@@ -41,7 +41,8 @@ METRICS = {
     "wasted": (WASTED,),
     "gold": GOLD,
 }
-"""The metrics of each alarm. It watches the first of them that the algorithm, or an evaluation, reports."""
+"""The metrics of each alarm. An alarm watches the first of its metrics that the algorithm, or an evaluation,
+reports."""
 
 _HINTS = {
     "kl": (
@@ -145,11 +146,11 @@ class Alarms:
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """Make the state at which the run begins the target of roll backs, unless there is a target or no
-        alarm rolls back.
+        """Make the state at which this process begins the target of roll backs, unless there is a target or
+        no alarm rolls back.
 
         Args:
-            step: the step at which the run begins.
+            step: the step at which this process begins.
 
         Returns:
             True if this state is now the target, so it has to be saved.

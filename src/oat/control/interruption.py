@@ -6,10 +6,10 @@ cursor and the collector's count of due questions do change. So the loop saves t
 interrupted part. Such a checkpoint may contain the metrics of a row whose evaluation was interrupted; the
 next process evaluates and closes that row first.
 
-A step that has begun to learn first learns to its end.
+A step that has begun to learn completes its update before the run ends.
 
 A second Ctrl-C ends the process where it is, as a kill would, except that a checkpoint being written is
-completed. The work since the last checkpoint is lost, but no recorded answer. A second SIGTERM changes
+completed. The work since the last checkpoint is lost, but no recorded answer is. A second SIGTERM changes
 nothing, since a process manager may send several.
 """
 

@@ -58,8 +58,9 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
-    """Warn if no oracle was asked about any of the items, once in a run. Warn if every value that was asked
-    for abstained or failed, once for each purpose. In both cases the step learns nothing.
+    """Warn if no oracle was asked about any of the items, once in a run. Warn if the oracle abstained or
+    failed on every value that it was asked for, once for each purpose. In both cases the step learns nothing,
+    or the evaluation has no result.
 
     Args:
         warned: what was warned of already, "none" or a purpose; this function adds to it.

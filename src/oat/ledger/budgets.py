@@ -48,8 +48,8 @@ class Spending:
         """Return the terms on which questions are recorded.
 
         Returns:
-            For each question its quote, and True if the budget allows it. Questions that are asked in waves
-            are all allowed here, since `Waves.next` decides about them.
+            Two lists with an entry for each question: its quote, and True if the budget allows it. Questions
+            that are asked in waves are all allowed here, since `Waves.next` decides about them.
         """
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
         quotes = []
@@ -99,8 +99,8 @@ class Spending:
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
         """Return the spending at the time when the step before had taken its answers. Return an empty `Spent`
-        if that step has no record, or if this step has already asked or taken questions, since the run then
-        went on.
+        if that step has no record. Return an empty one too if this step has already asked or taken questions,
+        since the run then went on.
 
         Answers that have come since change nothing here, so a continued run ends where the unbroken one does.
         """

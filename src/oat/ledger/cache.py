@@ -7,8 +7,9 @@ for each question. `oracle.repeats` is the number of answers that a query gets b
 Then its value is their mean. Only answers marked `ok` or `tie` are stored.
 
 An answer is stored when a step takes it, not when it comes. Until then equal questions await it, and are not
-asked either. So what is known or awaited when a round is recorded follows from recorded rounds and steps
-alone, and a continued run decides as the unbroken one does. The decision is also stored with each intent.
+asked either. So the values that are known or awaited when a round is recorded follow from recorded rounds and
+steps alone, and a continued run decides as the unbroken one does. The decision is also stored with each
+intent.
 
 Purposes share no answers: training never uses those of evaluations, nor the other way round. An oracle whose
 answers are not a function of the question sets `cacheable = False`, and its answers are not used again.

@@ -145,13 +145,13 @@ class Ledger:
         questions: Sequence[Question],
         purpose: str = "train",
     ) -> None:
-        """Record a round of questions with its trajectories. Then submit the questions that the budget allows
-        and that have a value which nothing recorded gives or will bring. If the purpose is asked in waves,
-        submit only the next wave, and only if the previous one is settled.
+        """Record a round of questions with its trajectories. Then submit the questions that the budget
+        allows, unless earlier answers or other questions give all their values. If the purpose is asked in
+        waves, submit only the next wave, and only if the previous one is settled.
 
         Args:
             groups: one for each prompt.
-            questions: each is about the group whose prompt has the occurrence of the question's key.
+            questions: each is about one group, whose prompt has the `occurrence` of the question's key.
 
         Raises:
             OracleError: an oracle raises, or breaks its protocol.
@@ -331,8 +331,8 @@ class Ledger:
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Keep the answers that a step took in the cache. Remove taken and expired questions from those that
-        are being asked. The caller holds the transaction."""
+        """Put the answers that a step took into the cache. Remove the step's questions, and the expired ones,
+        from those that are being asked. The caller holds the transaction."""
         for intent, answer, _ in found:
             self.cache.keep(intent, answer, step)
         intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]

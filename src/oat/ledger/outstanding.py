@@ -48,7 +48,7 @@ class Outstanding:
 
     Attributes:
         pending: the questions that oracles have.
-        lost: unanswered questions of the time before a restart that their oracles did not keep.
+        lost: questions from before a restart that have no answer and that their oracles did not keep.
         reasked: number of times that a question was submitted once more after a restart.
     """
 
@@ -118,9 +118,9 @@ class Outstanding:
         return oracle is not None and oracle.durable and intent.ticket is not None
 
     def resume(self, intent: Intent) -> None:
-        """Resume an unanswered question after a restart. If its oracle kept it, wait for its ticket again,
-        with the deadline that it had. Otherwise put it into `lost` until `ask_again`, if any part of it is to
-        be sent."""
+        """Resume an unanswered question after a restart. If its oracle kept it, its ticket is collected
+        again, with the deadline that it had. Otherwise it is `lost` until `ask_again` submits it; a question
+        of which nothing has to be sent is left alone."""
         if self.is_kept(intent):
             age = max(0.0, time.time() - intent.sent) if intent.sent is not None else 0.0
             ticket = (intent.question.oracle, str(intent.ticket))

@@ -82,9 +82,8 @@ class Reader(Connection):
         )
 
     def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
-        """True if an answer is missing for which a step waits. A step waits for the next `count` questions of
-        rounds from `oldest` up to `step` that no step has taken, and for all such questions of older
-        rounds."""
+        """True if a step has to wait for an answer. A step waits for the next `count` questions of rounds
+        from `oldest` up to `step` that no step has taken, and for all such questions of older rounds."""
         old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
         rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"
         new = f"SELECT w.answered FROM waiting w WHERE {rounds} ORDER BY w.step, w.round, w.position LIMIT ?"
@@ -150,7 +149,7 @@ class Reader(Connection):
         return [Known(value, mark, list_values(scores)) for value, mark, scores in found]
 
     def has_take(self, purpose: str, step: int) -> bool:
-        """True if it is recorded what a step took."""
+        """True if the ledger has the record of what a step took."""
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:

@@ -1,10 +1,10 @@
 """The versions of a ledger's oracles, and the steps at which they changed.
 
-A run may start with an oracle that has answered in another version before. This change is recorded (`change
-N` in the table `meta`) with two numbers: the first step of training, and the first step of evaluations, that
-has taken nothing yet. These steps and later ones may take answers of the new version. So the number of
-changes before a row of metrics follows from the record alone, also in a replay and after a kill. A ledger
-that is cut back for a fork gets the versions of that time back.
+A run may be continued with an oracle that has answered in another version before. This change is recorded
+(`change N` in the table `meta`) with two numbers: the first step of training, and the first step of
+evaluations, that has taken nothing yet. These steps and later ones may take answers of the new version. So
+the number of changes before a row of metrics follows from the record alone, also in a replay and after a
+kill. A ledger that is cut back for a fork gets the versions of that time back.
 """
 
 import json
@@ -23,7 +23,7 @@ _VERSION, _CHANGE = "version of ", "change "
 
 def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
     """Record the versions of the oracles that will be asked. If oracles have answered in another version,
-    also record the change and warn of it, since it may bend the curves where learning did not.
+    also record the change and warn of it, since the curves may have a kink there that learning did not cause.
 
     Args:
         versions: the versions by address; "" for an oracle without one.
@@ -46,8 +46,8 @@ def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
 
 
 def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = None) -> set[str]:
-    """Return the addresses of the oracles that have answered in another version than in `versions`. A missing
-    file, or one that is not a ledger, gives none; opening it raises the error.
+    """Return the addresses of the oracles that have answered in another version than in `versions`. The
+    result is empty if the file is missing or is not a ledger; the error is raised when it is opened.
 
     Args:
         versions: the versions by address; "" for an oracle without one.
@@ -86,8 +86,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
 
 def cut(store: Store, step: int) -> None:
-    """Delete the changes whose first training step without answers was `step` or later, and restore the
-    versions before them. The caller holds the transaction."""
+    """Delete the changes whose `train` is `step` or later (`changes_of`), and restore the versions before
+    them. The caller holds the transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
             _put_versions(store, change["before"])

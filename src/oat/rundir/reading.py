@@ -57,9 +57,9 @@ _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "
 columns of the prompt."""
 
 _NAMED = 5
-"""The most spans of numbers that a message names."""
+"""The largest number of spans that a message names."""
 _BOUND = 2**63
-"""The bound of whole numbers in a row. Larger ones fit neither a float nor the ledger."""
+"""Whole numbers in a row must be smaller than this in absolute value, as SQLite's integers are."""
 
 _Spans = Sequence[tuple[int, int]]
 """Ascending whole numbers, as the first and the last number of each stretch without a gap."""
