@@ -7,7 +7,7 @@ from oat.plugins.registry import ORACLES
 from oat.types import UNASKED, Item
 
 MISSING, WASTED = "answers/missing_frac", "answers/wasted_frac"
-"""Metrics that alarms watch for every algorithm that reads answers."""
+"""The metrics of missing values. Alarms watch them for every algorithm that reads answers."""
 CAUSES = {
     "abstain": "answers/abstained_frac",
     "failed": "answers/failed_frac",

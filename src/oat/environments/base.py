@@ -35,7 +35,7 @@ class Turn:
 
 class Environment(Protocol):
     """Plays episodes. Its methods are functions of their arguments, so that an episode can be played again. A
-    bad response gets a low reward; an exception ends the run."""
+    bad response gets a low reward; an exception becomes an `EpisodeError`."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
         """Return the state before the first response."""

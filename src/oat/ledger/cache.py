@@ -100,8 +100,8 @@ class Cache:
         self.asking = {key: askers for key, askers in left.items() if askers}
 
     def keep(self, intent: Intent, answer: Answer, step: int) -> None:
-        """Store the values that a question asked for itself, with the step that took them. The caller holds
-        the transaction."""
+        """Store the values that a question asked for itself and that are marked `ok` or `tie`, with the step
+        that took them. The caller holds the transaction."""
         if intent.question.oracle not in self.oracles:
             return
         fresh = intent.cached or (None,) * intent.question.size

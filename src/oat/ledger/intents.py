@@ -51,7 +51,7 @@ class ValueAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Awaited:
-    """A value that equal questions will bring. They are being asked.
+    """A value that equal questions will bring. These questions are being asked.
 
     Attributes:
         brought_by: the addresses of the values that it is the mean of, besides `known`.

@@ -208,7 +208,7 @@ class Actor:
 
 @contextmanager
 def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
-    """Turn what an environment raises in the body into an error that names the environment and the
+    """Turn an exception of the environment in the body into an error that names the environment and the
     record."""
     name = f"the environment {type(environment).__name__}"
 

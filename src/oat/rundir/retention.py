@@ -43,7 +43,7 @@ class Retention:
 
         Args:
             newest: the name of the checkpoint that was just written.
-            keep: a step whose checkpoint stays whatever it takes; None: none.
+            keep: a step whose checkpoint stays whatever its size; None: none.
         """
         behind = list(
             {

@@ -17,7 +17,7 @@ Box = TypeVar("Box")
 
 
 def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
-    """Return the box with every method call encoded and decoded, both the arguments and the result.
+    """Return a box that encodes and decodes the arguments and the result of every method call.
 
     Args:
         own: values on the box's side. A copy of such a value replaces each argument of the same type, which
