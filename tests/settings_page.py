@@ -11,23 +11,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from oat.config.settings import Component, Config, SinkConfig
+from oat.config.settings import Component, Config, SinkConfig, SourceConfig
 from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """# Settings
 
-This page has every field that a configuration may have; `python tests/settings_page.py` makes it from the
-code. Each field is a line of the YAML file, a flag (`--learner.learning_rate 1e-5`), and an argument from
-Python (`oat.Trainer(learner={"learning_rate": 1e-5})`). A field without a default must be given. `name` may
-be `path/to/file.py:Name` or `package.module:Name`; the fields of such a part stand beside its name.
+This page has the fields of a configuration; `python tests/settings_page.py` makes it from the code. The
+fields of each oracle are in [oracles/](oracles/), and the fields of your own parts are those that you
+declare. A field is set by a line of the YAML file, by a flag (`--learner.learning_rate 1e-5`), or by an
+argument from Python (`oat.Trainer(learner={"learning_rate": 1e-5})`). A field without a default must be set.
+In the texts, `None` is `null` in the file.
+
+The sections `algorithm`, `oracle`, `engine` and `explorer` choose a part by the field `name`, which may be
+`path/to/file.py:Name` or `package.module:Name` for a part of your own. The fields of the part are written in
+the same section, beside `name`. Defaults of `name`: `torch` for the engine, `none` for the explorer.
 """
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "NoneType": "null"}
 
 
 def sections(cls: type, above: str = "") -> list[tuple[str, type]]:
-    """Every section below a class by its dotted name, in order; a section of several shapes once."""
+    """Return every section below a class, with its dotted name, in the order of the fields. A field that may
+    hold one of several sections gives one entry for each."""
     found: list[tuple[str, type]] = [(above, cls)]
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
@@ -38,7 +44,7 @@ def sections(cls: type, above: str = "") -> list[tuple[str, type]]:
 
 
 def documented(cls: type) -> dict[str, str]:
-    """The docstring of each field, of base classes too."""
+    """Return the docstring of each field by name, including the fields of base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -71,6 +77,8 @@ def page() -> str:
     parts = [INTRODUCTION, "## At the top\n", *table(Config), ""]
     for name, cls in sections(Config)[1:]:
         parts += [f"## {name}\n", *table(cls), ""]
+        if name == "prompts":
+            parts += ["## prompts.path: an entry of the list\n", *table(SourceConfig), ""]
     for name, engine in ENGINES.items():
         parts += [f"## engine: {name}\n", *table(engine.Config), ""]
     parts += ["## tracking.sinks\n", *table(SinkConfig), ""]
@@ -88,6 +96,8 @@ def page() -> str:
 def _type(hint: Any) -> str:
     hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is dict:
+        return f"mapping of {_type(inner[0])} to {_type(inner[1])}"
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in inner)
     if origin is tuple:
@@ -95,7 +105,7 @@ def _type(hint: Any) -> str:
         return (
             f"list of {_type(kinds[0])}"
             if len(inner) != 2 or inner[1] is Ellipsis
-            else f"{len(inner)} of {_type(kinds[0])}"
+            else f"list of {len(inner)} {_type(kinds[0])}s"
         )
     if inner:
         return " or ".join(dict.fromkeys(_type(kind) for kind in inner))
@@ -119,6 +129,8 @@ def _default(f: "dataclasses.Field[Any]") -> str:
             else value
         )
         return f"`{text}`" if re.fullmatch(r"\S.*", str(text)) else '""'
+    if f.default_factory is dict:
+        return "`{}`"
     return "" if f.default_factory is dataclasses.MISSING else "see its section"
 
 

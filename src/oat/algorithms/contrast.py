@@ -77,8 +77,8 @@ class DiscoPOPConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class AOTConfig(WithReferenceConfig):
     form: Literal["paired", "unpaired"] = "paired"
-    """Sorts the margins of the pairs under policy and reference, or the log-ratios of chosen and of rejected
-    responses."""
+    """Quantities that are sorted. `paired`: the margins of the pairs under the policy, and those under the
+    reference. `unpaired`: the log-ratios of the chosen responses, and those of the rejected ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,8 +94,8 @@ class AOTConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class ORPOConfig(PairConfig):
     beta: float = 0.1
-    """Weight of the odds ratio term beside the mean log-probability of the chosen response; the paper's
-    lambda."""
+    """Weight of the odds-ratio term, which is added to the mean log-probability of the chosen response; the
+    paper's lambda."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +105,7 @@ class ORPOConfig(PairConfig):
 @dataclass(frozen=True)
 class CPOConfig(PairConfig):
     beta: float = 0.1
-    """Multiplies the difference of the summed log-probabilities."""
+    """Factor of the difference between the summed log-probabilities of the two responses."""
     sft_weight: float = 1.0
     """Weight of the negative mean log-probability of the chosen response; 0 is off."""
 

@@ -62,18 +62,19 @@ class PairConfig:
     """Fields of every direct loss."""
 
     prompts: int = 64
-    """Prompts a step."""
+    """Prompts per step."""
     samples: int = 2
-    """Responses a prompt. More than two need an explorer."""
+    """Responses per prompt. More than two need an explorer."""
     epochs: int = 1
     """Passes over a step's pairs."""
     minibatches: int = 1
-    """Optimiser steps a pass."""
+    """Optimiser steps per pass."""
     ties: Undecided = "mask"
-    """Pairs that tie (equal rewards, a probability of one half) are left out, or count one half in each
-    order. Equal texts are always left out."""
+    """Treatment of pairs that tie (equal rewards, or a probability of one half). `mask`: they are left out.
+    `half`: they count one half in each order; `aot` refuses it. Pairs of equal texts are always left out."""
     abstentions: Undecided = "mask"
-    """The same for pairs on which the oracle abstains. Failed and unpaid questions are always left out."""
+    """Treatment of pairs on which the oracle abstains, as for `ties`. Failed and unpaid questions are always
+    left out."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
@@ -90,7 +91,7 @@ class WithReferenceConfig(PairConfig):
     """Fields of every loss of a margin over the reference. slic has no others."""
 
     beta: float = 0.1
-    """Strength of the tie to the reference: the loss asks for a margin of the order of 1 / beta nats."""
+    """Strength of the tie to the reference: the loss asks for a margin of about 1 / beta nats."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,19 +121,19 @@ class DPOConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class IPOConfig(WithReferenceConfig):
     normalize: Literal["mean", "sum"] = "mean"
-    """The log-probability of a response is the mean over its tokens, or the sum."""
+    """`mean`, `sum`: the log-probability of a response is the mean or the sum over its tokens."""
 
 
 @dataclass(frozen=True)
 class SimPOConfig(PairConfig):
     beta: float = 2.0
-    """Multiplies the difference of the mean log-probabilities."""
+    """Factor of the difference between the mean log-probabilities of the two responses."""
     gamma_beta_ratio: float = 0.5
-    """Target margin divided by beta, nats a token."""
+    """Target margin divided by beta, nats per token."""
     loss: Literal["sigmoid", "hinge"] = "sigmoid"
-    """Loss of beta times the margin."""
+    """Function that is applied to beta times the margin."""
     label_smoothing: float = 0.0
-    """Probability that a label is wrong, in [0, 0.5); for the sigmoid loss only."""
+    """Probability that a label is wrong, in [0, 0.5). Refused with `loss: hinge`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,8 +157,8 @@ class SimPOConfig(PairConfig):
 @dataclass(frozen=True)
 class BNFConfig(PairConfig):
     normalize: Literal["shorter", "own"] = "shorter"
-    """The scores of a response are divided by the length of the pair's shorter response, or by its own
-    length."""
+    """Length by which the scores of a response are divided. `shorter`: the length of the pair's shorter
+    response. `own`: the response's own length."""
 
 
 class Direct(Objective):

@@ -50,26 +50,26 @@ class GroupConfig:
     """Fields of every algorithm of this file."""
 
     prompts: int = 16
-    """Prompts a step."""
+    """Prompts per step."""
     samples: int = 8
-    """Responses a prompt, which are the group."""
+    """Responses per prompt: the size of a group."""
     clip_low: float = 0.2
-    """The ratio is clipped from below at 1 - clip_low."""
+    """The importance ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2
-    """The ratio is clipped from above at 1 + clip_high."""
+    """The importance ratio is clipped from above at 1 + clip_high."""
     kl_coef: float = 0.0
-    """Weight of the KL to the reference; 0 needs no reference. With `kl_target` it is the weight at the
-    start."""
+    """Weight of the KL to the reference; with 0 no reference is needed. With `kl_target` it is the weight at
+    the start."""
     kl_target: float | None = None
-    """KL to the reference, in nats a token, towards which the weight is adapted step by step; None: the
+    """Target of the KL to the reference, nats per token; each step adapts the weight towards it. None: the
     weight is fixed."""
     kl_horizon: int = 10_000
-    """Number of responses over which the weight can grow or shrink by about a fifth; at least those of a
-    step."""
+    """Number of responses over which the weight can grow or shrink by about a fifth; at least the responses
+    of one step."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
-    """Optimiser steps a pass."""
+    """Optimiser steps per pass."""
 
     def __post_init__(self) -> None:
         if self.samples < 2:
@@ -109,9 +109,10 @@ class GroupConfig:
 @dataclass(frozen=True)
 class GRPOConfig(GroupConfig):
     std_eps: float = 1e-4
-    """Added to the standard deviation of a group."""
+    """Number that is added to the standard deviation of a group."""
     reduction: Literal["sequence", "token"] = "sequence"
-    """Mean over the tokens of each response first, or over all tokens of the step."""
+    """`sequence`: the mean over responses of the mean over each response's tokens. `token`: the mean over all
+    tokens of the step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,9 +122,9 @@ class GRPOConfig(GroupConfig):
 @dataclass(frozen=True)
 class DrGRPOConfig(GroupConfig):
     max_length: int | None = None
-    """The constant that divides sums over a response's tokens: the most tokens that a response may have.
-    None: sampling.max_new_tokens. With an environment it must be set, to the most tokens that the responses
-    of an episode may have together."""
+    """The constant by which sums over a response's tokens are divided: the largest number of tokens in a
+    response. None: sampling.max_new_tokens, below which it may not be. With an environment it must be set, to
+    the largest number of tokens that the responses of an episode have together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

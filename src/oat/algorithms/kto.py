@@ -46,13 +46,15 @@ from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
 @dataclass(frozen=True)
 class KTOConfig:
     prompts: int = 64
-    """Prompts a step."""
+    """Prompts per step."""
     samples: int = 1
-    """Responses a prompt."""
+    """Responses per prompt."""
     beta: float = 0.1
-    """Strength of the tie to the reference: the steepness of the loss in a nat of log-ratio."""
+    """Strength of the tie to the reference: the steepness of the loss as a function of the log-ratio, per
+    nat."""
     threshold: float = 0.5
-    """Least score of a desirable response; any value between 0 and 1 takes recorded labels as they are."""
+    """Smallest score of a desirable response. Recorded labels are scores of 1 and 0, which any threshold
+    between the two tells apart."""
     lambda_desirable: float = 1.0
     """Weight of desirable responses."""
     lambda_undesirable: float = 1.0
@@ -60,7 +62,7 @@ class KTOConfig:
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
-    """Optimiser steps a pass."""
+    """Optimiser steps per pass."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 1, "it must be at least 1")

@@ -38,20 +38,22 @@ from oat.types.part import Check, RunFacts
 @dataclass(frozen=True)
 class RewardModelConfig:
     prompts: int = 64
-    """Pairs a step."""
+    """Pairs per step."""
     samples: int = 2
-    """Responses a prompt, if none are recorded. More than two need an explorer."""
+    """Responses per prompt, if none are recorded. More than two need an explorer."""
     centring: float = 0.0
-    """Weight of the mean squared sum of a pair's scores, which holds scores around 0 (TRL's
-    center_rewards_coefficient); 0 is off."""
+    """Weight of the mean, over pairs, of the squared sum of a pair's scores. The term keeps scores near 0
+    (TRL's center_rewards_coefficient); 0 is off."""
     margin_key: str | None = None
-    """Column with the margin by which the better response is better, in units of score."""
+    """Column with the margin by which the better response is better, in units of the score. None: no
+    margin."""
     held_out: float = 0.0
-    """Share of prompts whose pairs are never learned and only measured (pairs/held_out_accuracy), below 1."""
+    """Share of prompts whose pairs are never learned and only measured (`pairs/held_out_accuracy`), at least
+    0 and below 1."""
     epochs: int = 1
     """Passes over a step's pairs."""
     minibatches: int = 1
-    """Optimiser steps a pass."""
+    """Optimiser steps per pass."""
 
     def __post_init__(self) -> None:
         for name, holds, why in (

@@ -40,22 +40,22 @@ from oat.types.part import Check, RunFacts
 @dataclass(frozen=True)
 class SFTConfig:
     prompts: int = 64
-    """Prompts a step."""
+    """Prompts per step."""
     samples: int = 1
-    """Responses a prompt."""
+    """Responses per prompt."""
     threshold: float | None = None
-    """Least score of a response that is learned. None: every response is learned, no score is read, and only
-    oracles that cost nothing (`recorded`, `environment`) are asked."""
+    """Smallest score of a response that is learned. None: every response is learned and no score is read, so
+    only oracles that cost nothing (`recorded`, `environment`) are allowed."""
     reduction: Literal["sequence", "token", "prompt"] = "sequence"
-    """Mean over the tokens of each response first, over all tokens of the step, or over the tokens of each
-    prompt first."""
+    """Weights in the mean over tokens. `sequence`: every response weighs the same. `token`: every token of
+    the step weighs the same. `prompt`: every prompt weighs the same."""
     duplicates: Literal["step", "run"] = "step"
-    """An accepted response to a prompt is learned once in a step, or once in the whole run; the latter needs
-    a threshold."""
+    """`step`, `run`: an accepted response to a prompt is learned once in each step, or once in the whole run.
+    `run` needs a threshold."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
-    """Optimiser steps a pass."""
+    """Optimiser steps per pass."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:

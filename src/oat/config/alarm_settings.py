@@ -1,4 +1,5 @@
-"""The settings of alarms. docs/alarms.md gives the reason for each; `control/alarms.py` watches them."""
+"""The settings of alarms. docs/alarms.md gives the reason for each alarm; `control/alarms.py` checks them at
+every step."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,25 +14,26 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class AlarmConfig:
-    """Fields of every alarm."""
+    """The fields that every alarm has."""
 
     patience: Count = 5
-    """Steps in a row with the metric out of bounds before the alarm is raised."""
+    """Steps in a row with the metric out of bounds after which the alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
-    """Consequence of a raised alarm: a warning; the end of the run, saved, with exit code 3; or a return to
-    the newest checkpoint that has proven good. `off`: the metric is not watched."""
+    """Consequence of a raised alarm. `warn`: a warning. `stop`: the run is saved and ends with exit code 3.
+    `roll_back`: what was learned is restored from the newest checkpoint that has proven good. `off`: the
+    metric is not watched."""
 
 
 @dataclass(frozen=True)
 class KLAlarm(AlarmConfig):
     above: Positive = 1.0
-    """Bound of `kl/reference`, nats a token."""
+    """Upper bound of `kl/reference`, nats per token."""
 
 
 @dataclass(frozen=True)
 class EntropyAlarm(AlarmConfig):
     below: Positive = 0.01
-    """Bound of `policy/entropy`, nats a token."""
+    """Lower bound of `policy/entropy`, nats per token."""
 
 
 @dataclass(frozen=True)
@@ -39,52 +41,53 @@ class LengthAlarm(AlarmConfig):
     above: Multiple = 4.0
     """Upper bound of `response/length`, in multiples of its mean over the first three steps."""
     below: Fraction = 0.25
-    """Lower bound, in the same unit."""
+    """Lower bound of `response/length`, in the same unit."""
 
 
 @dataclass(frozen=True)
 class RatioAlarm(AlarmConfig):
     above: Multiple = 100.0
-    """Bound of `policy/ratio_max`."""
+    """Upper bound of `policy/ratio_max`."""
 
 
 @dataclass(frozen=True)
 class TruncatedAlarm(AlarmConfig):
     above: Fraction = 0.95
-    """Bound of `response/truncated_frac`."""
+    """Upper bound of `response/truncated_frac`."""
 
 
 @dataclass(frozen=True)
 class SpreadAlarm(AlarmConfig):
     above: Fraction = 0.99
-    """Bound of `reward/zero_spread_frac`; where pairs are compared, of `answers/tied_frac`."""
+    """Upper bound of `reward/zero_spread_frac`; of `answers/tied_frac` if the algorithm learns from pairs."""
 
 
 @dataclass(frozen=True)
 class UnansweredAlarm(AlarmConfig):
     above: Fraction = 0.49
-    """Bound of `answers/missing_frac`."""
+    """Upper bound of `answers/missing_frac`."""
     patience: Count = 2
-    """Steps in a row with the metric out of bounds before the alarm is raised."""
+    """Steps in a row with the metric out of bounds after which the alarm is raised."""
 
 
 @dataclass(frozen=True)
 class WastedAlarm(AlarmConfig):
     above: Fraction = 0.99
-    """Bound of `answers/wasted_frac`, a metric of the steps in which something was paid."""
+    """Upper bound of `answers/wasted_frac`. Steps in which nothing was paid do not have this metric."""
     patience: Count = 3
-    """Such steps in a row out of bounds before the alarm is raised."""
+    """Steps in a row with the metric out of bounds after which the alarm is raised. Steps without the metric
+    do not count."""
     action: Literal["off", "warn", "stop", "roll_back"] = "stop"
-    """Consequence, as for every alarm."""
+    """Consequence of a raised alarm, as for the other alarms."""
 
 
 @dataclass(frozen=True)
 class GoldAlarm(AlarmConfig):
     drop: Positive | None = None
-    """Largest fall of `eval/gold_sampled` below its best value so far, in the units of the second oracle;
-    None: it is not watched."""
+    """Largest fall of `eval/gold_sampled` (of `eval/gold_greedy` if evaluation.samples is 0) below its best
+    value so far, in the units of the second oracle. None: the metric is not watched."""
     patience: Count = 2
-    """Evaluations in a row further below than that before the alarm is raised."""
+    """Evaluations in a row with a larger fall than `drop` after which the alarm is raised."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +95,22 @@ class AlarmsConfig:
     kl: KLAlarm = KLAlarm()
     """The policy moves away from the reference."""
     entropy: EntropyAlarm = EntropyAlarm()
-    """The policy gives always the same response."""
+    """The policy always gives the same response."""
     length: LengthAlarm = LengthAlarm()
     """Responses grow without end, or vanish."""
     ratio: RatioAlarm = RatioAlarm()
     """An update moves the probability of a token too far."""
     truncated: TruncatedAlarm = TruncatedAlarm()
-    """Responses do not come to an end."""
+    """Responses are cut off before their end."""
     spread: SpreadAlarm = SpreadAlarm()
-    """Answers have no variance, so nothing is learned."""
+    """The oracle's values have no variance, so nothing is learned."""
     unanswered: UnansweredAlarm = UnansweredAlarm()
     """Half of the values that were asked for are missing: the oracle abstains or fails, or the budget does
     not allow its questions."""
     wasted: WastedAlarm = WastedAlarm()
-    """Tokens or money are spent, and no question that cost any gets a value."""
+    """Tokens or money are spent on questions that get no value."""
     gold: GoldAlarm = GoldAlarm()
-    """The second oracle of evaluations scores the policy lower, while the rewarded score may still rise."""
+    """The second oracle of evaluations gives the policy lower scores, while the rewarded score may still
+    rise."""
     max_roll_backs: Count = 3
-    """Roll backs of the whole run; the next alarm that would lead to one more ends it."""
+    """Largest number of roll backs in the whole run. An alarm that would lead to one more ends the run."""

@@ -13,17 +13,18 @@ class TorchEngineConfig:
     """Fields of the engine `torch`."""
 
     max_rows: Count = 256
-    """Most rows that are decoded together."""
+    """Largest number of rows that are decoded together. `deterministic` rounds it up to a power of two, at
+    least 64."""
     cache_gb: Positive = 4.0
-    """Most memory for keys and values, 10^9 bytes; when it is full, rows wait."""
+    """Largest memory for keys and values, 10^9 bytes. When it is full, rows wait."""
     deterministic: bool = False
-    """The same tokens under any batching, for some speed."""
+    """Samples the same tokens however requests are batched; this costs some speed. Refused on a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which the engine computes. In bfloat16 its slots have weights of their own, cast from the
-    learner's at every sync."""
+    """Precision in which the engine computes. In bfloat16 its slots have weights of their own, which every
+    sync casts from the learner's."""
     threads: Count | None = None
-    """Threads of the engine. None: as `compute.threads`, or, where that is not set either, the number that is
-    fastest in a short measurement when the run is created, and is kept from then on."""
+    """Threads of the engine. None: as `compute.threads`. If that is not set either, it is the number that is
+    fastest in a short measurement when the run is created, which the run keeps; on a GPU, torch's default."""
 
 
 def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:

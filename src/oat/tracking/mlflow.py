@@ -29,9 +29,9 @@ _STRANGE = re.compile(r"[^\w\-. :/]")
 @dataclass(frozen=True)
 class MlflowConfig:
     tracking_uri: str | None = None
-    """Address of a server or a database; None: files in RUN/mlflow, whatever MLFLOW_TRACKING_URI says."""
+    """Address of a server or a database. None: files in RUN/mlflow, even if MLFLOW_TRACKING_URI is set."""
     experiment: str = "oat"
-    """The experiment that the run is in."""
+    """Experiment to which the run belongs."""
     run_name: str | None = None
     """Name of the run; None: the name of its directory."""
     tags: dict[str, str] = field(default_factory=dict)

@@ -35,17 +35,18 @@ _FLUSH_S = 1.0
 @dataclass(frozen=True)
 class WandbConfig:
     project: str = "oat"
-    """The project that the run is in."""
+    """Project to which the run belongs."""
     entity: str | None = None
-    """The user or team that owns the project; None: the account's default."""
+    """User or team that owns the project; None: the account's default."""
     run_name: str | None = None
     """Name of the run; None: the name of its directory."""
     group: str | None = None
-    """Runs of a group are shown together."""
+    """Name of a group; the runs of a group are shown together. None: the run is in no group."""
     tags: tuple[str, ...] = ()
     """Tags of the run."""
     mode: Literal["offline", "online"] = "offline"
-    """`online` sends while the run goes on; the key is WANDB_API_KEY, or what `wandb login` left."""
+    """`online`: rows are sent while the run goes on; the key is WANDB_API_KEY, or the one that `wandb login`
+    stored. `offline`: rows are written to RUN/wandb, and `wandb sync` sends them later."""
 
 
 class Wandb:
