@@ -1,5 +1,5 @@
-"""Reading and writing a configuration: a YAML file, command-line flags over it, and the typed tree that they
-make.
+"""Reading and writing a configuration: a YAML file, command-line flags that override it, and the typed tree
+that they make.
 
 `oat.config.settings` has the tree. A field that nothing reads is an error that names the nearest field that
 exists.
@@ -24,11 +24,12 @@ from oat.files import seen, start
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
-"""The place where each field was set: "file.yaml:12" or "--learner.learning_rate"."""
+"""For each field by its path, the place where it was set: "file.yaml:12" or "--learner.learning_rate". The
+path () has the file."""
 
 
 _MOST = 4
-"""Most fields that a message proposes."""
+"""Largest number of fields that a message proposes."""
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
@@ -37,8 +38,8 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: the string "5e-4" in quotes, and line ends of every kind as escapes, since
-    SafeDumper loses some."""
+    """Writes YAML that `_Loader` reads back: the string "5e-4" in quotes, and line ends of every kind as
+    escapes, since SafeDumper loses some."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
@@ -55,7 +56,7 @@ for _side in (_Loader, _Dumper):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """Read a YAML file, with flags over it, as the typed tree.
+    """Read a YAML file as the typed tree, with flags that override it.
 
     Args:
         path: the YAML file.
@@ -63,8 +64,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
             short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
 
     Raises:
-        ConfigError: names the file and line, or the flag, the field, what was expected, and the nearest valid
-            name.
+        ConfigError: the file or a flag cannot be read, or a field is unknown, missing or ill-typed. The
+            message names the place and says what to do.
     """
     path = Path(path)
     tree, origins = _read(path)
@@ -81,14 +82,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
 def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
     """Read the configuration of a run directory, as `load_config` does. The directory may have been moved
-    since; the files that were given from Python (`given/`) are found in its present place."""
+    since it was made; paths to its folder `given/` (the model and records that were given from Python) are
+    replaced by their present ones."""
     config, origins = load_config(run_dir / "config.yaml", overrides)
     return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
 
 
 def with_given(config: Config, before: str, now: str) -> Config:
-    """The configuration of a run that was moved from one directory to another, in which the files that were
-    given from Python have their present paths."""
+    """Return the configuration of a run that was moved from one directory to another, with the present paths
+    of the files in its folder `given/`, which were given from Python.
+
+    Args:
+        before, now: the directory of the run, then and now.
+    """
 
     def moved(section: Any) -> Any:
         own, path = f"{before}/given/", getattr(section, "path", None)
@@ -103,10 +109,13 @@ def with_given(config: Config, before: str, now: str) -> Config:
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
     """Make a dataclass from a mapping. Every key must be a field, unless the class has `options`, which take
-    the other keys. A section that is missing or empty has its defaults.
+    the other keys. A section that is missing or empty gets its defaults.
+
+    Args:
+        path: the place of the mapping in the tree, for messages.
 
     Raises:
-        ConfigError: an unknown, missing or ill-typed field.
+        ConfigError: a field is unknown, missing or ill-typed.
     """
     fields, types = {f.name: f for f in dataclasses.fields(cls)}, get_type_hints(cls, include_extras=True)
     needed = [
@@ -152,7 +161,7 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
     """Drop the section `router`, which older configurations have. Its only value was `one`.
 
     Raises:
-        ConfigError: it has another name, or other fields.
+        ConfigError: the section names another router, or has other fields.
     """
     section = tree.get("router")
     fields = section if isinstance(section, Mapping) else {"name": section}
@@ -169,8 +178,15 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """The error about a field that nothing reads. It proposes a field of another section if one has this
-    name, or nearly."""
+    """Return the error about a field that nothing reads. It proposes the fields of other sections that have
+    this name or, if no name here is near it, the nearest name; if there are none, the nearest field of this
+    section.
+
+    Args:
+        path: path of the unknown field.
+        valid: names of the fields that its section has.
+        hint: text that follows the field's name in the message.
+    """
     names, place = sorted(name for name in valid if name != "options"), where(path, origins)
     found = _elsewhere(path, names)
     wrong = f"{place}: nothing reads the field `{_dotted(path)}`{hint}"
@@ -184,8 +200,13 @@ def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str
 
 
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
-    """The fields of other sections with the last part of a path; or with nearly that part, if no field of
-    this section is near."""
+    """Return dotted names of fields in other sections, at most `_MOST`, whose last part equals that of
+    `path`. If there are none, and no field of this section is near it, return those with the nearest last
+    part.
+
+    Args:
+        names: the fields of this section.
+    """
     known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
     lasts = [name.rpartition(".")[2] for name in known]
     nearest = [path[-1]]
@@ -195,7 +216,7 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
-    """Every field of the tree by its dotted name, with the fields of our own parts."""
+    """Yield the dotted name of every field of the tree, and of every field of our own parts."""
     types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
@@ -219,7 +240,7 @@ def _as_argument(name: str) -> str:
 
 
 def where(path: tuple[str, ...], origins: Origins) -> str:
-    """The place where a field was set, or the nearest place above it."""
+    """Return the place where a field was set, or else the place of the nearest section around it."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -228,11 +249,11 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 
 @contextmanager
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
-    """Add the place of the field at fault to errors raised within this context. The field is the one that the
-    message begins with, or else `field`.
+    """Add to errors raised within this context the place where the field at fault was set. The field at fault
+    is the one that the message begins with, or else `field`. In the second case, the message also says so if
+    the value of `field` is a relative path that exists only in the configuration's folder.
 
-    An error about data names file and row first, so there the field comes last. If a path leads nowhere, the
-    message says whether it exists in the configuration's folder.
+    The message of a DataError begins with file and row, so the field and its place come at its end.
     """
     value: Any = config
     for name in field.split("."):
@@ -256,19 +277,19 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
 
 
 def refuse_misplaced(path: str | None, origins: Origins) -> None:
-    """Refuse a directory that is named as seen from the configuration's folder, without asking the hub for
-    it.
+    """Refuse a model's directory whose path is relative to the configuration's folder instead of the working
+    directory. Otherwise the hub would be asked for a model of this name.
 
     Raises:
-        ModelError: no such directory is here, and one is beside the configuration.
+        ModelError: no such directory is in the working directory, and one is in the configuration's folder.
     """
     if _beside(path, origins):
         raise ModelError(f"there is no directory {path} in {start()}")
 
 
 def _beside(value: Any, origins: Origins) -> str:
-    """A sentence if a relative path leads nowhere from here, and exists in the configuration's folder; else
-    ""."""
+    """Return a hint for an error message if a relative path does not exist in the working directory but does
+    exist in the configuration's folder; else ""."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
     if path.is_absolute() or seen(path).exists() or not seen(there).exists():
@@ -280,7 +301,7 @@ def _beside(value: Any, origins: Origins) -> str:
 
 
 def dump(config: Config) -> dict[str, Any]:
-    """The resolved tree as plain data, in the form that `load_config` reads."""
+    """Return the resolved tree as plain data, in the form that `load_config` reads."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -298,12 +319,12 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved tree as text, from which `load_config` reads an equal one."""
+    """Return the resolved tree as text, from which `load_config` reads an equal tree."""
     return tree_to_yaml(dump(config))
 
 
 def tree_to_yaml(tree: Mapping[str, Any]) -> str:
-    """Plain data as text, in the form that `load_config` reads."""
+    """Return plain data as text, in the form that `load_config` reads."""
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

@@ -1,8 +1,12 @@
 """Removes secrets from configurations, texts and messages that leave the run.
 
-Hidden are: values of fields that are called like secrets, and of headers; such parts of a URL, and the user
-that it names; and, wherever they stand, values of environment variables that are called like secrets or that
-a field `*_env` names, and keys of services with a known form (`sk-...`, `hf_...`, `Bearer ...`).
+Hidden in a configuration are the values of fields whose names sound like secrets (`api_key`, `token`), and of
+headers. Hidden in every text are:
+
+* the same values, and those of environment variables whose names sound like secrets or that a field `*_env`
+  names;
+* in a URL, the user, and parameters whose names sound like secrets;
+* keys of services with a known form (`sk-...`, `hf_...`, `Bearer ...`).
 """
 
 import os
@@ -29,15 +33,18 @@ _KNOWN = re.compile(
 )
 """Keys of services that have a known form."""
 _SHORTEST = 6
-"""Least characters of a value that is looked for in texts."""
+"""Smallest number of characters of a value that is looked for in texts."""
 
 
 class Hider:
-    """Hides the secrets of a configuration, and of this process's environment as it is when the hider is
-    made.
+    """Hides the secrets of a configuration, and those in this process's environment at the time when the
+    hider is made.
 
     Args:
         tree: the configuration as plain data.
+
+    Attributes:
+        tree: the configuration without secrets.
     """
 
     def __init__(self, tree: Mapping[str, Any]):
@@ -50,7 +57,7 @@ class Hider:
         self.tree: dict[str, Any] = self._tree(tree)
 
     def text(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text with each secret replaced by `HIDDEN`."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
         return _KNOWN.sub(HIDDEN, _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
@@ -67,19 +74,21 @@ class Hider:
 
 
 def is_hidden(name: str) -> bool:
-    """True if a field is called like a secret, or holds headers."""
+    """Return whether the value of a field is hidden: the field's name sounds like a secret, or it holds
+    headers."""
     return bool(_FIELD.fullmatch(name) or _HEADERS.fullmatch(name))
 
 
 def _hidden(value: Any) -> Any:
-    """The value of a hidden field; the names of headers stay."""
+    """Return `HIDDEN` in place of the value of a hidden field. None and "" stay, and so do the names of
+    headers."""
     if isinstance(value, Mapping):
         return {str(name): _hidden(item) for name, item in value.items()}
     return value if value is None or value == "" else HIDDEN
 
 
 def _secrets(tree: Any) -> Iterator[str]:
-    """The texts in fields that are called like secrets."""
+    """Yield the texts in fields whose names sound like secrets."""
     if isinstance(tree, Mapping):
         for name, item in tree.items():
             yield from _texts(item) if is_hidden(str(name)) else _secrets(item)
@@ -101,7 +110,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _variables(tree: Any) -> Iterator[str]:
-    """The environment variables that fields `*_env` name."""
+    """Yield the names of the environment variables that fields `*_env` name."""
     if isinstance(tree, Mapping):
         for name, item in tree.items():
             if str(name).endswith("_env") and isinstance(item, str):
