@@ -11,11 +11,11 @@ from oat.plugins.registry import ALGORITHMS
 
 @dataclass(frozen=True)
 class About:
-    """The settings of one run.
+    """The settings of one run that reports read.
 
     Attributes:
-        run_dir: where the run lives, as it was given.
-        model: the policy's start, a directory or a hub id.
+        run_dir: the run directory, as the configuration names it.
+        model: the model that the policy starts from, a directory or a hub id.
         has_adapter: whether an adapter is trained beside the frozen weights.
         algorithm: name of the algorithm.
         is_ours: whether the algorithm is one of ours.
@@ -23,8 +23,9 @@ class About:
         prompts: the sources of the prompts.
         max_steps: `stop.max_steps`.
         stops_at_bad_records: whether a malformed record ends the run before it starts.
-        evaluated: what evaluations read: prompts, or pairs; None without an evaluation.
-        why_no_rate: the setting because of which the learning rate is 0 in a run's first steps, in words.
+        evaluated: the source of the held-out prompts; without prompts, that of the pairs. None: there is no
+            evaluation.
+        why_no_rate: the reason why the learning rate may be 0 in the first steps, as a part of a sentence.
         tree: every setting, as `config.yaml` has it.
     """
 

@@ -1,5 +1,5 @@
-"""The arithmetic of a run for `oat check`: prompts, responses, queries and optimiser steps, of a step and of
-all steps that are left."""
+"""The arithmetic of a run for `oat check`: the prompts, responses, queries and optimiser steps of one step,
+and of all steps that are left."""
 
 import math
 from collections.abc import Iterator
@@ -16,11 +16,12 @@ from oat.oracles.preferences import Preferences
 from oat.types import Price
 
 Lines = Iterator[tuple[str, str]]
-"""Lines of a table, each with the name of its row; "" for the one above."""
+"""Lines of the table of `oat check`, as pairs (name of the row, text). The name "" continues the row
+above."""
 
 
 def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
-    """The arithmetic of a step."""
+    """Yield the arithmetic of one step."""
     config = resolved.config
     plan = run.plans(0)
     recorded = bool(config.prompts.responses)
@@ -56,11 +57,11 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
 
 @dataclass(frozen=True)
 class Begun:
-    """The part of a run that lies behind: its own steps so far, or those before the fork.
+    """The part of a run that is done: its own steps so far, or the other run's steps before the fork.
 
     Attributes:
-        steps: steps that are done.
-        queries: queries that they have spent.
+        steps: number of steps that are done.
+        queries: number of queries that these steps have spent.
     """
 
     steps: int
@@ -68,10 +69,11 @@ class Begun:
 
 
 def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Price, begun: Begun) -> Lines:
-    """The arithmetic of all steps that are left.
+    """Yield the costs of the run, and the arithmetic of all steps that are left.
 
     Args:
-        dearest: the most that a question may cost.
+        dearest: the highest price of a question, by `dearest_question`.
+        begun: the part of the run that is done.
     """
     last, questions = run.stop.last, run.plans(0).questions
     left = None if last is None else max(0, last - begun.steps)
@@ -90,7 +92,8 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
 
 
 def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
-    """The reason why nothing is left to do of a run that was begun; "" if something is left."""
+    """Return why a run that was begun has nothing left to do; "" if it has something left, or was not
+    begun."""
     most, spent = resolved.config.stop.max_queries, begun.queries
     if not begun.steps:
         return ""
@@ -105,7 +108,7 @@ def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
 
 
 def _limits(resolved: Resolved) -> str:
-    """The budgets and hours that may end the run."""
+    """Return the budgets and hours that may end the run, in words."""
     stop = resolved.config.stop
     limits = {
         "max_queries": stop.max_queries,
@@ -117,10 +120,10 @@ def _limits(resolved: Resolved) -> str:
 
 
 def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
-    """The steps of a run that a budget or a clock ends.
+    """Return the steps of a run that a budget or a clock ends, in words.
 
     Args:
-        queries: the most that a step may ask.
+        queries: the largest number of queries that a step may make.
     """
     most = resolved.config.stop.max_queries
     after = f" after step {begun.steps}" if begun.steps else ""
@@ -135,10 +138,11 @@ def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
 def _all_steps(
     resolved: Resolved, run: Run, run_inputs: RunInputs, queries: int, begun: Begun, last: int
 ) -> str:
-    """The steps of a run that has a last one.
+    """Return the remaining steps of a run whose last step is known, in words.
 
     Args:
-        queries: the most that a step may ask.
+        queries: the largest number of queries that a step may make.
+        last: the number of steps of the run.
     """
     most, epochs = resolved.config.stop.max_queries, resolved.config.prompts.epochs
     a_step, size = run.plans(0).prompts, run_inputs.prompts.size
@@ -165,7 +169,7 @@ def _all_steps(
 
 
 def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun) -> Lines:
-    """When evaluations are due, and what they ask."""
+    """Yield when evaluations are due, how many responses each has, and how many queries it makes."""
     e, last = resolved.config.evaluation, run.stop.last
     done = begun.steps
     if e is None:
@@ -212,14 +216,21 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
 
 
 def _each(prompts: int, size: int, *, is_exact: bool) -> str:
-    """The number of times that each prompt comes, in words; exact if the first one begins an epoch."""
+    """Return how often each prompt comes, in words.
+
+    Args:
+        prompts: number of prompts that are taken.
+        size: number of prompts of an epoch.
+        is_exact: whether the first of these prompts begins an epoch.
+    """
     times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
     often = "once" if times == 1 else f"{times:,} times"
     return f"each {'' if is_exact else 'about '}{often}" + (f", {more} of them once more" if more else "")
 
 
 def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
-    """The questions that a step learns from beside its own, when the buffer is fullest."""
+    """Return, in words, how many questions a step learns from when the buffer is fullest, and with how many
+    optimiser steps."""
     questions = resolved.widened.questions
     takes = math.ceil(buffer.questions / questions)
     fullest = min(takes, buffer.clear_every or takes)
@@ -232,7 +243,11 @@ def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
 
 
 def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
-    """The most queries that a question of training may cost."""
+    """Return the largest number of queries that a question of training may cost.
+
+    Args:
+        samples: responses per prompt.
+    """
     if resolved.config.oracle.name in BUILTIN:
         return 0
     _, oracle = run_inputs.training_oracle
@@ -240,7 +255,7 @@ def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
 
 
 def _samples(resolved: Resolved, run: Run) -> int:
-    """Responses a prompt."""
+    """Return the number of responses per prompt."""
     return len(resolved.config.prompts.responses) or sum(run.plans(0).samples.values())
 
 

@@ -28,12 +28,12 @@ class Contender:
 
 
 def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
-    """Return the two contenders, which differ in nothing but model and template.
+    """Return the two contenders. Their configurations differ only in the model and the section `render`.
 
     Args:
-        first, second: a run directory, a configuration, or a model. The rest of both configurations is that
-            of the first one that is not a bare model.
-        flags: settings that replace those of that configuration.
+        first, second: a run directory, a configuration, or a model. All other settings are those of the first
+            one, or of the second one if the first one is a bare model.
+        flags: settings that override those of that configuration.
 
     Raises:
         ConfigError: neither is a run or a configuration, or that configuration has no held-out prompts.
@@ -72,7 +72,7 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
 
 
 def _load(name: str, flags: Sequence[str]) -> Resolved | None:
-    """Read the configuration of a run or of a file; None for a model."""
+    """Read the configuration of a run or of a file; return None if the name is a model's."""
     if _is_run(name):
         return resolve(stored_config(seen(name), flags)[0], {})
     return resolve(*load_config(name, flags)) if seen(name).is_file() else None

@@ -1,7 +1,8 @@
-"""Defaults that follow from other settings, for `oat check`: the value of each, and the setting behind it.
+"""Settings whose defaults follow from other settings, for `oat check`: the value of each, and the setting
+from which it follows.
 
-Sampling, learner and the sizes of a step have defaults; how a run ends (`stop`) has none in a file. From
-Python, a run without an end is one pass over its prompts.
+Sampling, learner and the sizes of a step have defaults; the end of a run (`stop`) has none in a file. A run
+from Python that has neither `stop` nor `prompts.epochs` is one pass over its prompts.
 """
 
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ class _Default(NamedTuple):
 
     Attributes:
         field: the setting, as "section.field".
-        applies: whether this run takes it from there, if it is left open.
-        value: its value now; None where it has none.
-        source: where the value comes from, in words.
+        applies: whether the setting follows from `source` in this run, if it is left open.
+        value: its value in this run; None if it has none.
+        source: the setting from which the value follows, in words.
     """
 
     field: str
@@ -31,7 +32,7 @@ class _Default(NamedTuple):
 
 
 def derived(resolved: Resolved) -> Iterator[str]:
-    """A sentence for each setting that was left open and that follows from another one."""
+    """Yield a sentence for each setting that was left open and follows from another one."""
     for default in (*_of_model(resolved), *_of_samples(resolved), *_of_the_others(resolved)):
         is_open = tuple(default.field.split(".")) not in resolved.origins
         if default.applies and default.value is not None and is_open:
@@ -61,7 +62,7 @@ def _of_samples(resolved: Resolved) -> Iterator[_Default]:
 
 
 def _of_the_algorithm(resolved: Resolved) -> Iterator[_Default]:
-    """The settings that the algorithm fills in itself where they are left open."""
+    """Yield the settings that the algorithm itself fills in if they are left open."""
     config, origins = resolved.config, resolved.origins
     options = config.algorithm.options
     given = {name: value for name, value in options.items() if ("algorithm", name) in origins}

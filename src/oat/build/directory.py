@@ -1,4 +1,4 @@
-"""A run's directory: made, locked by one process, and removed again where no run came of it."""
+"""The directory of a run: making it, locking it for one process, and removing it if no run came of it."""
 
 import fcntl
 import os
@@ -26,7 +26,8 @@ _WRITTEN = (
     "wandb",
     "mlflow",
 )
-"""The files and folders that a run writes in place; it replaces all others."""
+"""The files and folders of a run directory that are written in place; all other files are replaced by a
+rename."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Home:
     """The directory of a run that a process has opened.
 
     Attributes:
-        standing: the files of the directory that must stay what they are.
+        standing: the files of the directory that must not be moved, removed or replaced.
         interruption: the signals that have come since the run began to start.
     """
 
@@ -44,13 +45,17 @@ class Home:
 
 
 def unlocked_home(directory: Path) -> Home:
-    """The home of a run that no process has locked; the directory is made where it is missing."""
+    """Return a home without a lock, for a run that no other process uses. The directory is made if it is
+    missing."""
     directory.mkdir(parents=True, exist_ok=True)
     return Home(directory, Standing(), Interruption())
 
 
 def make_directory(directory: Path) -> list[Path]:
-    """Make a run's directory, unless it is there; returns it and its parents, as far as they were made.
+    """Make a run's directory if it is missing.
+
+    Returns:
+        The directories that were made: the run's, then those of its parents.
 
     Raises:
         ConfigError: it is a file or cannot be made, or this user may not write to something in it that a run
@@ -76,7 +81,7 @@ def make_directory(directory: Path) -> list[Path]:
 
 
 def unmake(made: Sequence[Path]) -> None:
-    """Remove the directories that `make_directory` made, where no run came of them; a parent stays if another
+    """Remove the directories that `make_directory` made if no run came of them. A parent stays if another
     process has begun to use it."""
     for place in made[:1]:
         shutil.rmtree(place)
@@ -87,7 +92,7 @@ def unmake(made: Sequence[Path]) -> None:
 
 _locks: set[TextIO] = set()
 """The open lock files of this process. A forked child, such as a worker of a reward function, may outlive the
-process, so it closes its copies."""
+process, so the child closes its copies."""
 
 
 def _close_locks() -> None:
@@ -100,12 +105,13 @@ os.register_at_fork(after_in_child=_close_locks)
 
 @contextmanager
 def locked(directory: Path) -> Iterator[Standing]:
-    """Lock a directory for this process; the lock ends with the process, however it ends and whatever
-    children it leaves.
+    """Lock a directory for this process. The lock ends with the process, however the process ends, and even
+    if it leaves children behind.
 
     Yields:
-        Whether the directory is still the same, which the lock file's inode tells: no other file gets that
-        inode as long as this one is open.
+        The `Standing` of the lock file, which tells whether the directory is still the same: no other file
+            gets
+        the lock file's inode as long as this one is open.
 
     Raises:
         ConfigError: another process holds the lock, or the lock file cannot be opened.
@@ -131,8 +137,8 @@ def locked(directory: Path) -> Iterator[Standing]:
 
 
 def is_unused(directory: Path) -> bool:
-    """Return whether a directory is empty, or holds only the files of a start that failed or was killed
-    before its first question."""
+    """Return whether a directory is empty, or has only the files of a start that failed or was killed before
+    its first question."""
     left = {file.name for file in directory.iterdir()}
     ledger = {f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")}
     if not left <= {"lock", GIVEN, ".new-config.yaml", *ledger}:

@@ -1,4 +1,4 @@
-"""The engine of a run, and the sampling that it is asked for."""
+"""The engine of a run, and the sampling settings of its requests."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -22,10 +22,11 @@ def run_engine(
     seeds: Seeds,
     load: LoadModel = load_model,
 ) -> TorchEngine:
-    """The engine of a run, whose slots share the learner's models `lms` where they can.
+    """Make the engine of a run. Its slots share the models of the learner if they can.
 
     Args:
-        load: loads those that they cannot share.
+        lms: the learner's models by name.
+        load: loads the models that slots cannot share.
     """
     compute, options = resolved.config.compute, resolved.engine
     threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
@@ -38,10 +39,11 @@ def run_engine(
 def make_engine(
     slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None
 ) -> TorchEngine:
-    """The engine in this process, with the models of its slots.
+    """Make the engine in this process.
 
     Args:
-        threads: number of threads of torch while the engine works; None: the process's own.
+        slots: the model of each slot.
+        threads: number of torch's threads while the engine works; None: as many as torch has elsewhere.
     """
     return TorchEngine(
         slots,
@@ -56,12 +58,12 @@ def make_engine(
 
 
 def make_sampling(resolved: Resolved) -> Sampling:
-    """The sampling of training."""
+    """Return the sampling settings of training."""
     sampling = plain_sampling(resolved.config)
     return replace(sampling, keep_sets=resolved.requires.ratio_based and sampling.truncates)
 
 
 def plain_sampling(config: Config) -> Sampling:
-    """The sampling of evaluations, which needs no kept sets."""
+    """Return the sampling settings of evaluations, which need no kept sets."""
     names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
     return Sampling(**{name: getattr(config.sampling, name) for name in names})

@@ -1,15 +1,16 @@
 """An estimate of the memory that a run needs, before it begins.
 
-The run's own models, learner and engine are made of tensors that have a shape and no memory
-(`oat.models.outline`), and do what a step does with its longest rows; the bytes of tensors that are alive at
-once are counted. Nothing is loaded, so the answer takes seconds for any model.
+The run's own models and learner are made of tensors that have a shape and no memory (`oat.models.outline`).
+They do the work of a step with its longest rows, and the bytes of the tensors that are alive at once are
+counted. Nothing is loaded, so the estimate takes seconds for any model.
 
-Counted are bytes beyond those that the process holds after its imports. Not counted: the interpreter and its
-libraries; scratch memory within an operation; what the allocator keeps of freed memory (with large models it
-gives all back, `oat.hardware.allocator`); data, ledger, texts.
+The estimate is in addition to the memory that the process has after its imports. These are not counted:
+scratch memory within an operation; freed memory that the allocator keeps (with large models it keeps none,
+`oat.hardware.allocator`); data, ledger, texts.
 
-The estimate does a step instead of keeping formulas, so whatever changes in the learner is in it. The
-engine's work depends on values, so only its two largest moments are done: a pass over prompts, and a draw.
+The estimate does a step instead of keeping formulas, so a change of the learner changes the estimate too. The
+engine's work depends on values, so only its two largest moments are imitated: a pass over prompts, and a
+draw.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,12 +46,12 @@ from oat.types import Batch, Plan, Sampling, Trajectory
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of tensors.
+    """The estimated bytes of tensors.
 
     Attributes:
-        parts: bytes that are held, by what holds them.
-        phases: most bytes that are alive at once, by part of a step; and by any part while a checkpoint is
-            written.
+        parts: for each kind of tensors, the bytes that they take.
+        phases: for each part of a step, the most bytes that are alive at once; and the same while a
+            checkpoint is written in the background.
     """
 
     parts: dict[str, int]
@@ -73,7 +74,7 @@ class Lengths:
     Attributes:
         prompt: tokens of the longest prompt of training.
         held_out: number of held-out prompts.
-        held_out_prompt: tokens of the longest one of these.
+        held_out_prompt: tokens of the longest held-out prompt.
     """
 
     prompt: int
@@ -83,11 +84,12 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class _Imitated:
-    """The boxes of a run without weights, as far as a step of it needs them.
+    """The boxes of a run that a step needs, without weights.
 
     Attributes:
-        kept: the weights of a sampler that lags behind the policy.
-        ensemble: held as long as the run holds it.
+        sampler: the model of the engine's slot `sampler`.
+        kept: the weights of a sampler that lags behind the policy; empty if it does not.
+        ensemble: not read; this reference keeps its tensors alive.
     """
 
     lms: dict[str, CausalLM]
@@ -99,9 +101,10 @@ class _Imitated:
 
 @dataclass(frozen=True)
 class _Load:
-    """The work that the engine is given at once.
+    """The prompts and responses that the engine gets in one call.
 
     Attributes:
+        prompts: number of prompts.
         samples: responses of each prompt.
         prompt, response: tokens of each prompt, and of each response.
     """
@@ -113,23 +116,23 @@ class _Load:
 
 
 def lengths_of(run_inputs: RunInputs) -> Lengths:
-    """The lengths of the prompts that a run reads."""
+    """Return the lengths of the prompts that a run reads."""
     held_out = run_inputs.held_out
     return Lengths(run_inputs.prompts.longest, *((held_out.size, held_out.longest) if held_out else ()))
 
 
 def longest_sequence(lm: CausalLM | ModelOutline, prompt: int, response: int) -> int:
-    """Tokens of a sequence when it is at its longest."""
+    """Return the number of tokens of a prompt and its response together, at most the model's context."""
     return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
 
 
 def most_questions(config: Config, plan: Plan) -> int:
-    """Most questions that a step learns from."""
+    """Return the largest number of questions that a step learns from."""
     return max(plan.prompts, config.learner.buffer.questions if config.learner.buffer else 0)
 
 
 def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
-    """The memory of a run.
+    """Estimate the memory of a run.
 
     Raises:
         ConfigError, ModelError: a part cannot be made as configured.
@@ -171,7 +174,7 @@ def _imitated(resolved: Resolved) -> _Imitated:
 
 
 def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, _Load]:
-    """The engine's work by part of a step."""
+    """Return the engine's work, by part of a step."""
     config, plan = resolved.config, resolved.widened
 
     def load(prompts: int, samples: int, prompt: int) -> _Load:
@@ -194,10 +197,10 @@ def _phases(
     loads: Mapping[str, _Load],
     live: LiveBytes,
 ) -> dict[str, int]:
-    """Most bytes that are alive at once, by part of a step.
+    """Return, for each part of a step, the most bytes that are alive at once.
 
-    Gradients and moments are there from the second step on, so a run of more steps is imitated for two, and
-    samples after them.
+    Gradients and moments exist from the second step on. So two steps are imitated if the run has more than
+    one, and sampling is imitated after them.
     """
     sampling, engine = make_sampling(resolved), resolved.engine
     has_one_step = resolved.config.stop.max_steps == 1
@@ -218,7 +221,7 @@ def _saves_in_background(config: Config) -> bool:
 
 
 def _copied(run: _Imitated, learned: int) -> int:
-    """Bytes of weights that a checkpoint copies."""
+    """Return the bytes of the weights that a checkpoint copies."""
     moving = run.lms["reference"].trainable().values() if run.learner.following is not None else ()
     return learned + sum(tensor.nbytes for tensor in (*moving, *run.kept))
 
@@ -226,7 +229,8 @@ def _copied(run: _Imitated, learned: int) -> int:
 def _learning(
     resolved: Resolved, lengths: Lengths, run: _Imitated, sampling: Sampling, live: LiveBytes
 ) -> dict[str, int]:
-    """Peak memory of a pass of `prepare`, of two accumulated backward passes, and of the optimiser steps."""
+    """Return the peak bytes of three parts of a step: a forward pass of `prepare`, two backward passes that
+    accumulate, and the optimiser steps."""
     learner, plan = run.learner, resolved.plan
     objective = resolved.objective
     prepared, passes = (
@@ -257,9 +261,11 @@ def _learning(
 
 
 def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
-    """The rows of so many questions, each as long as it can get, with the prompts of their groups in common.
+    """Return the rows of a number of questions, each of the largest length. Rows of one group have the same
+    prompt.
 
-    The work on kept sets depends on values; another temperature takes as much memory.
+    The work on kept sets depends on values, so no row has kept sets. Rows that would have them get a
+    temperature of 0.5 instead, which takes as much memory.
     """
     width = longest_sequence(lm, lengths.prompt, sampling.max_new_tokens)
     samples = sum(plan.samples.values())
@@ -273,7 +279,7 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
 def _micro_batches(
     learner: Learner, objective: Objective, rows: Sequence[Trajectory]
 ) -> list[list[Trajectory]]:
-    """The rows of the first two forward passes of an update; of one, if there are no more."""
+    """Return the rows of the first two forward passes of an update, or of its only one."""
     units = np.arange(len(rows)) // (2 if objective.requires.feedback == "compare" else 1)
     cuts = micro_batches(
         Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens
@@ -284,8 +290,8 @@ def _micro_batches(
 def _sampling(
     engine: TorchEngineConfig, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes
 ) -> dict[str, int]:
-    """Peak memory by load: of a pass over as many prompts as go together, and of the draws of all rows at
-    once, both beside the cache."""
+    """Return, for each load of the engine, the peak bytes: the cache plus the larger of two peaks. One is
+    that of the first pass over prompts, the other that of a draw for all rows that are decoded together."""
     phases = {}
     for name, load in loads.items():
         cache, rows = _cache_bytes(engine, lm, load), _rows_together(engine, load)
@@ -303,8 +309,8 @@ def _sampling(
 
 
 def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """Draw tokens as the engine does. The tokens that truncation leaves depend on values, so the tensors that
-    find them are imitated."""
+    """Draw tokens as the engine does. Which tokens are left by truncation depends on values, so tensors of
+    the same sizes are made in place of the real search."""
     drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
     if sampling.truncates:
         some_RV = drawable_RV.clone()
@@ -325,15 +331,15 @@ def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
 
 
 def _rows_together(engine: TorchEngineConfig, load: _Load) -> int:
-    """Rows that are decoded at once."""
+    """Return the number of rows that are decoded at once."""
     if engine.deterministic:
         return fixed_rows(engine.max_rows)
     return min(load.prompts * load.samples, engine.max_rows)
 
 
 def _cache_bytes(engine: TorchEngineConfig, lm: CausalLM, load: _Load) -> int:
-    """Bytes of the pages of rows that are all at their longest, within `engine.cache_gb`; the full pages of a
-    common prompt count once, if any are shared."""
+    """Return the bytes of the cache when every row has its largest length, at most `engine.cache_gb`. If the
+    samples of a prompt share its pages, the prompt's full pages count once."""
     rows = _rows_together(engine, load)
     whole = -(-(load.prompt + load.response) // PAGE)
     shared = load.prompt // PAGE if load.samples > 1 and not engine.deterministic else 0

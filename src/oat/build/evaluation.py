@@ -1,4 +1,4 @@
-"""The evaluations of a run."""
+"""Building of the evaluations of a run."""
 
 from pathlib import Path
 
@@ -28,11 +28,11 @@ def make_evaluation(
     directory: Path,
     pairs: HeldOutPairs | None,
 ) -> Evaluation | OnlyPairs | None:
-    """The evaluations of a run; None where it has none.
+    """Make the evaluations of a run; None if the run has none.
 
     Args:
-        directory: of the run, for the records of evaluations.
-        pairs: the held-out pairs that are measured beside.
+        directory: the run directory, to which the records of evaluations are written.
+        pairs: the held-out pairs that evaluations also measure; None: there are none.
     """
     config = resolved.config
     e, held_out = config.evaluation, run_inputs.held_out
@@ -80,7 +80,7 @@ def make_evaluation(
 def held_out_pairs(
     resolved: Resolved, run_inputs: RunInputs, learner: Learner, seeds: Seeds
 ) -> HeldOutPairs | None:
-    """The held-out pairs that evaluations measure; None where there are none."""
+    """Make the held-out pairs that evaluations measure; None if there are none."""
     if run_inputs.pairs is None:
         return None
     config = resolved.config

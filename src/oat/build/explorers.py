@@ -1,4 +1,4 @@
-"""The guard around a user's explorer."""
+"""The guard of a user's explorer."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,19 @@ from oat.types import Group, Key, Kind, Plan, Question
 
 
 class GuardedExplorer:
-    """A user's explorer, held against the protocol at every call. Changes that it makes to the process are
-    undone, and its errors pass through.
+    """A user's explorer whose results are checked against the protocol at every call. Changes that the
+    explorer makes to the process are undone. Exceptions that it raises pass through.
 
-    A question that breaks the protocol would stand in the ledger as it was returned: a pick counted from the
-    end, a text of its own or a changed token would be learned from in silence. `oat.testing.check_explorer`
-    asks the same functions.
+    A question that breaks the protocol would be recorded in the ledger as it was returned, and an index
+    counted from the end, an invented text or a changed token would then be learned from.
+    `oat.testing.check_explorer` makes the same checks.
 
     Args:
-        name: as configurations have it, for messages.
+        kind: the kind of questions that the algorithm learns from.
+        name: the explorer's name in the configuration, for messages.
 
     Attributes:
-        config: the explorer's settings; None where it has none.
+        config: the explorer's settings; None if it has none.
 
     Raises:
         ContractError: `needs` names a score that no actor has.
@@ -39,7 +40,7 @@ class GuardedExplorer:
         self.config = getattr(explorer, "config", None)
 
     def widen(self, plan: Plan) -> Plan:
-        """The plan with the samples that the explorer adds.
+        """Return the plan with the samples that the explorer adds.
 
         Raises:
             ContractError: the explorer returned no plan.
@@ -52,11 +53,11 @@ class GuardedExplorer:
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """The questions that the explorer chooses.
+        """Return the questions that the explorer chooses.
 
         Raises:
             ContractError: the explorer returned something else than questions about these groups, or changed
-                their tokens.
+                the groups' tokens.
         """
         before = _checksum(groups)
         with restoring(self._name, self._failed):
@@ -80,7 +81,7 @@ class GuardedExplorer:
 
 
 def _checksum(groups: Sequence[Group]) -> int:
-    """Checksum of the tokens that will be learned from, with their records."""
+    """Return a checksum of the segments' tokens and of what was recorded about them."""
     found = 0
     for segment in (
         segment for group in groups for trajectory in group.trajectories for segment in trajectory.segments

@@ -1,19 +1,20 @@
-"""Fingerprints of the inputs that the rows of a run are made from, beside its configuration. They stand in
-`environment.json`, and are held against the inputs that are there when the run goes on.
+"""Fingerprints of the inputs that, beside the configuration, decide the rows of a run. They are stored in
+`environment.json`. When the run goes on, they are compared with those of the present inputs.
 
-| | | another one is |
+| key | content | a change is |
 | --- | --- | --- |
 | `models` | what is read of `model.path`, `.adapter` and `.reference` (`models/identity.py`) | refused |
-| `weights` | likewise; of those that the run still reads | refused |
+| `weights` | checksums of the weights of the same models | refused if the run still reads them |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
-| `held_out`, `pairs` | the same of evaluation | warned of |
+| `held_out`, `pairs` | digests of the data of `evaluation.path` and `.pairs` | warned of |
 | `oracles` | by field: version, and what it is made of (`ledger/versions.py`) | refused, unless accepted |
 | `modules` | a hash of each of the user's own files that were imported | warned of |
-| `readers` | versions of the libraries that read configurations and tokenizers | |
+| `readers` | versions of the libraries that read configurations and tokenizers | named in messages |
 
-Fingerprints contain no path, so a run may be moved; `of` is a hash of how the configuration names an input. A
-fork keeps the fingerprints of the other run in `fork.json`, so it no longer needs that run.
+A fingerprint contains no path, so a run may be moved; its `of` is a hash of the name that the configuration
+gives the input. A fork stores the fingerprints of the other run in `fork.json`, so it no longer needs that
+run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,13 +46,13 @@ from oat.text.templates import load_template
 Inputs = dict[str, Any]
 """Fingerprints, as plain JSON."""
 Roles = Mapping[str, tuple[str, Oracle]]
-"""Each oracle with its address, by the field that names it: `oracle`, `evaluation.oracle`,
-`evaluation.gold`."""
+"""For each field that names an oracle (`oracle`, `evaluation.oracle`, `evaluation.gold`): the oracle's
+address, and the oracle."""
 Blame = Callable[[str], AbstractContextManager[None]]
-"""`Resolved.blame`: within it errors say where a field stands."""
+"""`Resolved.blame`: a context in which errors say where a field was set."""
 
 CHANGEABLE = ("reward",)
-"""Inputs that may be accepted although they have changed (`--accept-changed`)."""
+"""Inputs that users may accept although they have changed (`--accept-changed`)."""
 FORK_FILE = "fork.json"
 GIVEN = "given"
 """The folder of a run for models and records that were given as Python objects."""
@@ -63,13 +64,14 @@ _TEMPLATES = {
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
-    """The fingerprints of the last process that made rows of a run; None where no process has recorded any.
+    """Return the fingerprints that the last process of a run recorded, or else those that a fork brought from
+    the other run; None if there are none.
 
     Args:
-        step: only processes that made rows up to this checkpoint count.
+        step: only processes that made rows up to this checkpoint count; None: all processes count.
 
     Raises:
-        ConfigError: `environment.json` is not what was written there.
+        ConfigError: `environment.json` cannot be read as a list of entries.
     """
     found = recorded_inputs(entries(run_dir / "environment.json"), step)
     if found is not None:
@@ -80,10 +82,10 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
 
 
 def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
-    """The fingerprints of all files that decide model and text, but for weights and template.
+    """Return the fingerprints of all files that decide model and text, except weights and template.
 
     Args:
-        lm: the policy; its configuration is enough.
+        lm: the policy; only its configuration is read.
 
     Raises:
         ModelError: the reference, or an adapter, cannot be read.
@@ -101,10 +103,10 @@ def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
 
 
 def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
-    """The fingerprint of the template's text, if there is a template.
+    """Return the fingerprint of the template's text; nothing if there is no template.
 
     Raises:
-        TemplateError: it is missing.
+        TemplateError: the template is missing.
     """
     template = config.render.template
     return (
@@ -115,10 +117,14 @@ def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
 
 
 def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame: Blame) -> None:
-    """Hold the fingerprints of models and template against the known ones.
+    """Compare the fingerprints of models and template with the known ones.
+
+    Args:
+        known: the fingerprints of earlier processes; None: nothing is compared.
+        now: the fingerprints of the present inputs.
 
     Raises:
-        ModelError, TemplateError: a file or a field is another.
+        ModelError, TemplateError: an input has changed.
     """
     if known is None:
         return
@@ -143,12 +149,12 @@ def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame
 
 
 def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list[str]:
-    """The fields whose weights a run computes with as their files have them.
+    """Return the fields whose weights a run reads from their files.
 
     Args:
         has_reference: the run has a reference.
-        is_begun: the run has a checkpoint, which holds the policy's weights, and those of a reference that
-            follows the policy.
+        is_begun: the run has a checkpoint. It has the weights of the policy, and of a reference that follows
+            the policy, so these are not read from files again.
     """
     model = config.model
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
@@ -161,7 +167,8 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
 
 
 def inputs_of_weights(config: Config) -> Inputs:
-    """The fingerprints of the weights on this machine; a hub model that was not loaded yet has none."""
+    """Return the fingerprints of the weights that are on this machine. A model of the hub that was not
+    downloaded yet has an empty one."""
     paths = {
         "model.path": config.model.path,
         "model.adapter": config.model.adapter,
@@ -177,10 +184,13 @@ def inputs_of_weights(config: Config) -> Inputs:
 
 
 def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:
-    """Hold the fingerprints of the weights of these fields against the known ones.
+    """Compare the fingerprints of the weights of some fields with the known ones.
+
+    Args:
+        fields: the fields whose weights the run reads.
 
     Raises:
-        ModelError: the weights are others.
+        ModelError: weights have changed.
     """
     for field, (before, after) in _both(known or {}, now, "weights").items():
         if field in fields and (field == "model.path" or before.get("of") == after["of"]):
@@ -189,10 +199,10 @@ def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str
 
 
 def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
-    """The fingerprints of the oracles, by field.
+    """Return the fingerprints of the oracles, by field.
 
     Args:
-        versions: of the oracles, by address.
+        versions: the version of each oracle, by address.
     """
     found = {}
     for field, (address, oracle) in roles.items():
@@ -201,8 +211,9 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
 
 
 def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
-    """The version of each oracle, by address: the known one where all that the oracle is made of is the same,
-    so that a file that was only saved again changes nothing; otherwise the one that the oracle states."""
+    """Return the version of each oracle, by address. If all that an oracle is made of is unchanged, that is
+    the known version, so a file that was only saved again changes nothing. Otherwise it is the version that
+    the oracle states."""
     found = {}
     for field, (address, oracle) in roles.items():
         before = _before(known, field, address)
@@ -212,13 +223,14 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
 
 
 def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str], blame: Blame) -> None:
-    """Refuse oracles whose files have changed. An oracle that has only declared another version goes on.
+    """Refuse oracles whose files have changed. An oracle of which only the declared version has changed is
+    not refused.
 
     Args:
-        changed: the addresses of the oracles that have answered in another version.
+        changed: addresses of the oracles that gave earlier answers in another version.
 
     Raises:
-        ConfigError: an oracle's files have changed; names file and field.
+        ConfigError: an oracle's files have changed. The message names file and field.
     """
     for field, (address, oracle) in roles.items():
         now = {file: fields for file, fields in oracle.made_of.items() if file != "options"}
@@ -236,7 +248,7 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
 
 
 def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -> None:
-    """Warn of oracles of an evaluation that are not those that the run has asked."""
+    """Warn of oracles of an evaluation that have changed since the run asked them."""
     versions = versions_of(known, roles)
     for field, (address, _) in roles.items():
         if _before(known, field, address).get("version", versions[address]) != versions[address]:
@@ -259,12 +271,12 @@ def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
 
 
 class OwnFiles:
-    """Holds the user's own files that a process has imported so far against those of earlier processes of a
-    run.
+    """Compares the user's own files that this process has imported with those that earlier processes of the
+    run imported.
 
     Args:
-        known: the fingerprints of those processes.
-        roles: the oracles, whose files `refuse_changed_oracles` looks at.
+        known: the fingerprints of the earlier processes.
+        roles: the oracles. Their files are left to `refuse_changed_oracles`.
     """
 
     def __init__(self, known: Inputs | None, roles: Roles):
@@ -273,8 +285,8 @@ class OwnFiles:
         self.said = {file.partition(" of ")[0] for _, oracle in roles.values() for file in oracle.made_of}
 
     def __call__(self) -> dict[str, str]:
-        """Return the hashes of the files by name, also of those that only earlier processes have imported.
-        A file that has changed is warned of once."""
+        """Return the hash of each file by its name, including files that only earlier processes imported.
+        Warn once of each file that has changed."""
         now = own_files(self.base)
         changed = [
             name
@@ -291,7 +303,7 @@ class OwnFiles:
 
 
 def _both(known: Inputs, now: Inputs, section: str) -> dict[str, tuple[Inputs, Inputs]]:
-    """The fingerprints before and now, by the fields that both have."""
+    """Return the fingerprints before and now of each field that has both."""
     before, after = known.get(section, {}), now.get(section, {})
     return {field: (before[field], after[field]) for field in after if field in before}
 

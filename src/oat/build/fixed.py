@@ -1,4 +1,4 @@
-"""The settings that a run fixes when it begins, and those that may change when it goes on or is forked."""
+"""The settings that a run fixes when it begins, and those that may change when it is continued or forked."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,8 @@ FREE = (
     "learner.on_nonfinite",
     "learner.max_skips",
 )
-"""Fields, or whole sections, that may change when a run is continued; `compute.memory_gb` only where nothing
-was measured by it."""
+"""Fields, or whole sections, that may change when a run is continued. `compute.memory_gb` may change only if
+`learner.micro_batch_tokens` was not measured by it."""
 
 FORKS = (
     "model.reference_update.every",
@@ -52,8 +52,8 @@ FORKS = (
     "learner.logits_chunk",
     "learner.max_updates",
 )
-"""Fields, or whole sections, that may change in a fork, but for the algorithm's name. A checkpoint or a
-ledger depends on the others, or they were measured."""
+"""Fields, or whole sections, that may change in a fork, except the algorithm's name. The other fields decide
+what a checkpoint or a ledger contains, or were measured."""
 
 CHOSEN = {
     ("compute", "threads"): None,
@@ -61,12 +61,13 @@ CHOSEN = {
     ("learner", "micro_batch_tokens"): "auto",
     ("render", "date"): None,
 }
-"""Fields that a run fixes when it is created, where they have this value; then they stay."""
+"""Fields that a run fixes when it is created, if they have the value given here. From then on they stay
+fixed."""
 
 
 def as_begun(resolved: Resolved) -> Resolved:
-    """The configuration with what the run in its directory fixed when it began; unchanged where there is no
-    run.
+    """Return the configuration, with the values that the run in its directory fixed when it began; unchanged
+    if the directory has no run.
 
     Raises:
         ConfigError: the directory holds a run of another configuration.
@@ -78,15 +79,16 @@ def as_begun(resolved: Resolved) -> Resolved:
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
-    """The configuration with what a run fixed when it began.
+    """Return the configuration, with the values that a run fixed when it began: fields of `CHOSEN` that the
+    configuration leaves open take their values from the run.
 
     Args:
-        stored: the configuration of that run, resolved for itself.
-        file: where the run's directory has it.
-        is_fork: the configuration is of a fork of that run.
+        stored: the run's own configuration, resolved for itself.
+        file: the file of the run's directory from which `stored` was read.
+        is_fork: `resolved` is the configuration of a fork of that run; False: it continues that run.
 
     Raises:
-        ConfigError: the two differ in what may not change; the message lists the differences.
+        ConfigError: the two differ in settings that may not change; the message lists the differences.
     """
     config, before = known_by_file(resolved.config, file), stored.config
     if not is_fork:
@@ -111,8 +113,8 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
 
 
 def known_by_file(config: Config, file: Path) -> Config:
-    """The configuration with functions and classes that a run was given from Python named by their files
-    (`plugins.same_by_file`).
+    """Return the configuration of a run that was begun from Python, in which a function or class that is
+    named by its file has the name under which the run knows it (`python:Name`; `plugins.same_by_file`).
 
     Args:
         file: the run's own configuration.
@@ -122,10 +124,10 @@ def known_by_file(config: Config, file: Path) -> Config:
 
 
 def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config:
-    """The configuration with the fields that were found while the run was made.
+    """Return the configuration with the values that were chosen or measured while the run was made.
 
     Args:
-        chosen: values by section and field.
+        chosen: the values by section and field.
     """
     for (section, name), value in chosen.items():
         config = _with(config, section, name, value)
@@ -133,7 +135,8 @@ def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config
 
 
 def _with_fixed(config: Config, stored: Config) -> Config:
-    """The configuration with the run's own values of the fields of `CHOSEN` that it leaves open."""
+    """Return the configuration, with the run's own values for those fields of `CHOSEN` that it leaves
+    open."""
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:
             config = _with(config, section, name, _setting(stored, section, name))
@@ -157,8 +160,8 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
 
 
 def _differences(stored: Config, now: Config) -> list[str]:
-    """A line for each field that differs and may not change when a run is continued; a line begins with the
-    field's name and a colon."""
+    """Return a line for each field that differs and may not change when a run is continued. A line begins
+    with the field's name and a colon."""
     is_measured = now.learner.micro_batch_tokens == "auto"
     free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
     lines = _differing(dump(stored), dump(now))
@@ -177,7 +180,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 
 
 def _refused_in_forks(differences: Iterable[str], stored: Config) -> list[str]:
-    """The differences that a fork may not have either."""
+    """Return those of the differences that a fork may not have either."""
     fixed = ["algorithm.name", "sampling.environment"]
     if stored.prompts.epochs:
         fixed.append("algorithm.prompts")
@@ -189,12 +192,12 @@ def _field(line: str) -> str:
 
 
 def _is_any(field: str, names: Iterable[str]) -> bool:
-    """Return whether a field is one of these names, or in a section that is."""
+    """Return whether a field is one of these names, or in a section of one of these names."""
     return any(f"{field}.".startswith(f"{name}.") for name in names)
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """The reason why a field differs that nobody set, and what to do."""
+    """Return why a field differs although nobody set it, and what to do; "" for a field that somebody set."""
     schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
     is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
     if not (difference.startswith("learner.schedule_steps: ") and is_derived):

@@ -1,9 +1,8 @@
-"""Forks: a fork is a new run that begins where another run stood at one of its checkpoints, under settings
-that may not change within a run.
+"""Forks: a fork is a new run that begins with a checkpoint of another run, and may have other settings.
 
-The fork's directory gets the checkpoint, the ledger as it was then, and the rows of metrics up to there; the
-other run is only read. `fork.json` says where the fork came from. It is written first, so the same command
-makes a fork anew whose making was cut off.
+The fork's directory gets the checkpoint, the ledger as it was at that step, and the rows of metrics up to
+that step. The other run is only read. `fork.json`, which is written first, says where the fork came from. So
+if the making of a fork is cut off, the same command makes it again.
 """
 
 import json
@@ -35,8 +34,11 @@ class Origin:
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Record that this directory is a fork of `RUN@STEP`, or of the checkpoint that `RUN` would go on from.
-    Once the fork is made, it no longer needs the other run.
+    """Record that this directory is a fork of a run at a step. Once the fork is made, it no longer needs the
+    other run.
+
+    Args:
+        source: `RUN@STEP`; or `RUN`, for the checkpoint that this run would go on from.
 
     Raises:
         ConfigError: as `find_origin`.
@@ -48,7 +50,12 @@ def begin_fork(source: str, directory: Path) -> None:
 
 
 def find_origin(source: str, directory: Path) -> Origin:
-    """The place where a fork begins, or has begun in its directory. Nothing is written.
+    """Return the place where a fork will begin, or, if its directory has a fork already, has begun. Nothing
+    is written.
+
+    Args:
+        source: as for `begin_fork`.
+        directory: the fork's directory.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or the directory has another run.
@@ -89,29 +96,29 @@ def verify_origin(origin: Origin) -> None:
 
     Raises:
         CheckpointError: the checkpoint does not verify.
-        LedgerError: the run's ledger lacks what the checkpoint says that it holds.
+        LedgerError: the run's ledger lacks something that the checkpoint says it has.
     """
     _checkpoints(origin.run).verify_step(origin.step)
     refuse_lost(origin.run, origin.step)
 
 
 def origin_of(directory: Path) -> Origin:
-    """The origin that `begin_fork` has recorded."""
+    """Return the origin that `begin_fork` has recorded."""
     origin = _read(directory)
     assert origin is not None, "begin_fork comes first"
     return origin
 
 
 def copy_state(directory: Path, *, same_evaluation: bool) -> None:
-    """Fill a fork's directory with the state of the other run at the checkpoint.
+    """Fill a fork's directory with the state that the other run had at the checkpoint.
 
     Args:
-        same_evaluation: the fork evaluates as the other run does. Otherwise the fork forgets the answers and
-            the metrics of the other run's evaluations, and gives up their open questions.
+        same_evaluation: the fork evaluates as the other run does. If it does not, it forgets the answers and
+            metrics of the other run's evaluations, and gives up their open questions.
 
     Raises:
         CheckpointError: the checkpoint does not verify, or was removed meanwhile.
-        LedgerError: the run's ledger lacks what the checkpoint says that it holds.
+        LedgerError: the run's ledger lacks something that the checkpoint says it has.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step
@@ -153,8 +160,8 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Return whether a line of a stream may belong to an earlier row. A damaged line is kept, for the run
-    that goes on with the stream to deal with."""
+    """Return whether a line of a file of rows belongs to a row before `row`. True also for a damaged line,
+    which the fork deals with when it goes on with the file."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):
@@ -166,7 +173,8 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
 
 
 def begins_after(directory: Path) -> int:
-    """The steps that were done when a run began: 0, or those of the run that it is a fork of."""
+    """Return the number of steps that were done when a run began: 0, or, in a fork, the steps of the other
+    run."""
     origin = _read(directory)
     return 0 if origin is None else origin.step
 
