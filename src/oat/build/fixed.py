@@ -197,7 +197,8 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """Return why a field differs although nobody set it, and what to do; "" for a field that somebody set."""
+    """Return why `learner.schedule_steps` differs although nobody set it, and what to do; "" for any other
+    difference."""
     schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
     is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
     if not (difference.startswith("learner.schedule_steps: ") and is_derived):

@@ -1,7 +1,8 @@
-"""Settings that are given as Python objects: the tree that a file could have in their place, the names of
-functions and classes, and the model and records that become files of the run.
+"""Settings that are given as Python objects. The tree of settings gets plain values in their place: names of
+functions and classes, and paths of the files that models and records become.
 
-A run is continued by the same lines, so what was given is kept in its directory, or known by its name.
+A run is continued by the same lines of Python. So models and records are kept in its directory, and functions
+and classes are known by their names.
 """
 
 import filecmp
@@ -29,18 +30,18 @@ _FILES = (
     ("evaluation", "path", "evaluation.jsonl"),
     ("evaluation", "pairs", "pairs.jsonl"),
 )
-"""The section and the field of each object that becomes a file, and the name of the file."""
+"""For each object that becomes a file: the section and the field of the object, and the name of the file."""
 
 
 class Given:
-    """The objects of one configuration.
+    """The Python objects of one configuration.
 
     Args:
-        run_dir: of the run, as it was given.
-        tokenizer: of a model that is given as an object.
+        run_dir: the run directory, as the user gave it.
+        tokenizer: the tokenizer of a model that is given as an object.
 
     Attributes:
-        named: functions, classes and oracles by the names under which the configuration has them.
+        named: functions, classes and oracles by the names that the configuration has for them.
     """
 
     def __init__(self, run_dir: Path, tokenizer: Any):
@@ -50,20 +51,22 @@ class Given:
         self._tokenizer = tokenizer
 
     def take_files(self, tree: Tree) -> None:
-        """Put, in place of each model and all records in a tree, the path of the file that they will be.
+        """Replace each model and all records in a tree by the path of the file to which `write` will write
+        them.
 
         Raises:
-            ConfigError, DataError: nothing can be made of an object.
+            ConfigError, DataError: an object cannot become a file.
         """
         for section, field, file in _FILES:
             if isinstance(tree.get(section), Mapping):
                 self._take_file(tree[section], field, file)
 
     def plain(self, value: Any, place: tuple[str, ...] = ()) -> Any:
-        """A tree as a file could have it; functions, classes and oracles by name.
+        """Return a value as a configuration file could have it: functions, classes and oracles by name, paths
+        as text, numbers of numpy and torch as plain numbers.
 
         Args:
-            place: where the value stands, by section and field.
+            place: the path of the value in the tree: section and fields.
 
         Raises:
             ConfigError: two objects have one name.
@@ -87,14 +90,14 @@ class Given:
         return f"python:{name}"
 
     def write(self, *, is_checked: bool) -> None:
-        """Write model and records into the run's directory; those of an attempt that never became a run are
-        written anew.
+        """Write model and records to the run's directory. Files of an attempt that never became a run are
+        replaced.
 
         Args:
             is_checked: as for `_write_records`.
 
         Raises:
-            ConfigError: the run exists, and was begun with others.
+            ConfigError: the run exists and was begun with another model or other records.
             DataError: a record cannot be written.
         """
         is_begun = (seen(self._run_dir) / "config.yaml").exists()
@@ -153,9 +156,10 @@ class Given:
 
 
 def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Mapping[str, Any]) -> Tree:
-    """The tree of a configuration; each argument is a section, or its main field alone.
+    """Return the tree of a configuration.
 
     Args:
+        model, oracle, prompts, algorithm: each a section, or only the main field of the section.
         sections: every other section and field.
     """
     tree = {
@@ -181,8 +185,8 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
 
 
 def merged(before: Any, changes: Any) -> Any:
-    """A section with some fields changed. A section that names another part replaces the old one, and records
-    of another path have splits of their own."""
+    """Return a section with some fields changed. Changes that name another part replace the whole section.
+    Changes that set another `path` drop the old `split`."""
     if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
         "name", before.get("name")
     ) != before.get("name"):
@@ -194,12 +198,12 @@ def merged(before: Any, changes: Any) -> Any:
 
 
 def name_of(given: Any) -> str:
-    """The name of a function, a class, or an object's class."""
+    """Return the name of a function or a class; for any other object the name of its class."""
     return str(getattr(given, "__name__", type(given).__name__)).strip("<>")
 
 
 def places(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every section and field of a tree."""
+    """Yield the path of every section and field of a tree."""
     for name, value in tree.items():
         yield (*above, name)
         if isinstance(value, Mapping):
@@ -207,14 +211,14 @@ def places(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _section(given: Any, field: str) -> Tree:
-    """A section as a dict. An object that is given alone, also records by split, is the section's main
-    field."""
+    """Return a section as a dict. An object that is no section, such as a function or a dict of records by
+    split, becomes the section's main field."""
     is_section = isinstance(given, Mapping) and (field in given or field == "name")
     return dict(given) if is_section else {field: given}
 
 
 def _mixed(section: Tree) -> Tree:
-    """The section of an oracle; a list of oracles becomes the section of their mixture."""
+    """Return the section of an oracle. A list of oracles becomes the section of a mixture of them."""
     if not isinstance(section["name"], list | tuple):
         return section
     sources = [_section(each, "name") for each in section["name"]]
@@ -240,7 +244,12 @@ def _of_split(path: Mapping[str, Any], section: Tree) -> Any:
 
 
 def _check_sources(path: Iterable[Any], where: str) -> None:
-    """Refuse a list of texts that names no sources: prompts are given as records."""
+    """Refuse a list with a text that names no source, such as a list of prompts: prompts are given as
+    records.
+
+    Raises:
+        DataError: a text names neither a file nor a dataset nor a function.
+    """
     unknown = next((entry for entry in path if isinstance(entry, str) and not is_named(entry)), None)
     if unknown is not None:
         raise DataError(
@@ -254,8 +263,11 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
     """Write records as JSON lines.
 
     Args:
-        is_checked: a record that no run could read is refused here, where the user knows it; otherwise it is
-            left to the reader, which counts such records.
+        is_checked: refuse here, where the message can name the user's argument, a record that no run could
+            read. False: such records are left to the reader, which counts them.
+
+    Raises:
+        DataError: a record cannot be written, or is refused.
     """
     records = given() if callable(given) else given
     if hasattr(records, "with_format"):  # a dataset that may give tensors

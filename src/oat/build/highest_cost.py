@@ -1,9 +1,9 @@
-"""The most that a question, a step and the run can cost, held against the budget before anything is sampled.
+"""The highest cost of a question, of a step and of the run, compared with the budget before anything is
+sampled.
 
-The oracle states the price (`price`) of questions about prompts of the run with the longest responses that
-there can be: as many tokens as `sampling.max_new_tokens` allows, each one that makes a long text. Recorded
-responses are taken as they are. Where there are many prompts, the dearest of 1,024 that are spread over the
-data count.
+The oracle prices (`price`) questions about prompts of the run with the longest possible responses: as many
+tokens as `sampling.max_new_tokens` allows, all of them tokens with long texts. Recorded responses are priced
+as they are. If a run has more than 1,024 prompts, only 1,024 of them, spread over the data, are priced.
 """
 
 from collections.abc import Iterator
@@ -21,18 +21,19 @@ from oat.types import Key, Price, Prompt, Question
 from oat.types.budget import Budget
 
 _PROMPTS = 1024
-"""Prompts whose questions are priced with empty responses."""
+"""Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""The dearest of them in each unit, whose questions are priced with the longest responses."""
+"""Number of prompts, the most expensive ones in each unit, that are then priced with the longest
+responses."""
 _TOKENS = 512
-"""Tokens with the longest names, whose texts are looked at."""
+"""Number of tokens, those with the longest names, whose texts are compared."""
 _LONGEST = 3
-"""Tokens that make the longest texts by each measure."""
+"""Number of tokens that are taken for each measure of the length of a text."""
 _UNITS = ("queries", "tokens", "cost")
 
 
 def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
-    """The most that a question of training can cost, in each unit by itself; no cost where nobody is asked.
+    """Return the highest cost of a question of training, in each unit by itself; zero if no oracle is asked.
 
     Raises:
         OracleError: the oracle's `price` fails, or returns no price.
@@ -69,13 +70,13 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
 def lines_of_costs(
     resolved: Resolved, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
 ) -> Iterator[str]:
-    """The most that a question, a step and all steps that are left can cost, as a line for `oat check`; no
-    line where the oracle states no price.
+    """Yield a line for `oat check`: the highest cost of a question, of a step and of all steps that are left.
+    No line if the oracle states no price.
 
     Args:
-        one: the cost of a question, by `dearest_question`.
-        questions: questions of a step.
-        steps: steps that are left; None: until a budget ends the run.
+        one: the highest cost of a question, by `dearest_question`.
+        questions: number of questions of a step.
+        steps: number of steps that are left; None: the run goes on until a budget ends it.
     """
     _, oracle = run_inputs.training_oracle
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
@@ -89,14 +90,15 @@ def lines_of_costs(
 
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
-    """Hold the budget of training against the most that a question, and a step, can cost. A run that is begun
-    is only warned.
+    """Compare the budget of training with the highest cost of a question, and of a step. Warn if the budget
+    may not pay for a step.
 
     Args:
-        one: the cost of a question, by `dearest_question`.
+        one: the highest cost of a question, by `dearest_question`.
+        is_begun: the run has begun, so it is warned instead of refused.
 
     Raises:
-        ConfigError: the budget may not allow a single question.
+        ConfigError: the budget may not pay for a single question.
     """
     budget, questions = resolved.budgets["train"], resolved.plan.questions
     alone = {
@@ -133,8 +135,8 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:
-    """The texts of responses that repeat one token `size` times, for the tokens with the longest texts by one
-    measure or another: characters, bytes, or characters of the escaped text."""
+    """Return texts of responses that repeat one token `size` times. The tokens are those with the longest
+    texts, measured in characters, in bytes, and in characters of the escaped text."""
     tokens: dict[str, int] = renderer.tokenizer.get_vocab()
     longest = sorted(
         (id for id in tokens.values() if id not in renderer.stop_ids),
@@ -181,7 +183,7 @@ def _times(price: Price, count: int) -> Price:
 
 
 def _whole(budget: Budget) -> Price:
-    """The limits of a budget as a price; 0 where there is no limit."""
+    """Return the limits of a budget as a price, with 0 for a unit without a limit."""
     return Price(budget.queries or 0, budget.tokens or 0, budget.cost or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The model that a run has learned, as one of its checkpoints holds it."""
+"""The model that a run has learned, loaded from one of its checkpoints."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -31,7 +31,7 @@ class Learned:
     Attributes:
         name: "policy" or "reward".
         step: the checkpoint's step.
-        lm: the language model; an adapter, if there is one, is not merged into its weights.
+        lm: the language model; if it has an adapter, the adapter is not merged into the weights.
         model: `lm` itself, or the reward model on it.
     """
 
@@ -58,7 +58,7 @@ def run_config(run_dir: Path) -> Config:
 
 
 def about_run(run_dir: Path) -> About:
-    """Read the settings of a run that its reports name.
+    """Read those settings of a run that reports name.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -72,12 +72,13 @@ def policy_weights(
     """Read a checkpoint.
 
     Args:
-        which: the step of the checkpoint; "best": the one whose row has the highest `checkpoint.best_metric`;
-            None: the newest.
+        which: the step of the checkpoint; "best": the checkpoint whose row has the highest
+            `checkpoint.best_metric`; None: the newest.
 
     Returns:
-        Its step; the weights of the run's main model (the policy, or else the reward model) by parameter
-        name; all its tensors; its state.
+        The checkpoint's step; the weights of the run's main model (the policy if it was saved, else the
+            reward
+        model) by parameter name; all tensors of the checkpoint; its state.
 
     Raises:
         CheckpointError: the run has no usable checkpoint yet, or not this one.
@@ -113,9 +114,9 @@ def weights_prefix(model: str) -> str:
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Load the newest checkpoint of another run of the same model: its main model (the policy, or else the
-    reward model) into this run's learner, and the weights of its slots into this run's slots. Return the
-    checkpoint's step.
+    """Load the newest checkpoint of another run of the same model into this run: its main model (the policy
+    if it was saved, else the reward model) into the learner, and its slots' weights into the slots. Return
+    the checkpoint's step.
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.

@@ -1,4 +1,4 @@
-"""The learner of a run, and the ensemble's parts."""
+"""Building of the learner of a run, and of the parts that an ensemble needs."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,8 @@ from oat.types import ENSEMBLE
 
 
 class EnsembleParts(NamedTuple):
-    """The parts of a run that an ensemble has: its objective, the learner's model, and the actor's copy."""
+    """The parts of a run that an ensemble needs: its objective, the learner's model, and the actor's copy of
+    it."""
 
     objective: EnsembleLearning
     model: Ensemble
@@ -41,10 +42,11 @@ def make_learner(
     ensemble: EnsembleParts | None,
     keep: Path | None = None,
 ) -> Learner:
-    """The learner of a run.
+    """Make the learner of a run.
 
     Args:
-        keep: folder for the batch that stops it; None: no batch is kept.
+        keep: folder to which the batch is written that ends the run because a number is not finite; None: no
+            batch is kept.
 
     Raises:
         ConfigError: not even one row fits into `compute.memory_gb`.
@@ -96,7 +98,7 @@ def make_learner(
 
 
 def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
-    """AdamW for one of the models; the critic may have a rate of its own."""
+    """Return the settings of AdamW for one of the models. The critic may have its own learning rate."""
     rate = c.learning_rate
     if model == "critic" and c.critic_learning_rate is not None:
         rate = c.critic_learning_rate
@@ -112,7 +114,7 @@ def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
 
 
 def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
-    """Adam at a constant rate, as in the code of the ensemble's sources."""
+    """Return the settings of Adam at a constant learning rate, as in the code of the ensemble's sources."""
     norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
     return OptimiserSettings(
         config.learning_rate,
@@ -125,7 +127,7 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
 
 
 def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
-    """The ensemble's objective, the learner's ensemble, and the actor's copy of it; None where the explorer
+    """Make the ensemble's objective, the learner's ensemble, and the actor's copy of it; None if the explorer
     needs no ensemble.
 
     Raises:

@@ -1,5 +1,5 @@
-"""Refusal of runs that do not fit into memory, before they begin, and the table of
-`oat check CONFIG --memory`."""
+"""Refusal of runs that do not fit into memory, before they begin, and the table of `oat check CONFIG
+--memory`."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,24 +20,27 @@ from oat.learner.limits import GB
 from oat.seeds import Seeds
 
 SURE = 0.85
-"""A run takes at least this share of an estimate."""
+"""Share of an estimate that a run takes at least."""
 TOGETHER = "all of these together"
 _COPIES = 20
-"""More copies of the weights than a run has."""
+"""Number of copies of the weights, more than any run has."""
 _SAVED = 16
-"""More copies of what goes into and comes out of every matrix than a pass keeps."""
+"""Number of copies of the inputs and outputs of all matrices, more than any pass keeps."""
 
 
 def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:
-    """Hold the estimate against `compute.memory_gb`, or against the memory that is free. A small run is not
-    even estimated.
+    """Compare the estimate with `compute.memory_gb`, or with the memory that is free. A run that is certainly
+    small enough is not estimated.
+
+    Args:
+        policy: the outline of the policy.
 
     Returns:
-        A sentence for people: what the run needs, as far as that is known, and what there is.
+        A sentence for people: how much memory the run needs, if that is known, and how much there is.
 
     Raises:
-        ConfigError: it clearly does not fit; says which settings would make it fit, and how to go on all the
-            same.
+        ConfigError: the run clearly does not fit. The message says which settings would make it fit, and how
+            to start it nevertheless.
     """
     config = resolved.config
     given = config.compute.memory_gb
@@ -64,11 +67,14 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
 
 
 def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> None:
-    """Hold the longest sequence that is sampled against `engine.cache_gb`. Of an episode it is the first
-    turn.
+    """Compare the longest sequence that is sampled with `engine.cache_gb`. Of an episode only the first turn
+    is compared.
+
+    Args:
+        policy: the outline of the policy.
 
     Raises:
-        EngineError: as the engine, when it is asked for such a sequence.
+        EngineError: the sequence does not fit, as the engine would say when it is asked for it.
     """
     config, options = resolved.config, resolved.engine
     prompts = [
@@ -89,7 +95,7 @@ def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutlin
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
-    """The estimate as a table."""
+    """Return the lines of the estimate's table."""
     found = estimate(resolved, lengths)
     lines = ["memory of tensors, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
     for title, sizes in (("held", found.parts), ("most at once", found.phases)):
@@ -98,8 +104,8 @@ def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
 
 
 def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
-    """More bytes than a run takes, from the shapes of its matrices; found at once, and many times too
-    much."""
+    """Return a number of bytes that is larger than a run can need, often many times larger. It follows at
+    once from the shapes of the matrices."""
     config, plan = resolved.config, resolved.plan
     engine = resolved.engine
     weights, a_token = policy.weights, policy.a_token
@@ -118,7 +124,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
 
 
 def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -> str:
-    """The settings with which the run would fit, if there are any."""
+    """Return the settings with which the run would fit, in words, or say that there are none."""
     peaks: dict[str, int] = {}
     fits: list[str] = []
     for changes, smaller in _smaller(resolved.config, lengths, found.part):
@@ -134,7 +140,8 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
-    """The run with less alive in that part of a step, with what is changed; then with all of it changed."""
+    """Yield configurations that need less memory in a part of a step, each with its changes in words. The
+    last one has all of these changes."""
     learner = config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config

@@ -1,4 +1,4 @@
-"""The language models of a run: their names, their precisions and their devices."""
+"""Loading of the language models of a run: which models it has, in which precision, and on which device."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -18,14 +18,15 @@ from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
 
 HALF = {"bfloat16": torch.bfloat16}
-"""Precisions in which the engine has weights of its own (`engine.dtype`)."""
+"""The values of `engine.dtype` with which the engine has weights of its own, and torch's names of these
+precisions."""
 
 
 def device_of(profile: str) -> torch.device:
-    """The device of the models under a compute profile.
+    """Return the device of the models under a compute profile.
 
     Raises:
-        ConfigError: torch finds no CUDA device.
+        ConfigError: the profile is "gpu", and torch finds no CUDA device.
     """
     if profile == "gpu" and not torch.cuda.is_available():
         raise ConfigError(
@@ -36,7 +37,7 @@ def device_of(profile: str) -> torch.device:
 
 
 def device_notes(profile: str) -> tuple[str, ...]:
-    """Sentences for people about the device."""
+    """Return sentences for people about the device."""
     if profile == "cpu" and torch.cuda.is_available():
         return (
             "this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu "
@@ -48,13 +49,13 @@ def device_notes(profile: str) -> tuple[str, ...]:
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """The learner's models by name: the policy and, as far as they are needed, the reference and the
-    backbones of critic and reward model. With an adapter they share the frozen weights, and the reference is
-    the policy with the adapter off.
+    """Load the learner's models, by name: the policy; and, if needed, the reference and the backbones of
+    critic and reward model. With an adapter these share the policy's frozen weights, unless the reference is
+    another model.
 
     Args:
         needs: names of the models that are needed beside the policy.
-        load: loads each of them.
+        load: loads one model.
 
     Raises:
         ConfigError, ModelError: as `device_of` and `load_model`.
@@ -73,22 +74,22 @@ def load_models(
 
 
 def load_policy(resolved: Resolved) -> CausalLM:
-    """The policy's start, on the CPU."""
+    """Load the policy's start on the CPU."""
     return load_model(resolved.config.model)
 
 
 def load_slots(
     resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """The engine's models by slot. They share the learner's tensors wherever neither version nor precision
-    can differ.
+    """Load the engine's models, by slot. A slot shares the tensors of the learner's model if the two never
+    differ in version or precision.
 
     Args:
         lms: the learner's models.
-        load: loads those that cannot share.
+        load: loads a model that is not shared.
 
     Raises:
-        ModelError: a tensor stays in float32 when its model is loaded in `engine.dtype`.
+        ModelError: a tensor stays in float32 although its model is loaded in `engine.dtype`.
     """
     config, dtype = resolved.config, resolved.engine.dtype
     policy = lms["policy"]
@@ -115,7 +116,8 @@ def load_slots(
 
 
 def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
-    """The precision of weights that are not kept in the learner's, by slot.
+    """Return the precision of each slot's weights; empty if the slots have the precision of the learner's
+    weights.
 
     Args:
         dtype: `engine.dtype`.
@@ -124,10 +126,14 @@ def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
 
 
 def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
-    """Refuse a tokenizer that is not the model's, as far as the numbers of ids can tell.
+    """Refuse a tokenizer that is not the model's, as far as the numbers of ids show it.
+
+    Args:
+        path: the model's path, for messages.
 
     Raises:
-        ModelError: as `check_vocabulary`, or no id that the model ends a text with is a token.
+        ModelError: as `check_vocabulary`; or the tokenizer has none of the ids with which the model ends a
+            text.
     """
     check_vocabulary(renderer.tokenizer, lm.vocab_rows, f"the tokenizer of {path}")
     if lm.eos_ids and not any(id < renderer.num_tokens for id in lm.eos_ids):
@@ -138,12 +144,12 @@ def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
 
 
 def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
-    """Refuse a reference that cannot read the ids that the policy writes. A reference without a tokenizer is
-    believed.
+    """Refuse a reference that cannot read the ids that the policy writes. If no tokenizer can be loaded for
+    the reference, only the number of its rows is checked, not its ids.
 
     Raises:
-        ModelError: it has fewer rows than the policy's tokenizer has tokens, or far more
-            (`check_vocabulary`), or its tokenizer gives them other ids.
+        ModelError: the reference has fewer rows than the policy's tokenizer has tokens, or far more
+            (`check_vocabulary`), or its tokenizer gives tokens other ids.
     """
     if renderer.num_tokens > reference.vocab_rows:
         raise ModelError(
@@ -166,8 +172,8 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
 
 
 def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
-    """The reference: the policy with its adapter off; another adapter beside the policy's weights, frozen or
-    following; or a model of its own."""
+    """Load the reference. It is the policy with its adapter off; or a second adapter, frozen or following,
+    beside the policy's weights; or a model with weights of its own."""
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
@@ -188,8 +194,8 @@ def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) 
 
 
 def has_own_reference(model: ModelConfig) -> bool:
-    """Return whether a reference has weights of its own, rather than sharing those that the policy's adapter
-    leaves as they are."""
+    """Return whether a reference has weights of its own, instead of sharing the weights that are frozen
+    beside the policy's adapter."""
     return model.lora is None or not (
         model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
     )
@@ -204,7 +210,13 @@ def _another(
     *,
     field: str = "model.adapter",
 ) -> CausalLM:
-    """A second copy of the policy's start; with an adapter of its own, beside the same frozen weights."""
+    """Load a second copy of the policy's start. With an adapter, only the adapter is a copy; the frozen
+    weights are shared with the policy.
+
+    Args:
+        name: the copy's name, as an address of its random numbers.
+        field: the setting that errors name.
+    """
     lm = load(config.model, seeds.key("init", name), policy.device, field=field)
     if config.model.lora is not None:
         share_base(lm, policy)
