@@ -1,4 +1,4 @@
-"""A run opened in its directory: a new run, the one that stands there, or a fork of another."""
+"""Opening of a run in its directory: a new run, the run that the directory has, or a fork of another run."""
 
 import datetime
 import tempfile
@@ -46,23 +46,25 @@ def open_run(
     accept_changed: Collection[str] = (),
     interruption: Interruption | None = None,
 ) -> Iterator[Run]:
-    """The run of a configuration: a new one, or the one that stands in its directory. The directory belongs
-    to this process until the end.
+    """Open the run of a configuration: the run that its directory has, or else a new one. Until the context
+    ends, the directory is locked for this process.
 
     Args:
         resolved: used for this run alone.
-        source: "RUN@STEP" or "RUN": a new run begins where that one stood at its checkpoint, by default the
-            newest. Where the directory has the fork already, it is continued.
-        accept_changed: the things, out of `fingerprints.CHANGEABLE`, with which the run goes on though they
+        source: "RUN@STEP" or "RUN": a new run begins with this checkpoint of that run, by default its newest.
+            If the directory already has the fork, the fork is continued.
+        accept_changed: names from `fingerprints.CHANGEABLE`: inputs with which the run goes on although they
             have changed.
-        interruption: how the run is asked to end; a signal that it hears ends the start at once.
+        interruption: the way in which signals end the run; before the run is made, a signal ends the start at
+            once.
 
     Raises:
         Interrupted: a signal came before the run was made.
         ConfigError: another process works in the directory, or it holds a run of another configuration; the
             message lists the differences.
-        LedgerError: its ledger lacks what its newest checkpoint, or its last row, says that it holds.
-        OatError: the model, its text, the data or a reward file is not what the run began with.
+        LedgerError: the run's ledger lacks something that its newest checkpoint, or its last row, says it
+            has.
+        OatError: the model, its text, the data or a reward file is not the one with which the run began.
     """
     unknown = [name for name in accept_changed if name not in CHANGEABLE]
     if unknown:
@@ -92,8 +94,8 @@ def open_run(
 
 
 def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:
-    """The configuration that `oat train` would run, with what the run in its directory has fixed; and where
-    it begins as a fork, if it does. Everything is left as it is.
+    """Return the configuration that `oat train` would run, with the values that the run in its directory has
+    fixed; and, if it begins as a fork, the origin of the fork. Nothing is changed.
 
     Args:
         source: as for `open_run`.
@@ -128,16 +130,16 @@ def refuse_changes(
     accept_changed: Collection[str],
     step: int | None = None,
 ) -> None:
-    """Hold data and oracles against those of the run's earlier processes; a change of held-out data is only
-    warned of.
+    """Compare data and oracles with those of the run's earlier processes. A change of held-out data only
+    gives a warning.
 
     Args:
-        ledger: of the run, or of the one that it will be a fork of.
-        step: at which it will be a fork; None: the run itself.
+        ledger: the ledger of the run, or, for a fork, of the run that is forked.
+        step: for a fork, the step at which it begins; None: the run is no fork, or is made already.
 
     Raises:
-        DataError: the prompts are others.
-        ConfigError: a reward file, or a reward model, has changed, and that is not accepted.
+        DataError: the prompts have changed.
+        ConfigError: a reward file, or a reward model, has changed, and the change is not accepted.
     """
     with resolved.blame("prompts.path"):
         run_inputs.prompts.refuse_others((run_inputs.known or {}).get("prompts", []))
@@ -149,7 +151,7 @@ def refuse_changes(
 
 @contextmanager
 def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
-    """The run of a configuration made without weights, in a folder of its own; it cannot be begun.
+    """Make the run of a configuration without weights, in a temporary folder. Such a run cannot be started.
 
     Raises:
         OatError: as `build`.
@@ -204,9 +206,13 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
 
 
 def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tuple[Resolved, Resolved | None]:
-    """The configuration with what the run in this directory, or the one that it is a fork of, fixed when it
-    began, and with today's date where a template reads it; and the configuration of that run, if there is
-    one, resolved for itself."""
+    """Return the configuration with the values that the run in this directory fixed when it began, or, for a
+    fork, those of the run that is forked; with today's date if a template reads the date. Return also that
+    run's own configuration, resolved for itself; None if there is no such run.
+
+    Args:
+        origin: the origin of a fork that is still to be made; None: no fork is to be made.
+    """
     file = directory / "config.yaml"
     stored: Resolved | None = None
     try:
@@ -224,7 +230,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
-    """Refuse a configuration that is wrong whatever its directory holds."""
+    """Refuse a configuration that is wrong whatever run its directory has."""
     run_inputs = gather_inputs(resolved)
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):
@@ -232,7 +238,8 @@ def _refuse_mistakes(resolved: Resolved) -> None:
 
 
 def _dated(resolved: Resolved) -> Resolved:
-    """The configuration with today's date, where the template reads one and `render.date` is open."""
+    """Return the configuration, with today's date if the template reads the date and `render.date` is
+    open."""
     config = resolved.config
     if config.render.template is None or config.render.date is not None:
         return resolved

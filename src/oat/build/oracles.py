@@ -1,4 +1,4 @@
-"""The oracles that a run asks, and whether its budgets and deadlines can be kept with them."""
+"""Making of the oracles that a run asks, and checks that its budgets and deadlines can be kept with them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +15,20 @@ from oat.types import Kind
 from oat.types.budget import Budget
 
 Addressed = tuple[str, Oracle]
-"""An oracle with its address, by which the ledger knows it."""
+"""The address of an oracle, under which it is in the ledger; and the oracle."""
 
 
 def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
-    """The oracle that training asks; and the oracle that the configuration names, from whose scores the first
-    one may make preferences.
+    """Make the oracle that training asks.
+
+    Returns:
+        The oracle with its address; and the oracle that the configuration names. They differ if the algorithm
+        learns from comparisons and the named oracle gives scores: then the first makes preferences of the
+            scores.
 
     Raises:
-        ConfigError: it cannot be made, does not give the feedback that the algorithm learns from, or cannot
-            be asked within the budget or the deadline.
+        ConfigError: the oracle cannot be made, does not give the feedback that the algorithm learns from, or
+            cannot be asked within the budget or the deadline.
     """
     config, kind = resolved.config, resolved.requires.feedback
     name = config.oracle.name
@@ -48,13 +52,13 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
 
 
 def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
-    """The oracles that evaluations ask, by the purpose of the questions.
+    """Make the oracles that evaluations ask, by the purpose of the questions.
 
-    Two sections with one name and equal options are one oracle. With other options, the purpose is part of
-    the address.
+    Two sections with one name and equal options get the same oracle. If the options differ, the address of
+    the later one is extended by its purpose.
 
     Args:
-        trained: the oracle of the section `oracle`.
+        trained: the oracle that the section `oracle` names.
 
     Raises:
         ConfigError: an oracle cannot be made, gives scores that mean nothing by themselves, or cannot be
@@ -96,8 +100,9 @@ def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) ->
 
 
 def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> None:
-    """Refuse a budget in tokens or money that cannot be kept, since the oracle states no price; tell the
-    oracle of a budget that can."""
+    """Refuse a budget in tokens that cannot be kept because the oracle states no price, and one in money
+    because it does not know costs. If there is such a budget and it can be kept, tell the oracle that a
+    budget binds it."""
     if not oracle.names_price and (budget.tokens is not None or budget.cost is not None):
         field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
         raise ConfigError(
@@ -114,7 +119,8 @@ def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> Non
 
 
 def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
-    """Refuse a deadline at which questions would be given up before an outage is known to be one."""
+    """Refuse a deadline that is not longer than `max_outage_s` of the oracle: questions would be given up
+    before an outage is long enough to end the run."""
     outage_s, deadline_s = oracle.max_outage_s, config.oracle.deadline_s
     if outage_s is not None and deadline_s <= outage_s:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The outline of the policy: its sizes, for what is checked before weights are loaded.
+"""The outline of the policy: its sizes, which are checked before weights are loaded.
 
-The checks get numbers alone: a model without weights that stayed alive would be state of the run that no
-checkpoint can hold.
+The checks get only numbers. A model without weights that stayed alive would be state of the run that no
+checkpoint has.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from oat.models.causal_lm import CausalLM
 
 @dataclass(frozen=True)
 class ModelOutline:
-    """The sizes of a language model, which are known without its weights.
+    """The sizes of a language model, which follow from its configuration.
 
     Attributes:
-        device: where it will be.
-        weights: numbers in all its matrices.
-        a_token: numbers that go into and come out of the matrices for one token.
-        heads: attention heads of all layers.
-        keys: numbers in the keys and values of one token, of all layers.
-        context_length: most tokens of a sequence; None: no limit.
+        device: the device to which the model will be loaded.
+        weights: number of weights in all its matrices and vectors.
+        a_token: for one token, the number of values that go into and come out of all matrices.
+        heads: number of attention heads in all layers together.
+        keys: for one token, the number of values in the keys and values of all layers.
+        context_length: largest number of tokens in a sequence; None: no limit.
     """
 
     device: torch.device
@@ -36,22 +36,22 @@ class ModelOutline:
     context_length: int | None
 
     def page_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of a page of the engine's cache.
+        """Return the bytes of a page of the engine's cache.
 
         Args:
-            dtype: of the engine's weights.
+            dtype: precision of the engine's weights.
         """
         return PAGE * self.keys * cache_dtype_on(self.device, dtype).itemsize
 
 
 def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
-    """The outline of a model; quickest for one without weights (`oat.models.outline`).
+    """Return the outline of a model. This is fastest for a model without weights (`oat.models.outline`).
 
     Args:
         profile: `compute.profile`, under which the model will be loaded.
 
     Raises:
-        ModelError: its attention takes no layout.
+        ModelError: the model's attention takes no layout.
         ConfigError: as `device_of`.
     """
     sizes = [parameter.shape for parameter in lm.module.parameters()]
@@ -67,7 +67,7 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
 
 
 def keys_of(lm: CausalLM) -> int:
-    """Count the numbers in the keys and values of one token, of all layers, by a pass over it.
+    """Count, by a forward pass over one token, the values in the token's keys and values of all layers.
 
     Raises:
         ModelError: as `outline_of`.
@@ -80,7 +80,7 @@ def keys_of(lm: CausalLM) -> int:
 
 
 class _Keys:
-    """A layout that only counts the numbers in the keys and values of a pass."""
+    """A layout that attends to nothing and counts the values in the keys and values of a pass."""
 
     def __init__(self) -> None:
         self.numbers = 0

@@ -1,4 +1,5 @@
-"""The parts that a configuration names: their classes, their settings, and what they may know of the run."""
+"""The parts that a configuration names: their classes, their settings, and the facts of the run that they
+get."""
 
 import dataclasses
 import re
@@ -29,7 +30,7 @@ class NoOptions:
 
 
 def find_part(config: Config, section: str, origins: Origins) -> Any:
-    """The class of the part that a section names: ours by name, or a user's by its path.
+    """Return the class of the part that a section names: one of ours by its name, or a user's by its path.
 
     Raises:
         ConfigError: there is no such part, or it cannot be loaded.
@@ -54,7 +55,10 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
 
 
 def with_options(config: Config, section: str, part: Any, origins: Origins) -> Component:
-    """The section with every setting of its part, checked by the part's `Config`.
+    """Return the section with every setting of its part, checked by the part's `Config`.
+
+    Args:
+        part: the class of the section's part.
 
     Raises:
         ConfigError: the part has no such setting, or refuses its value.
@@ -76,14 +80,14 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
 
 
 def settings_of(config: Config, section: str) -> Any:
-    """The settings of a section's part, as an instance of its `Config`."""
+    """Return the settings of a section's part, as an instance of its `Config`."""
     component: Component = getattr(config, section)
     cls = getattr(find_part(config, section, {}), "Config", NoOptions)
     return convert(cls, component.options, (section,), {})
 
 
 def run_facts(config: Config) -> RunFacts:
-    """The facts of a run that its parts may know."""
+    """Return the facts of a run that its parts get."""
     return RunFacts(
         profile=config.compute.profile,
         max_new_tokens=config.sampling.max_new_tokens,
@@ -95,10 +99,15 @@ def run_facts(config: Config) -> RunFacts:
 
 
 def part_defaults(config: Config, section: str, settings: Any, origins: Origins) -> Mapping[str, Derived]:
-    """The settings of a part that follow from the run around it.
+    """Return, by name, those settings of a section's part that follow from the run around it; none if the
+    part has no `defaults`.
+
+    Args:
+        settings: the part's settings, as an instance of its `Config`.
 
     Raises:
-        ConfigError: as the part's `defaults`, with the place of the setting that its message names first.
+        ConfigError: the part's `defaults` failed. The message begins with the place of the first setting that
+            the error names, or of the section if it names none.
     """
     part = find_part(config, section, origins)
     if not hasattr(part, "defaults"):
@@ -114,7 +123,7 @@ def part_defaults(config: Config, section: str, settings: Any, origins: Origins)
 
 
 def part_checks(config: Config) -> list[Check]:
-    """The checks that the parts of a configuration make of settings.
+    """Return the checks of settings that the parts of a configuration make.
 
     Raises:
         ConfigError: a user's part fails.
@@ -129,6 +138,6 @@ def part_checks(config: Config) -> list[Check]:
 
 
 def _calling(config: Config, section: str, function: str) -> AbstractContextManager[None]:
-    """Guard a call of a part, which may be a user's."""
+    """Guard a call of a function of a part, which may be a user's."""
     name = getattr(config, section).name
     return guarded(name, lambda what: ConfigError(f"`{function}` of {name} {what}; repair it"))

@@ -1,4 +1,4 @@
-"""The places of a run for `oat check`: where each box works, in which precision, and what lies on disk."""
+"""The places of a run for `oat check`: the device and precision of each box, and the files on disk."""
 
 from pathlib import Path
 
@@ -21,16 +21,17 @@ _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
 def stored_step(resolved: Resolved) -> int | None:
-    """The step of the checkpoint that the run in the directory goes on from."""
+    """Return the step of the checkpoint from which the run in the directory goes on; None if it has none."""
     directory = seen(resolved.config.run_dir)
     return Checkpoints(directory / "checkpoints", every=1, keep_last=1).next_loaded
 
 
 def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None, last: int | None) -> Lines:
-    """
+    """Yield how many checkpoints are kept and how large they are, and where the run begins or goes on.
+
     Args:
-        origin: of a fork.
-        last: steps of the run.
+        origin: the origin of a fork that is still to be made; None: no fork is to be made.
+        last: number of steps of the run; None: no limit.
     """
     config, c = resolved.config, resolved.config.checkpoint
     sizes = {
@@ -52,7 +53,7 @@ def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None
 
 
 def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> Lines:
-    """The place and the precision of each box."""
+    """Yield the device and the precision of each box."""
     config = resolved.config
     device = "a CUDA device" if config.compute.profile == "gpu" else "the CPU"
     engine, c = resolved.engine, config.learner
@@ -96,18 +97,18 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
 
 
 def default_lines(resolved: Resolved) -> Lines:
-    """Settings that follow from others."""
+    """Yield the settings that follow from other settings."""
     for number, line in enumerate(derived(resolved)):
         yield "" if number else "by default", line
 
 
 def sink_lines(resolved: Resolved) -> Lines:
-    """The sinks that get the rows too."""
+    """Yield the sinks that get the rows of metrics too."""
     if named := told_of(resolved.config.tracking):
         yield "sinks", Hider({}).text(", ".join(named))
 
 
 def _size(count: int) -> str:
-    """Bytes for people."""
+    """Return a number of bytes in words, in a unit that suits it."""
     unit = next(unit for unit in _UNITS if count >= unit[0])
     return f"{count / unit[0]:.3g} {unit[1]}"

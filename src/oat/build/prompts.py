@@ -23,9 +23,9 @@ class PromptReader:
     """Reads the prompts of one run.
 
     Attributes:
-        context: most tokens of a sequence of the policy; None: no limit.
-        folder: of the run, for copies of what can only be read in order, and for indexes; None: there is no
-            folder.
+        context: largest number of tokens in a sequence of the policy; None: no limit.
+        folder: the run directory, for indexes and for copies of data that can only be read in order; None:
+            there is no directory.
     """
 
     resolved: Resolved
@@ -35,11 +35,12 @@ class PromptReader:
     folder: Path | None
 
     def training(self) -> Prompts:
-        """The prompts of training, with their responses where these are recorded.
+        """Read the prompts of training, with their responses if these are recorded.
 
         Raises:
             DataError: a source cannot be read.
-            ConfigError: nothing tells recorded responses that are to be learned from others.
+            ConfigError: recorded responses that the algorithm takes one by one have neither labels nor
+                scores, which would tell the good ones from the others.
         """
         p, objective = self.resolved.config.prompts, self.resolved.objective
         entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
@@ -66,10 +67,10 @@ class PromptReader:
         return prompts
 
     def held_out(self) -> Prompts | None:
-        """The prompts that evaluations let the policy answer; None where there are none.
+        """Read the prompts that the model answers in evaluations; None if there are none.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: the prompts cannot be read.
         """
         e = self.resolved.config.answering
         if e is None:
@@ -79,11 +80,11 @@ class PromptReader:
         return Prompts([Source(e.path, split=e.split)], self.renderer, self.seeds, **own)
 
     def pairs(self) -> Prompts | None:
-        """The recorded pairs that evaluations measure, in the columns of training or as TRL names them; None
-        where there are none.
+        """Read the recorded pairs that evaluations measure, from the columns that training uses or those that
+        TRL uses; None if there are none.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: the pairs cannot be read.
         """
         config = self.resolved.config
         e, p = config.evaluation, config.prompts
@@ -102,7 +103,7 @@ class PromptReader:
         return Prompts([Source(e.pairs, split=e.split)], self.renderer, self.seeds, **own)
 
     def _common(self) -> dict[str, Any]:
-        """The options that all prompts of a run have in common."""
+        """Return the options that all prompts of a run have in common."""
         p, indexes = self.resolved.config.prompts, [self.folder / "indexes"] if self.folder else []
         return {
             "prompt_key": p.prompt_key,
@@ -114,7 +115,8 @@ class PromptReader:
         }
 
     def _room(self) -> dict[str, Any]:
-        """Most tokens of a prompt that the policy is to answer, and how the number comes about."""
+        """Return the largest number of tokens in a prompt that the policy is to answer, and, for messages,
+        how the number was computed."""
         sampling = self.resolved.config.sampling
         if self.context is None or sampling.overflow != "refuse":
             return {"room": self.context}
@@ -127,12 +129,12 @@ class PromptReader:
 
 
 def pair_columns(config: Config) -> tuple[str, ...]:
-    """The columns of the two responses of a held-out pair."""
+    """Return the columns of the two responses of a held-out pair."""
     return config.prompts.responses or ("chosen", "rejected")
 
 
 def inputs_of_held_out(config: Config, held_out: Prompts | None, pairs: Prompts | None) -> Inputs:
-    """The fingerprints of held-out prompts and pairs, as far as there are any."""
+    """Return the fingerprints of the held-out prompts and pairs that there are."""
     e, found = config.evaluation, Inputs()
     if e is None:
         return found
@@ -143,10 +145,10 @@ def inputs_of_held_out(config: Config, held_out: Prompts | None, pairs: Prompts 
 
 
 def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> None:
-    """Recorded responses that are judged each by itself need something that says what each is worth.
+    """Refuse recorded responses that are learned one by one although nothing says how good each of them is.
 
     Raises:
-        ConfigError: nothing tells the good ones from the others.
+        ConfigError: nothing tells the good responses from the others.
     """
     p, name = config.prompts, config.algorithm.name
     setting = objective.setting_for.get("answers")
