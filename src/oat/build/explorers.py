@@ -43,7 +43,7 @@ class GuardedExplorer:
         """Return the plan with the samples that the explorer adds.
 
         Raises:
-            ContractError: the explorer returned no plan.
+            ContractError: the explorer returned something else than a plan of whole numbers above 0.
         """
         with restoring(self._name, self._failed):
             widened = self._explorer.widen(plan)

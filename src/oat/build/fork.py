@@ -153,7 +153,7 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
             close_unanswered(store, "eval", "gold")
     rows = step + (ROW not in state) if step > 0 else 0
     for name in ("metrics.jsonl", "samples.jsonl"):
-        if (run / name).exists():  # what is missing is said when the fork begins
+        if (run / name).exists():  # a missing file is reported when the fork begins
             lines = (run / name).read_bytes().splitlines(keepends=True)
             (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
             sync_to_disk(directory / name)

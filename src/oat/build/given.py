@@ -272,7 +272,7 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
     records = given() if callable(given) else given
     if hasattr(records, "with_format"):  # a dataset that may give tensors
         records = records.with_format(None)
-    # a data frame, in which NaN is what is missing
+    # a data frame, in which NaN is a missing value
     if hasattr(records, "to_dict") and hasattr(records, "columns"):
         records = records.astype(object).where(records.notna(), None).to_dict("records")
     with out.open("w", encoding="utf-8") as file:

@@ -130,7 +130,7 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
     for changes, smaller in _smaller(resolved.config, lengths, found.part):
         if changes == TOGETHER and fits:
             break
-        with suppress(OatError):  # what this model, or this installation, cannot
+        with suppress(OatError):  # this model, or this installation, may not allow the change
             peaks[changes] = estimate(replace(resolved, config=smaller), lengths).peak
             fits += [f"{changes} ({peaks[changes] / GB:.3g} GB)"] if SURE * peaks[changes] <= limit else []
     if fits:

@@ -109,7 +109,7 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
     try:
         with locked(directory), ExitStack() as left:
             if is_new:
-                left.callback(lock.unlink)  # while it is held, so that nobody else has it open and locked
+                left.callback(lock.unlink)  # while the lock is held, so nobody else holds it
             found = find_origin(source, directory) if source is not None else None
             origin = None if (directory / "config.yaml").exists() else found
             resolved, _ = _settled(resolved, directory, origin)
@@ -224,7 +224,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
             raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     except ConfigError:
         if origin is None:
-            _refuse_mistakes(resolved)  # a difference may be one, and then undoing it is no help
+            _refuse_mistakes(resolved)  # a difference may be a mistake, which undoing it would not mend
         raise
     return _dated(resolved), stored
 

@@ -1,9 +1,9 @@
 """Resolving a configuration: the options that each part reads, the defaults that follow from other settings,
 the objective and the explorer. `build/cross_checks/` refuses settings that contradict each other.
 
-Everything that the configuration alone decides is decided here, before anything is loaded, sampled or paid
-for. `config/load.py` checks each field by itself; `build/run_inputs.py` and `build/run.py` check what only
-the model and the data can tell.
+Everything that follows from the configuration alone is decided here, before anything is loaded, sampled or
+paid for. `config/load.py` checks each field by itself. `build/run_inputs.py` and `build/run.py` check what
+depends on the model and the data.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
             refuse_misplaced(getattr(config.model, field), origins)
     config = _with_adapter(config, origins)
     found = {"algorithm": find_part(config, "algorithm", origins)}
-    if ":" in config.explorer.name:  # a user's own is loaded before the settings of any part are looked at
+    if ":" in config.explorer.name:  # a user's explorer is loaded before the settings of any part are checked
         found["explorer"] = find_part(config, "explorer", origins)
     parts: dict[str, Any] = {}
     for section in REGISTRIES:
@@ -72,7 +72,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
 
 
 def make_objective(config: Config) -> Objective:
-    """The objective of a configuration whose parts have all their settings."""
+    """Make the objective of a configuration whose parts have all their settings."""
     objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
     is_same_precision = settings_of(config, "engine").dtype == "float32"
     objective.recorded_is_old = config.learner.autocast is None and is_same_precision
@@ -80,11 +80,11 @@ def make_objective(config: Config) -> Objective:
 
 
 def make_explorer(config: Config, requires: Requires) -> Explorer:
-    """The explorer of a configuration: `NoExploration`, or a user's class, guarded. A user's class is called
-    with the kind of feedback, and with its settings where it has a dataclass `Config`.
+    """Make the explorer of a configuration: `NoExploration`, or a user's class, guarded. A user's class is
+    called with the kind of feedback, and with its settings if it has a dataclass `Config`.
 
     Raises:
-        ConfigError: its constructor fails.
+        ConfigError: the constructor of the user's class fails.
         ContractError: as `GuardedExplorer`.
     """
     if config.explorer.name == "none":
@@ -103,8 +103,8 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
-    """The configuration with `model.lora` as the adapter's own files describe it, where the policy goes on
-    from an adapter.
+    """Return the configuration. If the policy starts with an adapter, `model.lora` is what the adapter's
+    files say.
 
     Raises:
         ConfigError: `model.path` is an adapter, or `model.lora` contradicts the adapter.
@@ -132,8 +132,8 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
 
 
 def _with_evaluation_oracles(config: Config) -> Config:
-    """The configuration with the oracles of evaluations as sections. The name of the oracle that training
-    asks, given alone, means that one, with its options."""
+    """Return the configuration with the oracles of evaluations as sections. If a section is only the name of
+    the oracle of training, it means that oracle, with its options."""
     e = config.evaluation
     if e is None:
         return config
@@ -144,7 +144,7 @@ def _with_evaluation_oracles(config: Config) -> Config:
 
 
 def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origins: Origins) -> None:
-    """Refuse an option that is neither the oracle's nor a field of its section."""
+    """Refuse an option that is neither a field of the section nor an option of its oracle."""
     if not oracle.options:
         return
     takes = set() if oracle.name in BUILTIN else oracle_options(oracle.name)
@@ -155,14 +155,16 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
 
 
 def _with_stop(config: Config) -> Config:
-    """A response to a question of a form ends, by default, where the next question would begin."""
+    """Return the configuration with the default of `sampling.stop`: with a form of question, a response ends
+    where the next question would begin."""
     if config.render.question is None or config.sampling.stop:
         return config
     return replace(config, sampling=replace(config.sampling, stop=FORMS[config.render.question].stop))
 
 
 def _with_responses(config: Config, objective: Objective) -> Config:
-    """The oracle `recorded` answers about recorded responses: by default those that have TRL's names."""
+    """Return the configuration with the default of `prompts.responses`: with the oracle `recorded`, the
+    columns that TRL uses."""
     if config.oracle.name != "recorded" or config.prompts.responses:
         return config
     names = ("chosen", "rejected") if objective.requires.feedback == "compare" else ("completion",)
@@ -170,8 +172,15 @@ def _with_responses(config: Config, objective: Objective) -> Config:
 
 
 def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
-    """A prompt with recorded responses has as many samples as the data name; another number is an error.
-    Where it was left open, the objective is made again, of that number."""
+    """Make `algorithm.samples` the number of recorded responses of a prompt, if there are any. If it was left
+    open, the objective is made again with this number.
+
+    Args:
+        given: the options of the algorithm that the user set.
+
+    Raises:
+        ConfigError: the user set another number.
+    """
     config, samples = resolved.config, resolved.config.algorithm.options.get("samples")
     recorded = len(config.prompts.responses)
     if not recorded or samples is None or samples == recorded:
@@ -187,7 +196,12 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
 
 
 def _with_schedule(resolved: Resolved) -> Config:
-    """A falling schedule ends, by default, with the run."""
+    """Return the configuration with the default of `learner.schedule_steps`: a schedule that falls ends with
+    the run.
+
+    Raises:
+        ConfigError: the run has no last step.
+    """
     config = resolved.config
     if config.learner.schedule == "constant" or config.learner.schedule_steps is not None:
         return config
@@ -202,7 +216,8 @@ def _with_schedule(resolved: Resolved) -> Config:
 
 
 def _with_micro_batch(config: Config) -> Config:
-    """A pass has at most 8 rows, unless the configuration limits its rows or its tokens."""
+    """Return the configuration with the default of `learner.micro_batch_size`: 8 rows, unless rows or tokens
+    of a pass are limited."""
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         return replace(config, learner=replace(config.learner, micro_batch_size=8))
     return config

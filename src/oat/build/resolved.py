@@ -1,8 +1,8 @@
-"""A resolved configuration: every setting filled in, and the parts and numbers that follow from it.
+"""A resolved configuration: every setting filled in, and the parts and numbers that follow from the settings.
 
-`build/resolve.py` makes one `Resolved` for each command, or for each life of a run, and every function of
-`build/` reads it instead of finding the same values again. Where two configurations are compared (with the
-run in a directory, or with the run that is forked), each of them is a resolved value of its own.
+`build/resolve.py` makes one `Resolved` for each command, or for each life of a run. Every function of
+`build/` reads it instead of finding the same values again. If two configurations are compared (with that of
+the run in a directory, or of the run that is forked), each has a `Resolved` of its own.
 """
 
 from contextlib import AbstractContextManager
@@ -30,15 +30,15 @@ from oat.types.part import Check
 class Resolved:
     """A configuration, and the values that follow from it.
 
-    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer and finds every other
-    value again, so it is for settings that neither of the two reads.
+    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer and finds all other
+    values again. So it is only for settings that neither the objective nor the explorer reads.
 
     Attributes:
         config: the configuration with every default filled in.
-        origins: where each setting was given, for messages.
-        objective: the objective of the one run that is made of this value. It has a state, such as an
-            adapted coefficient of the KL, so a second run, or a second life, is resolved anew.
-        explorer: the explorer, as the run calls it.
+        origins: the place where each setting was set, for messages.
+        objective: the objective of the one run that is made of this value. It has a state, such as an adapted
+            weight of the KL, so a second run, or a second life of the run, needs a new `Resolved`.
+        explorer: the explorer that the run calls.
         outlines: the models without weights that were made so far.
     """
 
@@ -49,7 +49,7 @@ class Resolved:
     outlines: Outlines = field(default_factory=Outlines)
 
     def blame(self, field: str) -> AbstractContextManager[None]:
-        """Make errors within this context say where the field stands (`config.load.blaming`)."""
+        """Return a context in which errors say where the field was set (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
 
     @cached_property
@@ -64,7 +64,7 @@ class Resolved:
         refuse_missing(self.config.tracking, self.origins)
 
     def as_yaml(self) -> str:
-        """Every setting as text, from which `load_config` reads an equal configuration."""
+        """Return every setting as text, from which `load_config` reads an equal configuration."""
         return to_yaml(self.config)
 
     @property
@@ -73,7 +73,7 @@ class Resolved:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the first step, as the objective states it."""
+        """The objective's plan of the first step."""
         return self.objective.plan(0)
 
     @cached_property
@@ -100,21 +100,22 @@ class Resolved:
 
     @cached_property
     def budgets(self) -> dict[str, Budget]:
-        """Spending limits by the purpose of the questions: "train", and those of `evaluation_budgets`."""
+        """Budgets by the purpose of the questions: "train", and the purposes of `evaluation_budgets`."""
         stop = self.config.stop
         training = Budget(stop.max_queries, stop.max_tokens, stop.max_cost)
         return {"train": training, **evaluation_budgets(self.config)}
 
     @cached_property
     def slots(self) -> frozenset[str]:
-        """Slots of the engine that training or evaluations ask."""
+        """Slots of the engine that training or evaluations use."""
         e = self.config.answering
         evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
         return frozenset({*self.requires.slots, *self.explorer.needs, *evaluated})
 
     @cached_property
     def models(self) -> frozenset[str]:
-        """Names of the models that a run has; an ensemble's features are the reference's."""
+        """Names of the models that the run has. An ensemble needs the reference, which computes its
+        features."""
         backbone = {"reference"} if ENSEMBLE in self.explorer.needs else set()
         return frozenset({*self.requires.models, *self.slots, *backbone})
 
@@ -123,7 +124,7 @@ class Resolved:
         return watched_metrics(self.config, self.objective)
 
     def optimiser_steps(self, steps: int) -> int:
-        """Planned optimiser steps of the first `steps` steps together."""
+        """Return the planned number of optimiser steps in the first `steps` steps together."""
         learner = self.config.learner
         return optimiser_steps(
             steps,
@@ -136,8 +137,8 @@ class Resolved:
 
 
 def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:
-    """The oracles that evaluations ask, by the purpose of the questions: "eval", and "gold" where a second
-    oracle is named."""
+    """Return the sections of the oracles that evaluations ask, by the purpose of the questions: "eval", and
+    "gold" if there is a second oracle."""
     if config.answering is None:
         return {}
     own, gold = config.answering.oracle, config.answering.gold
@@ -147,7 +148,7 @@ def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]
 
 
 def evaluation_budgets(config: Config) -> dict[str, Budget]:
-    """The limits of all evaluations together, by the purpose of their questions."""
+    """Return the budgets of all evaluations together, by the purpose of their questions."""
     e = config.answering
     if e is None:
         return {}
@@ -160,10 +161,11 @@ def evaluation_budgets(config: Config) -> dict[str, Budget]:
 
 
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
-    """The metrics that alarms may watch.
+    """Return the metrics that alarms may watch.
 
-    Recorded responses say nothing about the policy. The gold metric comes from the evaluation's second
-    oracle. Every algorithm knows how many answers are missing; it matters to one that reads them.
+    Metrics of responses are left out if responses are recorded, since these say nothing about the policy. The
+    gold metric needs a second oracle of evaluations. The shares of missing and wasted answers need an
+    algorithm that reads answers.
     """
     unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
     watched, e = objective.watched - unknown, config.answering

@@ -1,4 +1,4 @@
-"""Building the boxes of a run from a `Resolved`.
+"""Building of the boxes of a run from a `Resolved`.
 
 Only this file knows all boxes; `build/run_inputs.py` makes those that need no weights.
 """
@@ -65,10 +65,10 @@ class _Computing:
     """The boxes that compute with models.
 
     Attributes:
-        learner: as the rest of the run sees it.
-        own_learner: the same, without a wire between.
-        objectives: the algorithm's; then the ensemble's, where the explorer has one.
-        scorer: scores by the ensemble; None where there is none.
+        learner: the learner that the rest of the run uses.
+        own_learner: the same learner, without a wire in front of it.
+        objectives: the algorithm's; then the ensemble's, if the explorer has an ensemble.
+        scorer: gives the ensemble's scores; None if there is no ensemble.
         has_weights: False for a run that is made without weights.
     """
 
@@ -87,13 +87,14 @@ def build(
     run_inputs: RunInputs | None = None,
     load: LoadModel = load_model,
 ) -> Run:
-    """The boxes of a run.
+    """Make the boxes of a run.
 
     Args:
-        resolved: used for this run alone, which gets its objective.
-        directory: None: `config.run_dir`. A path is made where it is missing; a `Home` is there.
-        run_inputs: the data, oracles and renderer of the run, if they are made already.
-        load: loads each model; with `Outlines.fake` the run cannot be begun.
+        resolved: used for this run alone, since the run gets its objective.
+        directory: the run directory, which is made if it is missing; a `Home` whose directory exists; or None
+            for `config.run_dir`.
+        run_inputs: the data, oracles and renderer of the run; None: they are made here.
+        load: loads each model; with `Outlines.fake` the run cannot be started.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -172,13 +173,13 @@ def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadMode
 
 
 def _wired(config: Config, box: Any) -> Any:
-    """A box as the rest of the run sees it: behind a wire with `compute.serialise`."""
+    """Return a box for the rest of the run: behind the wire encoding if `compute.serialise` is set."""
     return over_wire(box) if config.compute.serialise else box
 
 
 def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
-    """The learner as the rest of the run sees it; behind a wire it has objectives of its own, which have
-    prepared nothing."""
+    """Return the learner for the rest of the run. Behind the wire encoding the learner has objectives of its
+    own, so it knows nothing of what the run's objectives prepared."""
     if not config.compute.serialise:
         return learner
     believed = [EnsembleLearning(ensemble.objective.config)] if ensemble else []
@@ -195,7 +196,7 @@ def _asking(
     plans: Plans,
     stop: Stop,
 ) -> tuple[Collector, Evaluation | OnlyPairs | None]:
-    """The boxes that get responses and ask about them: for training, and for evaluations."""
+    """Make the boxes that get responses and ask about them: one for training, and one for evaluations."""
     config = resolved.config
     actor = Actor(
         run_inputs.renderer,
@@ -224,7 +225,7 @@ def _asking(
 
 
 def _of_objectives(objectives: Sequence[Objective]) -> dict[str, boxes.Stateful]:
-    """The objectives as parts with a state, by name."""
+    """Return the objectives by the names under which their states are saved."""
     return dict(zip(("objective", ENSEMBLE), objectives, strict=False))
 
 
@@ -252,7 +253,7 @@ def _ledger(
 
 
 def _plans(objective: Objective, explorer: Explorer) -> Plans:
-    """The plan of each step, with the samples that the explorer adds."""
+    """Return the function that gives the plan of each step, with the samples that the explorer adds."""
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -269,7 +270,8 @@ def _stop(resolved: Resolved, prompts: Prompts, plans: Plans) -> Stop:
 
 
 def _last_step(config: Config, prompts: Prompts, plans: Plans) -> int | None:
-    """The run's number of steps: `stop.max_steps`, or fewer where the prompts are used up before."""
+    """Return the run's number of steps: `stop.max_steps`, or fewer if the prompts are used up earlier; None:
+    no limit."""
     if config.prompts.epochs is None:
         return config.stop.max_steps
     left, step = prompts.size * config.prompts.epochs, 0
@@ -313,7 +315,7 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
 
 
 def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
-    """The prompts and pairs that were left out or cut, as metrics of row 0."""
+    """Return, as metrics of row 0, how many prompts and pairs were left out or cut."""
     return {
         f"prompts/{name}": float(sum(getattr(source, name) for source in sources))
         for name in ("cut", "dropped", "skipped")
@@ -321,7 +323,8 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
 
 
 def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]:
-    """The settings that a run fixes when it is created, as given or as measured now."""
+    """Return the settings that a run fixes when it is created, with the values that were set or have been
+    measured."""
     learner = computing.own_learner
     if config.compute.threads is None and config.compute.profile == "cpu" and computing.has_weights:
         torch.set_num_threads(choose_threads(learner, computing.objectives[0]))
@@ -333,6 +336,6 @@ def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]
 
 
 def _notes(config: Config, run_inputs: RunInputs) -> tuple[str, ...]:
-    """Sentences for people, before the first step."""
+    """Return sentences for people, to be shown before the first step."""
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
     return (*device_notes(config.compute.profile), *of_data)

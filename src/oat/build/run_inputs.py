@@ -1,6 +1,6 @@
 """The inputs of a run, made from its configuration: its text, its prompts, its environment and its oracles.
 
-Nothing here needs a weight.
+Nothing here needs weights.
 """
 
 from dataclasses import dataclass
@@ -45,13 +45,14 @@ class RunInputs:
     """Everything of a run that needs no weights.
 
     Attributes:
-        outline: of the policy.
-        held_out: the prompts of evaluation, if there are any.
-        pairs: the recorded pairs of evaluation, which are never learned from, if there are any.
+        outline: the outline of the policy.
+        held_out: the prompts of evaluations; None: there are none.
+        pairs: the recorded pairs of evaluations, which are never learned from; None: there are none.
         training_oracle: the oracle that training asks, with its address.
         evaluation_oracles: the oracles that evaluations ask, by purpose.
-        known: the fingerprints of earlier processes of the run (`build/fingerprints.py`).
-        inputs: the fingerprints of this one.
+        known: the fingerprints of earlier processes of the run (`build/fingerprints.py`); None: there are
+            none.
+        inputs: the fingerprints of the present inputs.
     """
 
     outline: ModelOutline
@@ -79,11 +80,11 @@ class RunInputs:
 
     @property
     def sources(self) -> list[Prompts]:
-        """All prompts and pairs."""
+        """The prompts of training, those of evaluations, and the pairs, as far as the run has them."""
         return [source for source in (self.prompts, self.held_out, self.pairs) if source is not None]
 
     def close(self) -> None:
-        """Release what the oracles hold."""
+        """Release the resources of the oracles."""
         for oracle in {id(oracle): oracle for oracle in self.oracles.values()}.values():
             oracle.close()
 
@@ -95,14 +96,14 @@ def gather_inputs(
     has_opponent: bool = False,
     known: Inputs | None = None,
 ) -> RunInputs:
-    """The inputs of a run.
+    """Make the inputs of a run.
 
     Args:
-        folder: of the run, for copies of data that can only be read in order.
+        folder: the run directory, for copies of data that can only be read in order.
         has_opponent: responses are compared with those of another model, so an oracle that compares needs no
             references.
-        known: the fingerprints of the run whose checkpoint is to be used; its model and its text must be the
-            same.
+        known: the fingerprints of the run whose checkpoint is to be used; its model and its text must be
+            unchanged. None: nothing is compared.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -142,8 +143,8 @@ def gather_inputs(
 
 
 def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline, Renderer, Inputs]:
-    """The outline of the policy, the renderer, and the fingerprints of models and template, which are held
-    against the known ones."""
+    """Return the outline of the policy, the renderer, and the fingerprints of models and template. Refuse
+    fingerprints that differ from the known ones."""
     config, blame = resolved.config, resolved.blame
     with blame("model.path"):
         lm = load_models(config, (), Seeds(config.seed), resolved.outlines.on_meta)["policy"]
@@ -177,14 +178,14 @@ def _check_evaluation(
 
 
 def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
-    """Record the fingerprints of the weights on this machine, and hold those that the run reads against the
-    known ones.
+    """Record the fingerprints of the weights on this machine. Refuse those that the run reads if they differ
+    from the known ones.
 
     Args:
-        is_begun: there is a checkpoint to go on with.
+        is_begun: there is a checkpoint from which the run goes on.
 
     Raises:
-        ModelError: they are others.
+        ModelError: weights have changed.
     """
     config = resolved.config
     run_inputs.inputs.update(inputs_of_weights(config))
@@ -193,8 +194,8 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
 
 
 def warn_of_changes(run_dir: Path, resolved: Resolved, run_inputs: RunInputs) -> None:
-    """Warn of oracles or held-out prompts that are not those of the run, where a run is evaluated by its own
-    configuration. Its stored configuration is resolved for itself."""
+    """Warn if the oracles or held-out prompts of an evaluation of a run have changed since the run used them.
+    An evaluation with other settings than the run's own is not warned."""
     config, stored = resolved.config, resolve(stored_config(run_dir)[0], {}).config
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
         warn_of_changed_oracles(run_inputs.known, run_inputs.roles, run_dir)
@@ -202,10 +203,11 @@ def warn_of_changes(run_dir: Path, resolved: Resolved, run_inputs: RunInputs) ->
 
 
 def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Renderer:
-    """The renderer of a configuration.
+    """Make the renderer of a configuration.
 
     Args:
-        tokenizer: None: the policy's is loaded.
+        lm: the policy, or its outline.
+        tokenizer: the policy's tokenizer; None: it is loaded.
     """
     render, has_turns = config.render, config.sampling.environment is not None
     common: dict[str, Any] = {"stop": config.sampling.stop, "eos_ids": lm.eos_ids, "has_turns": has_turns}
@@ -216,6 +218,6 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
 
 
 def recorded_actor(resolved: Resolved, run_inputs: RunInputs) -> RecordedActor | None:
-    """The actor of recorded responses; None where the policy answers."""
+    """Make the actor of recorded responses; None if the policy answers."""
     p = resolved.config.prompts
     return RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key) if p.responses else None

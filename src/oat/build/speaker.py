@@ -1,11 +1,11 @@
 """A model that answers outside of training, with its tokenizer and template: the policy of a run's
 checkpoint, or a model without a run.
 
-A checkpoint is loaded as `oat export` loads it, with the same refusals. The engine of training and evaluation
-samples, so people read what training samples. A chat renders the whole conversation anew at each turn, as
-other programs do with the exported model, although a template may then drop reasoning that the model sampled.
-Episodes of training keep their ids. Each answer is one pass over the whole conversation, since the engine
-drops the KV cache at the end of a request.
+A checkpoint is loaded as `oat export` loads it, with the same refusals. The engine of training and
+evaluations samples the answers. At each turn of a chat the whole conversation is rendered again, as other
+programs do with the exported model, although a template may then drop reasoning that the model sampled;
+episodes of training keep their ids instead. Each answer begins with a pass over the whole conversation, since
+the engine drops the KV cache at the end of a request.
 """
 
 import math
@@ -39,16 +39,16 @@ NO_TEMPLATE = "none"
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of generation outside of training. None takes the value with which the run samples in training;
-    for a model without a run, the default of `SamplingConfig` or of its tokenizer.
+    """Options of generation outside of training. None takes the run's own value. For a model without a run it
+    takes the default of `SamplingConfig`, or for `template` that of the tokenizer.
 
     Attributes:
         step: step of the checkpoint, or "best"; None: the newest.
         template: as `render.template`; "none": the model continues a prompt as plain text.
         system: system message that is put first in conversations without one.
-        profile: where the model computes, as `compute.profile`; None: where the run computed, if this machine
-            has a GPU, and else on the CPU. A model without a run computes on the CPU.
-        dtype: precision of a model without a run. A run has its own.
+        profile: device of the model, as `compute.profile`. None: for a run that computed on a GPU, a GPU if
+            this machine has one; otherwise the CPU.
+        dtype: precision of a model without a run; refused for a run, which has a precision of its own.
     """
 
     seed: int = 0
@@ -88,9 +88,9 @@ class Speaker:
     """A model that answers.
 
     Attributes:
-        name: the name that the user gave; for a run with the checkpoint's step.
-        prompt_key, reference_key: columns of the run's data; a model without a run has "prompt" and None.
-        context: most tokens of a sequence; None: no limit.
+        name: the name that the user gave; for a run, with the checkpoint's step.
+        prompt_key, reference_key: columns of the run's data; for a model without a run, "prompt" and None.
+        context: largest number of tokens in a sequence; None: no limit.
     """
 
     name: str
@@ -109,15 +109,15 @@ class Speaker:
 
     @property
     def remembers(self) -> bool:
-        """True if a prompt may contain earlier turns. It may not where the run puts a single question into a
-        form of its own (`render.question`)."""
+        """True if a prompt may contain earlier turns. It may not if it is plain text, or if the run puts a
+        single question into a form of its own (`render.question`)."""
         return self.is_chat and self.renderer.definition["question"] is None
 
     def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Completion]:
         """Yield the answer to a conversation after each of its tokens (`TorchEngine.stream`).
 
         Args:
-            turn: address of the random numbers of this answer.
+            turn: number of the answer in the chat, which is the address of its random numbers.
         """
         key = self.seeds.key("chat", turn)
         return self.engine.stream(Request(self.renderer.prompt(messages), self.sampling, key), SLOT)

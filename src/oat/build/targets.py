@@ -1,4 +1,4 @@
-"""The configurations that commands are pointed at: a file, a run, or a run under another evaluation."""
+"""The configurations that commands read: those of a file, of a run, or of a run under another evaluation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from oat.errors import ConfigError
 
 
 def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
-    """The configuration in a file, with flags over it.
+    """Resolve the configuration in a file, with flags that override it.
 
     Raises:
         ConfigError: as `load_config` and `resolve`.
@@ -23,7 +23,7 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
 
 
 def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
-    """The configuration that a tree of plain data is.
+    """Resolve the configuration that is given as a tree of plain data.
 
     Raises:
         ConfigError: as `convert` and `resolve`.
@@ -32,7 +32,10 @@ def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
 
 
 def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
-    """The configuration of a file, or of a run, that is to be evaluated.
+    """Resolve the configuration of a file, or of a run, that is to be evaluated.
+
+    Args:
+        target: the file, or the run directory.
 
     Raises:
         ConfigError: it has no section `evaluation`; or as `resolve_file`.
@@ -54,9 +57,10 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
 
 
 def evaluated_as(run: Resolved, asked: Resolved) -> Resolved:
-    """The run of one configuration under the evaluation of another.
+    """Return the configuration of a run with the section `evaluation` of another configuration.
 
     Args:
-        asked: with a section `evaluation`, used for this evaluation alone.
+        run: the configuration of the run.
+        asked: the other configuration, used for this evaluation alone.
     """
     return replace(asked, config=replace(run.config, evaluation=asked.config.evaluation))

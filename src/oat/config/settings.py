@@ -47,8 +47,8 @@ class ModelConfig:
     """The reference: a model as in `path`, or the directory of an adapter for `path`. None: the policy's
     start."""
     reference_device: Literal["cpu"] | None = None
-    """`cpu` keeps a reference with weights of its own in the CPU's memory and computes there. None: it is on
-    the policy's device."""
+    """With compute.profile: gpu, `cpu` keeps a reference with weights of its own in the CPU's memory and
+    computes there. None: it is on the policy's device."""
     reference_dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of a reference with weights of its own; bfloat16 takes half the memory of float32. None: as
     `dtype`."""

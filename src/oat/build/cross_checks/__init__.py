@@ -1,4 +1,4 @@
 """Checks between settings, one file for each section whose settings they refuse.
 
-A check that a part makes of its own settings stands with the part (`oat.types.part`).
+A part's checks of its own settings are in the part's own file (`oat.types.part`).
 """

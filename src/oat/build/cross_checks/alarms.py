@@ -1,4 +1,4 @@
-"""Checks of the section `alarms`: an alarm that was set can be raised."""
+"""Checks of the section `alarms`: each alarm that was set can be raised."""
 
 from oat.build.resolved import Resolved
 from oat.config.alarm_settings import AlarmsConfig
@@ -8,10 +8,11 @@ from oat.errors import ConfigError
 
 
 def refuse_silent(resolved: Resolved) -> None:
-    """
+    """Refuse alarms that nothing can raise.
+
     Raises:
-        ConfigError: an alarm was set that the run would never raise, since it reports none of its metrics, or
-            since it has no bound.
+        ConfigError: an alarm was set although the run reports none of its metrics, or although it has no
+            bound.
     """
     alarms, origins = resolved.config.alarms, resolved.origins
     for name, metrics in METRICS.items():

@@ -8,8 +8,9 @@ from oat.types.part import Check
 
 
 def sizes(resolved: Resolved) -> Iterator[Check]:
-    """A step has at least one prompt, pass and optimiser step, and a comparison has two responses. The units
-    that a user's algorithm makes of its rows are not known."""
+    """Check that a step has at least one prompt, pass and optimiser step, that mini-batches are not more than
+    units, and that a comparison has two responses. The number of units is not known for a user's
+    algorithm."""
     config, step = resolved.config, resolved.step
     recorded = len(config.prompts.responses)
     is_compared = resolved.requires.feedback == "compare"
@@ -34,8 +35,8 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
 
 
 def frozen_policy(resolved: Resolved) -> Iterator[Check]:
-    """An algorithm that trains no policy, such as one for reward models, has nothing to sample for
-    evaluations."""
+    """Check that an evaluation does not sample from a policy that the algorithm does not train, as one for
+    reward models."""
     objective = resolved.objective
     held_out = objective.setting_for.get("held_out")
     yield Check(

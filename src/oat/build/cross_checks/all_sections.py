@@ -1,4 +1,4 @@
-"""All checks between settings, in the order in which a user is told of them."""
+"""All checks between settings, in the order in which they are made."""
 
 from collections.abc import Callable, Iterator
 
@@ -45,8 +45,8 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     learner.buffer,
     "learner",
 )
-"""The first mistake in this order is reported. A section's name stands for the checks that parts make of
-it."""
+"""The checks in order; the first mistake is reported. A section's name stands for the checks that parts make
+of this section."""
 
 
 def check_settings(resolved: Resolved) -> None:

@@ -1,4 +1,5 @@
-"""Checks of the section `checkpoint`: some row has the metric by which checkpoints are ranked."""
+"""Checks of the section `checkpoint`: the rows of the run can have the metric by which checkpoints are
+ranked."""
 
 from collections.abc import Iterator
 

@@ -19,7 +19,8 @@ def has_responses(resolved: Resolved) -> Iterator[Check]:
 
 
 def oracles(resolved: Resolved) -> Iterator[Check]:
-    """The oracles of evaluations can score new responses, and a budget belongs to an oracle that costs."""
+    """Check that the oracles of evaluations can score new responses, and that an oracle with a budget costs
+    something."""
     config = resolved.config
     field_of = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
     names = {field_of[purpose]: judge.name for purpose, judge in evaluation_oracles_of(config).items()}
@@ -46,7 +47,7 @@ def oracles(resolved: Resolved) -> Iterator[Check]:
 
 
 def measures(resolved: Resolved) -> Iterator[Check]:
-    """An evaluation's samples and records suffice for what it is to say.
+    """Check that an evaluation's samples and records suffice for its metrics.
 
     Raises:
         ConfigError: `evaluation.answers` names no function.
@@ -87,7 +88,8 @@ def measures(resolved: Resolved) -> Iterator[Check]:
 
 
 def pairs(resolved: Resolved) -> Iterator[Check]:
-    """An evaluation has something to measure; held-out pairs suit the algorithm, whose loss is measured."""
+    """Check that an evaluation measures something, that held-out pairs suit the algorithm whose loss is
+    measured, and that training makes queries if evaluations wait for them."""
     config, requires = resolved.config, resolved.requires
     e, name = config.evaluation, config.algorithm.name
     if e is None:

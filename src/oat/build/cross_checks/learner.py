@@ -15,8 +15,8 @@ def memory(resolved: Resolved) -> Iterator[Check]:
 
 
 def buffer(resolved: Resolved) -> Iterator[Check]:
-    """A buffer needs an algorithm that may learn again from older samples, and room for the questions of a
-    step."""
+    """Check that the algorithm may learn again from older samples, and that the buffer has room for the
+    questions of a step."""
     given = resolved.config.learner.buffer
     name = resolved.config.algorithm.name
     is_ratio_based = resolved.requires.ratio_based

@@ -1,4 +1,4 @@
-"""Checks of the section `model`: which weights there are, and where."""
+"""Checks of the section `model`: precision and device of the weights."""
 
 from collections.abc import Iterator
 

@@ -16,7 +16,7 @@ def environment(resolved: Resolved) -> Iterator[Check]:
 
 
 def reads_answers(resolved: Resolved) -> Iterator[Check]:
-    """An oracle that has to be asked needs an algorithm that reads its answers."""
+    """Check that the algorithm reads answers if the oracle has to be asked for them."""
     oracle, setting = resolved.config.oracle.name, resolved.objective.setting_for.get("answers")
     yield Check(
         f"algorithm.{setting or 'name'}",

@@ -20,7 +20,8 @@ def examples(resolved: Resolved) -> Iterator[Check]:
 
 
 def system(resolved: Resolved) -> Iterator[Check]:
-    """A reward model has to learn texts as it will be given them."""
+    """Check that a reward model learns texts without a system message, which later users of the model would
+    not add."""
     yield Check(
         "render.system",
         "reward" in resolved.objective.wants and resolved.config.render.system is not None,

@@ -1,4 +1,4 @@
-"""Checks of samples: what an algorithm or an explorer needs of them."""
+"""Checks of samples: whether they suit the algorithm and the explorer."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ from oat.types.part import Check
 
 
 def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
-    """An algorithm of probability ratios needs fresh samples, drawn with a known probability."""
+    """Check that an algorithm with probability ratios gets fresh samples that were drawn with a known
+    probability."""
     config, is_ratio_based = resolved.config, resolved.requires.ratio_based
     name, oracle = config.algorithm.name, config.oracle
     ratio = f"{name} divides by the probability of sampling"
@@ -35,7 +36,8 @@ def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
 
 
 def suits_explorer(resolved: Resolved) -> Iterator[Check]:
-    """An explorer chooses among samples; without one the two responses of a pair must differ."""
+    """Check that an explorer gets the samples and scores it needs, and that without an explorer the two
+    responses of a pair can differ."""
     config, requires = resolved.config, resolved.requires
     sampling, is_recorded = config.sampling, bool(config.prompts.responses)
     planned, widened = resolved.plan.samples, resolved.widened.samples

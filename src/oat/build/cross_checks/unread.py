@@ -1,4 +1,4 @@
-"""Settings that nothing reads in a combination of parts, section by section."""
+"""Refusal of settings that nothing reads in a combination of parts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,11 +11,12 @@ from oat.oracles.builtin import BUILTIN
 from oat.types import ENSEMBLE
 
 _OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
-"""Fields of an evaluation that are read where nobody answers prompts."""
+"""Fields of an evaluation that are read even if it has only pairs."""
 
 
 def refuse_unread(resolved: Resolved) -> None:
-    """
+    """Refuse settings that nothing reads.
+
     Raises:
         ConfigError: a setting was given another value than its default, and nothing reads it.
     """
@@ -32,8 +33,8 @@ def refuse_unread(resolved: Resolved) -> None:
 
 
 def _unread(resolved: Resolved) -> Mapping[tuple[str, str], bool]:
-    """Each setting that some runs do not read, with whether this run is one of them. With recorded responses
-    only the evaluation samples."""
+    """Return, for each setting that some runs do not read, whether this run is one of them. With recorded
+    responses, only evaluations sample."""
     return {
         **_of_oracle(resolved),
         **_of_model(resolved),
