@@ -117,7 +117,7 @@ def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
 
 
 def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame: Blame) -> None:
-    """Compare the fingerprints of models and template with the known ones.
+    """Compare the fingerprints of models and template with the known ones, and refuse a change.
 
     Args:
         known: the fingerprints of earlier processes; None: nothing is compared.
@@ -184,10 +184,10 @@ def inputs_of_weights(config: Config) -> Inputs:
 
 
 def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:
-    """Compare the fingerprints of the weights of some fields with the known ones.
+    """Compare the fingerprints of weights with the known ones, and refuse a change.
 
     Args:
-        fields: the fields whose weights the run reads.
+        fields: the fields whose weights the run reads; only these are compared.
 
     Raises:
         ModelError: weights have changed.

@@ -263,8 +263,8 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
     """Write records as JSON lines.
 
     Args:
-        is_checked: refuse here, where the message can name the user's argument, a record that no run could
-            read. False: such records are left to the reader, which counts them.
+        is_checked: a record that no run could read is refused here, where the message can name the user's
+            argument. False: such a record is written, and the reader counts it.
 
     Raises:
         DataError: a record cannot be written, or is refused.

@@ -140,8 +140,8 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
-    """Yield configurations that need less memory in a part of a step, each with its changes in words. The
-    last one has all of these changes."""
+    """Yield configurations with which a part of a step needs less memory, each after its changes in words.
+    The last one makes all of these changes together."""
     learner = config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config

@@ -115,8 +115,9 @@ class PromptsConfig:
     training. The default with the oracle `recorded` is TRL's columns, `chosen` and `rejected` or
     `completion`. With any other oracle the default is empty: the policy answers."""
     score_key: str | None = None
-    """Column of the scores of recorded responses, for the oracle `recorded`. None: the first response is
-    worth 1 and the others 0; the only response of a record with a `label` is worth 1 or 0 by that label."""
+    """Column of the scores of recorded responses, for the oracle `recorded`. None: if a record has one
+    response and a `label`, the response is worth 1 or 0 by that label; otherwise the first response is worth
+    1 and the others 0."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ class LearnerConfig:
     """Course of the learning rate after warm-up. `linear` and `cosine` fall to a tenth of learning_rate at
     schedule_steps, and stay there."""
     warmup_steps: Whole = 0
-    """Optimiser steps over which the learning rate rises from 0."""
+    """Number of optimiser steps over which the learning rate rises from 0."""
     schedule_steps: Count | None = None
     """Number of optimiser steps until `linear` and `cosine` have fallen. None: the optimiser steps of
     `stop.max_steps` steps. It is fixed when the run begins, so set it if the run may be made longer."""
@@ -380,7 +381,8 @@ class TrackingConfig:
 @dataclass(frozen=True)
 class ComputeConfig:
     profile: Literal["cpu", "gpu"] = "cpu"
-    """Device of the models of learner and engine; `gpu` is one CUDA device of this machine (docs/gpu.md)."""
+    """Device of the models of learner and engine: the CPU, or one CUDA device of this machine
+    (docs/gpu.md)."""
     threads: Count | None = None
     """Threads of torch, and of the engine unless engine.threads is set. None: on the CPU, the number that is
     fastest in a short measurement when the run is created, which the run keeps; on a GPU, torch's default."""
