@@ -45,8 +45,7 @@ def make_learner(
     """Make the learner of a run.
 
     Args:
-        keep: folder to which the batch is written that ends the run because a number is not finite; None: no
-            batch is kept.
+        keep: folder for the batch in which a number is not finite; None: no batch is kept.
 
     Raises:
         ConfigError: not even one row fits into `compute.memory_gb`.

@@ -91,8 +91,7 @@ def build(
 
     Args:
         resolved: used for this run alone, since the run gets its objective.
-        directory: the run directory, which is made if it is missing; a `Home` whose directory exists; or None
-            for `config.run_dir`.
+        directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
         run_inputs: the data, oracles and renderer of the run; None: they are made here.
         load: loads each model; with `Outlines.fake` the run cannot be started.
 
