@@ -16,10 +16,11 @@ from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.algorithms.direct import DPOConfig
+from oat.build.fixed import as_stored, with_chosen
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.commands.export import digest_run
-from oat.config.load import load_config
+from oat.config.load import load_config, to_yaml
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, NonFiniteError
 from oat.learner import limits
@@ -384,7 +385,10 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
         measured(1000)
 
 
-@pytest.mark.slow(instead="test_measured_tokens_fit_and_little_more_would", seconds=2.5)
+@pytest.mark.slow(
+    instead="test_measured_tokens_fit_and_little_more_would, test_the_memory_of_measured_tokens_stays",
+    seconds=2.5,
+)
 def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -> None:
     changes = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1}
     config = world.config("grpo", tmp_path, {**changes, "stop.max_steps": 2})
@@ -405,6 +409,22 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
         (tmp_path / "log").unlink()
         assert forked(lambda flags=flags: oat("train", config, *flags), tmp_path / "log") == 2
         assert words in (tmp_path / "log").read_text()
+
+
+def test_the_memory_of_measured_tokens_stays(world: World, tmp_path: Path) -> None:
+    """A continued run leaves `auto` and gets the measured number; the memory must be that of the start."""
+    auto = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1}
+    begun = resolve(*load_config(world.config("grpo", tmp_path, auto)))
+    file = Path(begun.config.run_dir) / "config.yaml"
+    file.parent.mkdir(parents=True)
+    stored = replace(begun, config=with_chosen(begun.config, {("learner", "micro_batch_tokens"): 96}))
+    file.write_text(to_yaml(stored.config))
+    assert as_stored(begun, stored, file, is_fork=False).config.learner.micro_batch_tokens == 96
+    more = replace(begun.config, compute=replace(begun.config.compute, memory_gb=2.0))
+    with pytest.raises(ConfigError, match=r"compute\.memory_gb: 1\.0 in the run, 2\.0 now"):
+        as_stored(replace(begun, config=more), stored, file, is_fork=False)
+    given = with_chosen(more, {("learner", "micro_batch_tokens"): 96})
+    assert as_stored(replace(begun, config=given), stored, file, is_fork=False).config.compute.memory_gb == 2
 
 
 @pytest.mark.parametrize(

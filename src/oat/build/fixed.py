@@ -94,8 +94,9 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
     if not is_fork:
         run_dir = before.run_dir
         before, config = (with_given(each, run_dir, config.run_dir) for each in (before, config))
+    is_measured = config.learner.micro_batch_tokens == "auto"
     config = _with_fixed(config, before)
-    differences = _differences(before, config)
+    differences = _differences(before, config, is_measured=is_measured)
     refused = _refused_in_forks(differences, before)
     if is_fork and refused:
         lines = "\n  ".join(refused)
@@ -159,10 +160,13 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
     return replace(config, **sections)
 
 
-def _differences(stored: Config, now: Config) -> list[str]:
+def _differences(stored: Config, now: Config, *, is_measured: bool) -> list[str]:
     """Return a line for each field that differs and may not change when a run is continued. A line begins
-    with the field's name and a colon."""
-    is_measured = now.learner.micro_batch_tokens == "auto"
+    with the field's name and a colon.
+
+    Args:
+        is_measured: `learner.micro_batch_tokens` was measured within `compute.memory_gb`, which then stays.
+    """
     free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
     lines = _differing(dump(stored), dump(now))
     return [line for line in lines if not _is_any(_field(line), free)]
