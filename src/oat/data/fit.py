@@ -1,26 +1,27 @@
-"""The length of records: which have room, and how those without room are cut. The first pass over the data
-counts with this module, and the actor learns the sequences that it returns, so the two agree.
+"""The length of records: which records fit, and how the others are cut. The first pass over the data counts
+tokens with this module, and the actor takes the recorded sequences from it, so the two agree.
 
-A prompt needs room; recorded data need room for the prompt together with its longest response. `too_long`
-says what becomes of recorded data without room:
+The length of a prompt that is sampled from is its number of tokens. The length of recorded data is that of
+the prompt together with its longest response. `too_long` says what becomes of recorded data that are longer
+than `prompts.max_tokens` or the model's context:
 
-| too_long | what is learned |
+| too_long | what becomes of the record |
 | --- | --- |
-| leave_out | nothing beyond `max_tokens`; beyond the model's context alone the record is an error |
-| cut_prompt_start | the responses whole, behind the prompt's last tokens |
-| cut_response_end | the prompt whole, and the first tokens of each response that has no room |
+| leave_out | beyond `max_tokens` it is left out; if only the context is too short, it is an error |
+| cut_prompt_start | the prompt loses its first tokens; the responses stay complete |
+| cut_response_end | each response that is too long loses its last tokens; the prompt stays complete |
 
-All responses of a record stand behind the same last tokens of its prompt: as many as the longest response
-leaves room for. A response whose end is cut has no end of its turn.
+`cut_prompt_start` cuts the prompt once for all responses of a record, so that the longest response fits. A
+response that `cut_response_end` has cut lacks the tokens that end its turn.
 
-Tokens are counted and cut after rendering. A cut prompt therefore begins anywhere: without the tokens that
-open a text, the system message, or the mark of a turn. Both cuts obey the smaller of `max_tokens` and the
-context. A record is left out if the cut makes no room for it, because the prompt would lose its last token,
-or a response its last learned token. A text without a prompt can only be cut at its end.
+Tokens are counted and cut after rendering. A cut prompt may therefore begin anywhere, for example without the
+tokens that open a text, without the system message, or in the middle of a turn. Both cuts obey the smaller of
+`max_tokens` and the context. If a cut would remove all tokens of the prompt, or all learned tokens of a
+response, the record is left out instead. A text without a prompt can only be cut at its end.
 
 Leaving out is the default, because a cut changes the record, which a person should ask for. There is one
-limit, on prompt and response together: with two limits, a record within both might still have no room. A cut
-at the start does not keep a chat's opening tokens, because no template says which of them it needs.
+limit, on prompt and response together: with separate limits, a record within both might still be too long. A
+cut at the start does not keep a chat's opening tokens, because no template says which of them it needs.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ class RecordedSequence:
     """The tokens of a prompt with one recorded response.
 
     Attributes:
-        ids, mask: (T,) int32 and (T,) bool, as `Renderer.recorded` returns them, or as cut.
+        ids: (T,) int32, after any cut.
+        mask: (T,) bool, True for the learned tokens.
         cut: the part that was cut.
     """
 
@@ -56,9 +58,10 @@ class Fit:
     """Limits on the length of prompts and recorded data, and what happens beyond them.
 
     Attributes:
-        max_tokens: longest prompt that is kept; None keeps all.
-        room: most tokens that the model's context leaves for a prompt; None if no context is known.
-        too_long: what becomes of recorded data without room; prompts that are sampled from are never cut.
+        max_tokens: largest number of tokens of a prompt, with its longest response if responses are read;
+            None sets no limit.
+        room: largest number of tokens that fit into the model's context; None if no context is known.
+        too_long: what becomes of longer recorded data; prompts that are sampled from are never cut.
     """
 
     renderer: Renderer
@@ -68,7 +71,7 @@ class Fit:
 
     @property
     def limit(self) -> int | None:
-        """Tokens of the longest record that is kept; None keeps all."""
+        """The largest number of tokens of a record that is kept; None if every record is kept."""
         limits = (self.max_tokens,) if self.too_long == "leave_out" else (self.max_tokens, self.room)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -77,11 +80,12 @@ class Fit:
         return self.limit is None or size <= self.limit
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
-        """Return the tokens of a prompt, or of recorded data with its longest response as it is learned; and
-        whether anything is cut.
+        """Return the number of tokens of a record, and whether anything of it is cut. If responses are read,
+        the number is that of the prompt with its longest response, after any cut.
 
         Raises:
-            DataError: the prompt or a response cannot be rendered.
+            DataError: the prompt or a response cannot be rendered, or the record is a text although a chat
+                template is set.
         """
         if not prompt.messages and self.renderer.template is not None:
             raise DataError(
@@ -98,8 +102,9 @@ class Fit:
         return max((len(row.ids) for row in rows), default=size), any(row.cut != "nothing" for row in rows)
 
     def sequences(self, prompt: Prompt, names: Sequence[str], where: str) -> list[RecordedSequence]:
-        """Return the prompt with each of its responses, one a column, as they are learned. If not even a cut
-        makes room, the sequences are whole.
+        """Return the sequences that are learned: for each column in `names`, the prompt followed by the
+        response in that column. They are cut as `too_long` says. If no cut can make all of them fit, they are
+        returned uncut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered.

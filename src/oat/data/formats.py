@@ -7,31 +7,31 @@ without conversion.
 | prompt-only | `prompt` | that column | none |
 | prompt-completion | `prompt`, `completion` | that column | `completion` |
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
-| preference with an implicit prompt | `chosen`, `rejected` | what both begin with | what follows in each |
+| preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of each |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth its label |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: nothing learns from steps |
-| language modelling | `messages` | those before the assistant's first answer | `completion`: the rest |
+| language modelling | `messages` | messages before the assistant's first answer | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
-`messages` and ShareGPT's `conversations` take the place of `prompt` where there is no such column. A message
-is {"role", "content"} or ShareGPT's {"from", "value"}. The rest of `messages`, which is learned, ends with an
-assistant's message. A true label is worth 1, a false one 0.
+In a record without a column `prompt`, the column `messages`, or ShareGPT's `conversations`, holds the prompt.
+A message is {"role", "content"} or ShareGPT's {"from", "value"}. `messages` is language modelling only if the
+last message is the assistant's; otherwise it is a prompt. A true label is worth 1, a false one 0.
 
-In a preference whose prompt is a text and whose responses are both whole conversations, as in UltraFeedback,
-the prompt is the messages that both conversations begin with, as in TRL.
+If the prompt of a preference is a text and both responses are complete conversations, as in UltraFeedback,
+the prompt is taken from the messages that both conversations begin with, as in TRL.
 
 Departures from TRL:
 1. Only the assistant's messages of a conversation are learned, except those of weight 0 (OpenAI's `weight`).
-   A message of the assistant before anybody has asked is part of the prompt. If no recorded responses are
-   read, the policy answers in place of the last message.
-2. The column `tools` is accepted and not rendered. Fields of messages beside role and text are handed to
+   An assistant's message before the first message from a user or a tool is part of the prompt. If no recorded
+   responses are read, the last message is dropped and the policy answers in its place.
+2. The column `tools` is accepted and not rendered. Fields of messages other than role and text are handed to
    the template.
-3. Columns that the run does not read do not make a record malformed.
+3. A column that the run does not read may be missing, and may hold anything that can be stored.
 
-TRL's names are defaults of settings, so the resolved configuration says what was read. The first sound record
-decides the format of a source, so a record that lacks a column is a mistake and not a record of another
-format. An empty response is accepted where it is a whole response, as text or as one message, since a policy
-may end at once; among several turns it is more likely a mistake, and refused.
+TRL's names are defaults of settings, so the resolved configuration says which columns were read. The first
+well-formed record decides the format of a source, so a later record without a column that is read is an
+error, not a record of another format. A response may be empty, as a text or as a single message, since a
+policy may end at once. An empty message among several is more likely a mistake, and is refused.
 
 Not handled: images; texts to continue online without `prompt_key: text`.
 """
@@ -77,8 +77,8 @@ class Format:
 
     Attributes:
         name: the format's name in the table at the head of this file.
-        columns: the columns by which it is recognised.
-        prompt: the column of the prompt, or None.
+        columns: the columns that a record of this format must have.
+        prompt: the column of the prompt; None if the format has no such column.
     """
 
     name: str
@@ -87,18 +87,19 @@ class Format:
 
 
 class Layout:
-    """The columns that hold the prompt, the reference and the responses of a source's records. The first
-    record decides the format of all.
+    """The columns that hold the prompt, the reference answer and the responses of a source's records. The
+    first well-formed record decides the format of all.
 
     Args:
         prompt_key: column of the prompt, or of a conversation.
-        reference_key: column of the reference: a string, a number, or a response.
+        reference_key: column of the reference answer, which is a string, a number, or a response.
         responses: columns of the recorded responses, the best first; empty if none are read.
         score_key: column of the responses' scores.
-        numbers: further columns that hold a number in every record, each with the setting that names it.
+        numbers: names of further columns that must hold a number in every record, each with the setting that
+            named the column.
 
     Attributes:
-        format: format of the source; None before its first record.
+        format: format of the source; None before its first well-formed record.
     """
 
     def __init__(
@@ -117,15 +118,15 @@ class Layout:
         self.format: Format | None = None
 
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
-        """Return the prompt of a record.
+        """Return the prompt of a record, with the record's other columns under their names.
 
-        A prompt is a string (one user message) or a list of messages. The other columns keep their names;
-        those of the responses become strings, or lists of {"role", "content"} and further fields without
-        the prompt.
+        In the record, a prompt is a string (one user message) or a list of messages. In the result, a
+        response is a string, or a list of messages that does not repeat the prompt; each message is a dict of
+        "role", "content" and further fields.
 
         Raises:
-            DataError: the record is malformed, or not of the format; names `where`, the field, what was
-                expected and found, and what to do.
+            DataError: the record is malformed, or not of the source's format. The message names `where`, the
+                field, what was expected, what was found, and what to do.
         """
         record = checked(record, where)
         form = self.format or self._recognised(record, where)
@@ -200,7 +201,8 @@ class Layout:
     def _split(
         self, record: dict[str, Any], form: Format, where: str
     ) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Return the messages of the prompt, and the other columns."""
+        """Return the messages of the prompt, and the other columns. A response that shares a column with the
+        prompt gets a column of its own."""
         columns = {name: value for name, value in record.items() if name != form.prompt}
         if self._is_whole(record, form):
             return self._implicit(columns, where)
@@ -234,8 +236,8 @@ class Layout:
         return self._implicit(columns, where)
 
     def _is_whole(self, record: Mapping[str, Any], form: Format) -> bool:
-        """Return whether the prompt of a preference is a text and both responses are conversations that begin
-        before the assistant's turn."""
+        """Return whether both responses of a preference are read and are complete conversations, which begin
+        with another message than the assistant's, while the prompt is a text."""
         pair = [record.get(name) for name in self._pair]
         is_beside = (
             form.name == PREFERENCE
@@ -250,8 +252,9 @@ class Layout:
         )
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Return the common prompt of a preference and the columns with the rest of each response, as TRL's
-        `extract_prompt` does: a blank before the first difference of two texts belongs to the responses."""
+        """Return the prompt with which both responses of a preference begin, and the columns with the rest of
+        each response. If the common beginning of two texts ends with a blank, the blank belongs to the
+        responses, as in TRL's `extract_prompt`."""
         pair = [_field(columns, name, where, "prompts.responses") for name in self._pair]
         place = f"{where}: fields {self._pair[0]!r} and {self._pair[1]!r}"
         if all(isinstance(value, str) for value in pair):
@@ -304,10 +307,10 @@ class Layout:
 
 def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[str]:
     """Return the names of a record's parts that are not rendered: the column `tools`, and fields of messages
-    that the template does not read. A `weight` counts as read: it sets the loss mask.
+    that the template does not read. The field `weight` counts as read, since it sets the loss mask.
 
     Args:
-        reads: returns whether the template reads a field.
+        reads: returns whether the template reads the field of a given name.
     """
     messages = [
         entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)
@@ -327,7 +330,7 @@ def scores_of(
     single response that has one; else 1 for the first response and 0 for the others.
 
     Raises:
-        DataError: the scores are not one number a response, or a label is neither true nor false.
+        DataError: the scores are not one number per response, or a label is neither true nor false.
     """
     if score_key is None and len(responses) == 1 and "label" in columns:
         label = _TRUTHS.get(str(columns["label"]).lower())
@@ -352,8 +355,8 @@ def scores_of(
 
 
 def number_of(value: Any) -> float | None:
-    """Return a value as a number: a number, a text that holds one, as in a CSV, or 1 or 0 for true or false.
-    None for any other value."""
+    """Return the finite number that a value is, or that it holds as text (as in CSV); 1 for true and 0 for
+    false; None for any other value."""
     truth = _TRUTHS.get(str(value).lower())
     try:
         found = (
@@ -365,7 +368,8 @@ def number_of(value: Any) -> float | None:
 
 
 def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, ...]:
-    """Return the known formats under the names of a layout's columns; those with more columns come first."""
+    """Return the known formats with the column names of a layout. Formats with a column of the prompt come
+    first; among them, and among the others, those with more columns."""
     return (
         Format(PREFERENCE, (prompt, *pair), prompt),
         Format(UNPAIRED, (prompt, single, "label"), prompt),
@@ -381,7 +385,7 @@ def checked(record: Any, where: str) -> dict[str, Any]:
     """Check that a record holds only plain values that can be stored, and return it as a dict.
 
     Raises:
-        DataError: it does not; names the field.
+        DataError: it does not. The message names the field.
     """
     if not isinstance(record, Mapping):
         raise DataError(
@@ -399,7 +403,7 @@ def checked(record: Any, where: str) -> dict[str, Any]:
 
 
 def _trouble(value: Any, depth: int = 0) -> str | None:
-    """Return what in a value cannot be stored, or None."""
+    """Return a description of the first part of a value that cannot be stored, or None if all can."""
     if depth > _MAX_DEPTH:
         return f"values nested deeper than {_MAX_DEPTH}"
     if type(value) not in KINDS:

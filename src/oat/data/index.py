@@ -1,11 +1,12 @@
-"""The first pass over a source. Every record is read, checked and rendered once before the run starts, so no
-malformed record is met later. The pass makes an index of 24 bytes a record. A long pass continues in worker
-processes on all cores. `data/index_cache.py` remembers indexes.
+"""The first pass over a source. It reads, checks and renders every record once before the run starts, so the
+run meets no malformed record later. The pass makes an index with 24 bytes per kept record.
+`data/index_cache.py` remembers indexes.
 
-Workers take over after three seconds. They are processes, because most of the time goes into Python code and
-templates, which threads of one interpreter cannot run in parallel. Blocks are added in their order, so the
-index, and the first error, are those of a single process. When a record is read again, its checksum shows
-whether it is the record that passed.
+A pass that takes longer than three seconds continues in worker processes, one for each core, up to 16. They
+are processes, because most of the time goes into Python code and templates, which threads of one interpreter
+cannot run in parallel. The workers' results are joined in the order of the records, so the index and the
+first error are the same as with a single process. When a record is read again, its checksum shows whether it
+is still the record that the pass checked.
 """
 
 import os
@@ -30,7 +31,7 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt
 
 ALONE_S = 3.0
-"""Seconds after which a pass continues in workers; they need about as long to start."""
+"""Seconds after which a pass continues in workers. Workers need about that long to start."""
 _BLOCK = 64
 """Records that a worker gets at once."""
 _FIRST = 3
@@ -40,7 +41,8 @@ _PATIENCE_S = 600.0
 _NO_LIMIT_GB = 1e5
 
 Item = tuple[int, int, Any]
-"""Place, row and record; a DataError stands in place of a record that cannot be parsed."""
+"""Place, row and record, as a `RecordReader` yields them. A record that cannot be parsed is replaced by a
+DataError."""
 
 
 @dataclass
@@ -48,17 +50,17 @@ class Index:
     """The result of a pass over a source's records, or over some of them.
 
     Attributes:
-        places, rows, checksums: place and row of the record of each kept prompt, and a checksum.
+        places, rows, checksums: for each kept record, its place, its row, and the checksum of its prompt.
         read: number of well-formed records.
         skipped: number of malformed records that are left out.
-        malformed: row and error of the first of them.
-        columns: names of the columns, beside the prompt, that any kept prompt has.
-        unrendered: by name of a column or field that is not rendered, the number of records that have it.
+        malformed: row and error of the first three malformed records.
+        columns: names of the columns, other than the prompt's, that any kept record has.
+        unrendered: for each column or field that is not rendered, the number of records that have it.
         format: format of all records.
-        longest: tokens of the longest kept prompt; with its longest recorded response, if responses are read.
-        over: number of kept prompts that have no room in the model's context.
-        first_over: row and tokens of the first of them.
-        cut: number of kept records that are cut to have room.
+        longest: tokens of the longest kept prompt, with its longest response if responses are read.
+        over: number of kept records that do not fit into the model's context.
+        first_over: row and number of tokens of the first record that does not fit.
+        cut: number of kept records that are cut.
         has_references: whether any kept prompt has a reference.
     """
 
@@ -98,7 +100,7 @@ class Index:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The index as plain data, bytes included; `of` reverses it."""
+        """The index as plain data and bytes, from which `of` makes an equal index."""
         kept = {name: getattr(self, name).tobytes() for name in _ARRAYS}
         form = self.format and [self.format.name, list(self.format.columns), self.format.prompt]
         return {
@@ -114,7 +116,7 @@ class Index:
         """Return the index that `plain` describes.
 
         Raises:
-            KeyError, TypeError, ValueError: these are not data from `plain`.
+            KeyError, TypeError, ValueError: the data did not come from `plain`.
         """
         found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["checksums"]))
         if not len(found.places) == len(found.rows) == len(found.checksums):
@@ -136,14 +138,14 @@ _ARRAYS = ("places", "rows", "checksums")
 
 @dataclass
 class Pass:
-    """The settings under which records become an index.
+    """A pass over a source's records, and the settings that decide its index.
 
     Attributes:
         name: name of the source, for messages.
-        is_array: the records have no lines of their own.
+        is_array: the records are objects of a JSON array, which messages number instead of naming a line.
         is_json: the records hold only values that JSON can express.
-        layout: takes the format of all records from the first sound one.
-        fit: None renders nothing, and keeps every prompt.
+        layout: the columns of the records; the pass sets its format from the first well-formed record.
+        fit: renderer and limits on length; None renders nothing and keeps every record.
         skip: count malformed records instead of raising an error.
     """
 
@@ -209,7 +211,8 @@ class Pass:
             index.over += 1
 
     def _share_out(self, items: Iterator[Item], index: Index) -> None:
-        """Index the remaining records on all cores, and add the results in the order of the blocks."""
+        """Index the remaining records in worker processes, and add their results to `index` in the order of
+        the records."""
         assert self.fit is not None, "what needs no rendering is read by one process"
         cores = min(os.cpu_count() or 1, _MAX_WORKERS)
         workers = Workers(
@@ -254,8 +257,8 @@ class Pass:
         }
 
     def _packed_blocks(self, items: Iterator[Item]) -> Iterator[bytes | dict[str, Any]]:
-        """Yield blocks for workers. A block that cannot be sent (a number beyond 64 bits, half a surrogate)
-        is replaced by its result, computed in this process."""
+        """Yield blocks of records for workers. A block that cannot be sent, for example because of a number
+        beyond 64 bits or a lone surrogate, is replaced by its result, computed in this process."""
         while block := list(islice(items, _BLOCK)):
             try:
                 yield msgspec.msgpack.encode([self._packed(*item) for item in block])
@@ -263,7 +266,8 @@ class Pass:
                 yield self.result(block)
 
     def result(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Return the plain index of a block, or {"error": what is wrong with a record}."""
+        """Return the index of a block as plain data, or {"error": message} if a record is malformed and
+        `skip` is False."""
         index = Index()
         try:
             for item in items:
@@ -282,7 +286,8 @@ class Pass:
 
 
 def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
-    """Make the function that a worker calls with a packed block; it returns `Pass.result` of the block."""
+    """Return the function that a worker process calls with each packed block, and that returns `Pass.result`
+    of the block."""
     layout = Layout(*arguments["layout"])
     layout.format = Format(arguments["format"][0], tuple(arguments["format"][1]), arguments["format"][2])
     renderer = unpacked(arguments["renderer"])
@@ -302,7 +307,7 @@ def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
 
 
 def packed(renderer: Renderer) -> dict[str, Any]:
-    """Return a renderer as plain data, of which `unpacked` makes an equal one in any process."""
+    """Return a renderer as plain data, from which `unpacked` makes an equal renderer in any process."""
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
         renderer.tokenizer.save_pretrained(folder)
         files = {
@@ -314,7 +319,7 @@ def packed(renderer: Renderer) -> dict[str, Any]:
 
 
 def unpacked(plain: Mapping[str, Any]) -> Renderer:
-    """Return the renderer that `packed` describes."""
+    """Return the renderer whose plain data `packed` returned."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
@@ -326,7 +331,7 @@ def unpacked(plain: Mapping[str, Any]) -> Renderer:
 
 
 def checksum_of(prompt: Prompt) -> int:
-    """Return a checksum of everything in a record."""
+    """Return the CRC-32 of a prompt's messages, reference answer and columns."""
     fields = [message.fields for message in prompt.messages if message.fields]
     return zlib.crc32(repr((prompt.messages, prompt.reference, prompt.columns, *fields)).encode())
 

@@ -1,14 +1,14 @@
-"""Indexes of large files, remembered under a checksum of everything that decides them: the data's bytes, the
-tokenizer, the template, the settings that read them, and the code that does. A run that is continued, or
-another run over the same data, need not read every record again.
+"""A cache of the indexes of large files. An index is stored under a checksum of everything that decides it:
+the data's bytes, the tokenizer, the template, the settings, the versions of libraries, and the code. A run
+that is continued, or another run over the same data, need not check and render every record again.
 
-Indexes lie in the run's directory and in `$XDG_CACHE_HOME/oat` (`~/.cache/oat`), which only this user may
-write to. A file is a SHA-256, then MessagePack. A damaged file is made anew, and all of them may be deleted
-at any time.
+Indexes are stored in the run's directory and in `$XDG_CACHE_HOME/oat/indexes` (by default
+`~/.cache/oat/indexes`). A folder that other users may write to is not used. A file is a SHA-256, then
+MessagePack. A damaged file is replaced, and the files may be deleted at any time.
 
-Only the indexes of data of a megabyte or more are remembered. The checksum reads all of the data,
-because times and sizes can mislead. Functions and iterators may give other records each time, so they
-are always read.
+Only the indexes of data of a megabyte or more are remembered. Computing the checksum reads all of the data,
+because modification times and sizes can mislead. Functions and iterators may return other records each time,
+so their indexes are never remembered.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from oat.data.sources import RecordReader
 from oat.errors import warn
 
 LARGE = 2**20
-"""Bytes of data from which on an index is remembered; less is read in a second."""
+"""Least bytes of data whose index is remembered. Less data are read in a second."""
 MAX_BYTES = 2**30
-"""Bytes of all indexes in one folder; beyond it, the least recently used are deleted."""
+"""Limit on the bytes of all indexes in one folder. Beyond it, the least recently used are deleted."""
 _ENDING = ".index"
 _CODE = (
     "data/fit",
@@ -44,7 +44,7 @@ _CODE = (
 
 
 def cache_folders() -> list[Path]:
-    """Return the folders that remember indexes across runs; none if the user has no home."""
+    """Return the folders of indexes that all runs share; an empty list if the user has no home folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not named.is_absolute():
         try:
@@ -58,8 +58,8 @@ class IndexCache:
     """The remembered index of one pass over one source.
 
     Args:
-        max_records: most records that the pass reads.
-        folders: folders of indexes, the nearest first; without any, nothing is remembered.
+        max_records: largest number of records that the pass reads; None reads all.
+        folders: folders of indexes, in the order of the search; if empty, nothing is remembered.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class IndexCache:
         self._name = _digest(first_pass, self._files or (), max_records) + _ENDING if self._folders else ""
 
     def index(self) -> Index | None:
-        """Return the remembered index, or None."""
+        """Return the remembered index, or None if no folder has an undamaged one."""
         for folder in self._folders:
             with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
                 data = (folder / self._name).read_bytes()
                 if hashlib.sha256(data[32:]).digest() == data[:32]:
-                    with suppress(OSError):  # a file that is only readable is used too
+                    with suppress(OSError):  # a file that may only be read is used too
                         os.utime(folder / self._name)
                     return Index.of(msgspec.msgpack.decode(data[32:]))
         return None
 
     def keep(self, index: Index) -> None:
-        """Remember an index, unless the data changed since the pass began. A folder that cannot be written to
-        is passed over."""
+        """Store an index in every folder that can be written to, unless the data changed since this object
+        was made."""
         if not self._folders or _state(self._files) != self._state:
             return
         data = msgspec.msgpack.encode(index.plain)
@@ -109,7 +109,7 @@ class IndexCache:
 
 
 def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
-    """Return size and modification time of each file; an empty list if one is missing."""
+    """Return size and modification time of each file; an empty list if there are none or one is missing."""
     try:
         return [(each.stat().st_size, each.stat().st_mtime_ns) for each in files or ()]
     except OSError:
@@ -125,7 +125,8 @@ def _make(folder: Path) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether nobody else can write to a folder; true for one that does not exist yet."""
+    """Return whether nobody but this user can write to a folder, and warn if somebody can. A folder that does
+    not exist yet counts as private."""
     try:
         found = folder.stat()
     except OSError:
@@ -172,7 +173,7 @@ def _settings(first_pass: Pass) -> Iterator[Any]:
 
 
 def _contents(first_pass: Pass, files: Sequence[Path]) -> Iterator[bytes]:
-    """Yield the contents of the tokenizer and of the data."""
+    """Yield the contents of the tokenizer's files and of the data's."""
     if first_pass.fit is not None:
         for name, content in sorted(packed(first_pass.fit.renderer)["tokenizer"].items()):
             yield f"{name} {len(content)}\n".encode() + content

@@ -1,4 +1,5 @@
-"""Messages in data: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, further fields."""
+"""Reads messages in data: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, further
+fields."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
@@ -18,7 +19,7 @@ _SHAREGPT = {
 OWN_FIELDS = frozenset({"role", "content", "from", "value"})
 """Names of the fields that hold a message's role and text."""
 _INSTEAD = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""Fields of an assistant's message that may stand in place of its text."""
+"""Fields of an assistant's message that make its text optional."""
 KINDS = {
     dict: "an object",
     list: "a list",
@@ -31,10 +32,11 @@ KINDS = {
 
 
 def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
-    """Return a string, as one user message, or a list of messages as a prompt.
+    """Return the messages of a prompt. A string is one user message.
 
     Raises:
-        DataError: it is neither, or does not end with a message from user or tool.
+        DataError: the value is neither a string nor a list of messages, a message is malformed, or the last
+            one is not from user or tool.
     """
     return ending(
         conversation_of([{"role": "user", "content": value}] if isinstance(value, str) else value, where),
@@ -43,10 +45,10 @@ def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
-    """Return a list of messages without empty system messages.
+    """Return the messages of a list, without empty system messages.
 
     Raises:
-        DataError: it is no list, holds no message, or one of its messages is malformed.
+        DataError: the value is no list, holds no message, or one of its messages is malformed.
     """
     if not isinstance(value, list):
         raise DataError(
@@ -71,7 +73,8 @@ def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def first_learned(messages: tuple[Message, ...]) -> int:
-    """Return the index of the assistant's first answer that is learned; of the last message if none is."""
+    """Return the index of the first assistant's message that answers a user or a tool and whose weight is not
+    0; if there is none, the index of the last message."""
     answers = (
         n
         for n in range(1, len(messages))
@@ -81,8 +84,8 @@ def first_learned(messages: tuple[Message, ...]) -> int:
 
 
 def _is_empty_system(entry: Any) -> bool:
-    """Return whether an entry is a system message without text; tables fill these in where a conversation has
-    no system message."""
+    """Return whether an entry is a system message without text. Tables have such entries for conversations
+    without a system message."""
     if role_of(entry) != "system":
         return False
     text = entry.get("value" if entry.get("from") is not None else "content", "?")
@@ -90,10 +93,10 @@ def _is_empty_system(entry: Any) -> bool:
 
 
 def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    """Return the messages of a prompt.
+    """Check that a prompt ends with a message from user or tool, and return the messages.
 
     Raises:
-        DataError: they do not end with a message from user or tool.
+        DataError: it does not.
     """
     last = messages[-1].role if messages else "none"
     if last not in ("user", "tool"):
@@ -105,14 +108,14 @@ def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
 
 
 def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
-    """Return a response as text, or as messages from the assistant's first to its last; messages that repeat
-    the prompt are removed.
+    """Return a response as text, or as a list of messages that begins and ends with the assistant's. Messages
+    that repeat the prompt are removed.
 
-    An empty response ends at once: it is an empty text, or one message with an empty text and nothing else.
+    A response may be empty: an empty text, or one message with an empty text and nothing else.
 
     Raises:
-        DataError: the response is malformed, has an empty message among several, has weight 0 throughout, or
-            has two messages of the assistant in a row.
+        DataError: the response is malformed, has an empty message among several, has weight 0 on all of the
+            assistant's messages, or has two messages of the assistant in a row.
     """
     if isinstance(value, str):
         return value
@@ -138,10 +141,12 @@ def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | li
 
 
 def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    """Return the messages of a response: one message, or several, which may repeat the prompt first.
+    """Return the messages of a response, which is one message or a list. If the list begins with the prompt's
+    messages, these are removed.
 
     Raises:
-        DataError: they do not begin and end with an assistant's message.
+        DataError: a message is malformed, or the messages that are left do not begin and end with an
+            assistant's.
     """
     messages = conversation_of([value] if isinstance(value, dict) else value, where)
     messages = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
@@ -155,7 +160,8 @@ def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Me
 
 
 def _message(entry: Any, where: str) -> Message:
-    """Return an entry as a message. Null fields do not count, since tables fill them in for absent ones."""
+    """Return an entry as a message. A null field counts as missing, since tables store missing fields as
+    null."""
     keys = (
         ("from", "value")
         if isinstance(entry, dict) and entry.get("from") is not None
@@ -197,7 +203,7 @@ def _message(entry: Any, where: str) -> Message:
 
 
 def _says_otherwise(fields: Mapping[str, Any]) -> bool:
-    """Return whether an assistant's message has tool calls or reasoning, so that it needs no text."""
+    """Return whether an assistant's message has tool calls or reasoning, and so needs no text."""
     return any(fields.get(name) for name in _INSTEAD)
 
 
@@ -230,14 +236,14 @@ def _part(part: Any, where: str) -> str:
 
 
 def _without_null(value: Any) -> Any:
-    """Remove null fields at every depth, since tables fill them in at every depth."""
+    """Remove null fields at every depth, since tables store missing fields as null at every depth."""
     if isinstance(value, dict):
         return {name: _without_null(part) for name, part in value.items() if part is not None}
     return [_without_null(part) for part in value] if isinstance(value, list) else value
 
 
 def role_of(entry: Any) -> str | None:
-    """Return the role of a message, or None if it has none that is known."""
+    """Return the role of a message, or None if it has no known role."""
     if not isinstance(entry, dict):
         return None
     sender = entry.get("from")

@@ -1,9 +1,10 @@
 """The sources of prompts, and the prompts of one source, read on demand. `data/sources.py` reads files,
-datasets and Python; `data/formats.py` says what the columns of a record are.
+datasets and Python; `data/formats.py` says which columns hold what.
 
-Records without a place to index (Parquet, iterators) are copied as JSON lines to an unnamed file in the run
-directory. So there is one mechanism for all of them, no row group is decoded for one record, and nothing is
-left to clean up after a kill. A continued run writes the file anew.
+Records that can only be read in order (Parquet, streamed datasets, iterators) are copied as JSON lines to an
+unnamed file in the run directory. So one mechanism serves all such sources, no row group of Parquet is
+decoded for a single record, and nothing is left to clean up after a kill. A continued run writes the file
+again.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ class Source:
 
     Attributes:
         records: a source as listed at the head of `data/sources.py`.
-        weight: its share of a run's prompts, relative to the weights of the other sources.
+        weight: the source's share of a run's prompts, relative to the weights of the other sources.
         split: split of a dataset that has several; None means `train`.
 
     Raises:
@@ -67,26 +68,26 @@ class Source:
 class PromptSet:
     """The prompts of one source, read from it on demand; only the place of each record stays in memory.
 
-    The constructor reads, checks and renders every record once (`data/index.py`), unless its index is
-    remembered. JSONL and CSV files are then read in place, and must not change: a changed record is an
-    error. Saved datasets, lists and JSON arrays are indexed. Sources that can only be read in order
-    (Parquet, streamed datasets, iterators) are copied as JSON lines to a file without a name, which vanishes
-    with the process.
+    The constructor reads, checks and renders every record once (`data/index.py`), unless a cache has the
+    source's index. Afterwards, each record is read when it is needed: in JSONL and CSV files at its byte, and
+    in saved datasets, lists and JSON arrays by its number. Sources that can only be read in order (Parquet,
+    streamed datasets, iterators) are copied as JSON lines to an unnamed file, which vanishes with the
+    process. The data must not change: reading a changed record is an error.
 
     Args:
         fit: the renderer, and limits on length; None renders nothing and keeps all prompts.
-        max_prompts: read only the first so many records.
-        skip: leave malformed records out and count them.
-        folder: folder for the file without a name; by default the system's folder for temporary files.
-        caches: folders that remember indexes.
+        max_prompts: largest number of records that are read, from the first; None reads all.
+        skip: leave malformed records out and count them, instead of raising an error.
+        folder: folder for the unnamed file; by default the system's folder for temporary files.
+        caches: folders of remembered indexes (`IndexCache`).
 
     Attributes:
         index: the result of the first pass.
 
     Raises:
-        DataError: the source cannot be read or has no record, or a record is malformed; names source, row and
-            field, what was expected and found, and what to do.
-        ConfigError: a function cannot be loaded.
+        DataError: the source cannot be read or has no well-formed record, or a record is malformed and `skip`
+            is False. The message names source, row and field, what was expected and found, and what to do.
+        ConfigError: the function that the source names cannot be loaded.
     """
 
     def __init__(
@@ -122,8 +123,12 @@ class PromptSet:
         return len(self.index)
 
     def __getitem__(self, number: int) -> Prompt:
-        """Return a prompt by its number, from 0. Its row is as the head of `data/sources.py` says; its
-        occurrence is this number."""
+        """Return the prompt with index `number`, from 0, which is also the prompt's occurrence. The head of
+        `data/sources.py` says what its row is.
+
+        Raises:
+            DataError: the record can no longer be read, or has changed.
+        """
         place, row, checksum = (int(value) for value in self._entries[:, number])
         record = self._reader.at(place, row)
         if isinstance(record, DataError):
@@ -141,12 +146,14 @@ class PromptSet:
 
     @property
     def digest(self) -> str:
-        """A checksum of all prompts in order, wherever the data lie; against mistakes, not against malice."""
+        """A checksum of all prompts in order, the same wherever the data are stored. It detects mistakes, not
+        deliberate changes."""
         return hashlib.sha256(self._entries[1:].tobytes()).hexdigest()[:32]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people: one on the format, one each on records left out and parts not rendered."""
+        """Sentences for people: one about the format; one about parts that are not rendered, and one about
+        malformed records that are left out, if there are any."""
         form = self.layout.format
         assert form is not None, "a set has at least one record"
         further = (
@@ -167,7 +174,7 @@ class PromptSet:
         return tuple(notes)
 
     def _wrong(self) -> str:
-        """Return the error of the first malformed record, and the places of some others."""
+        """Return the error of the first malformed record, and the places of the next two."""
         (_, trouble), *others = self.index.malformed
         more = ["..."] if self.index.skipped > len(self.index.malformed) else []
         return ", ".join([trouble, *(self._place(row) for row, _ in others), *more])
@@ -195,6 +202,6 @@ def read_prompts(
     """Return all prompts of a source, in its order and in memory.
 
     Raises:
-        DataError, ConfigError: as `PromptSet`.
+        DataError, ConfigError: as the constructor of `PromptSet`.
     """
     return list(PromptSet(source, Layout(prompt_key, reference_key), max_prompts=max_prompts))

@@ -1,5 +1,5 @@
-"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads each
-prompt when it is taken."""
+"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads a
+prompt only when the run takes it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,49 +23,51 @@ from oat.types import Prompt
 class Prompts:
     """The prompts of one or several sources, in a seeded order, with a cursor.
 
-    The n-th prompt of a run is a function of data, seed and n. Epoch e of the first source is the permutation
-    drawn by the generator at ("prompts", e); epoch e of the i-th source, from 0, by that at ("prompts", e,
-    i). A take that reaches the end of an epoch goes on in the next, so no tail is dropped. Several sources
-    take turns as `interleave` says, each with its own epochs.
+    The n-th prompt of a run depends only on the data, the settings, the seed and n. In its epoch e, the first
+    source gives its prompts in the permutation drawn by the generator at ("prompts", e). For a further source
+    with index i, from 1, the generator is that at ("prompts", e, i). At the end of an epoch, `take` continues
+    with the next epoch, so no tail is dropped. Several sources take turns as `interleave` says, each with its
+    own epochs.
 
     Args:
         source: a source as listed at the head of `data/sources.py` (a path, a name, records or a function);
             or several `Source`.
         prompt_key, reference_key, responses, score_key, numbers: columns of a record, as `Layout` reads them.
-        on_bad_record: stop at a malformed record with an error, or skip and count it.
-        max_prompts: read only the first so many records of each source.
-        max_tokens: longest prompt in rendered ids; a longer one is left out together with its reference. None
-            keeps all. Every prompt that is read is rendered, so a prompt that cannot be rendered is known
-            before a run starts.
-        too_long: what becomes of recorded data without room, as in `Fit`.
-        room: most tokens that the model's context leaves for a prompt; a longer one is an error. None if no
-            context is known.
+        on_bad_record: "stop" raises an error at a malformed record; "skip" leaves it out and counts it.
+        max_prompts: largest number of records that are read of each source; None reads all.
+        max_tokens: largest number of tokens of a rendered prompt, with its longest response if responses are
+            read; None sets no limit. A longer prompt is left out, unless `too_long` cuts it. Every prompt is
+            rendered here, so one that cannot be rendered is found before the run starts.
+        too_long: what becomes of recorded data that are too long, as in `Fit`.
+        room: largest number of tokens of a prompt, with its longest response if responses are read, that fits
+            into the model's context; a longer one is an error, unless `too_long` cuts it. None if no context
+            is known.
         room_is: how `room` was computed, for messages.
-        epochs: the order ends after so many times `size` prompts. By then every source has given its share
-            of them, so a source of great weight has come round more often than one of small weight. None
-            never ends.
+        epochs: the order ends after `epochs` times `size` prompts; None never ends it. The sources share
+            these prompts by weight, so a source with a large weight may be repeated more often than another.
         shuffle: False takes the records of a source in their stored order, in every epoch.
-        folder: for copies of sources that can only be read in order, as in `PromptSet`.
-        caches: folders that remember indexes, as in `PromptSet`.
-        shard: (rank, count): take every `count`-th prompt of the one order, from the `rank`-th. The shards
-            are disjoint and together make the order.
+        folder: folder for copies of sources that can only be read in order, as in `PromptSet`.
+        caches: folders of remembered indexes, as in `PromptSet`.
+        shard: (rank, count): take every `count`-th prompt of the order, from the one with index `rank`. Each
+            prompt of the order is in exactly one shard.
 
     Attributes:
         fit: limits on the length of prompts, and how recorded data are cut.
-        size: prompts of all sources together: an epoch.
+        size: number of prompts in all sources, each counted once.
         dropped: number of prompts left out because they are too long.
-        cut: number of recorded data that are cut to have room.
+        cut: number of records whose prompt or responses are cut.
         skipped: number of malformed records left out.
-        longest: tokens of the longest prompt; with its longest recorded response, if responses are read.
-        columns: names of the columns that any prompt has.
-        has_references: whether any prompt has a reference.
-        has_responses: whether responses are read, so that lengths count prompts with their longest response.
+        longest: tokens of the longest prompt, with its longest response if responses are read.
+        columns: names of the columns, other than the prompt's, that any prompt has.
+        has_references: whether any prompt has a reference answer.
+        has_responses: whether responses are read.
         formats: names of the formats of the sources.
-        notes: for people, one sentence about the format of each source, and about what was left out of it.
+        notes: sentences for people about each source: its format, and what was not rendered, left out or cut.
 
     Raises:
-        DataError: a source or a record cannot be used, a prompt cannot be rendered or has no room, or no
-            prompt of a source is left.
+        DataError: a source or a record cannot be used, a prompt cannot be rendered or does not fit into the
+            context, or no prompt of a source is left.
+        ConfigError: the function that a source names cannot be loaded.
     """
 
     def __init__(
@@ -125,8 +127,8 @@ class Prompts:
         self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next n prompts; fewer, or none, when the epochs are used up. The occurrence of each is
-        its place in the one order."""
+        """Return the next n prompts; fewer, or none, when the epochs are used up. The occurrence of a prompt
+        is its index in the order of all shards."""
         rank, count = self._shard
         start = rank + self._taken * count
         end = start + n * count if self._end is None else min(start + n * count, self._end)
@@ -136,13 +138,14 @@ class Prompts:
         return taken
 
     def all(self) -> list[Prompt]:
-        """Return every prompt in the order of the sources, for evaluation; the occurrence of each is its
-        place in this list. The cursor does not move."""
+        """Return every prompt in stored order, one source after another, for evaluation. The occurrence of a
+        prompt is its index in this list. The cursor does not move."""
         prompts = [prompt for pool in self._pools for prompt in pool.prompts]
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
     def spread(self, count: int) -> list[Prompt]:
-        """Return at most `count` prompts, spread evenly over the stored sources. The cursor does not move."""
+        """Return at most `count` prompts, evenly spaced in the stored order of all sources. The cursor does
+        not move."""
         places = sorted(
             {place * self.size // min(count, self.size) for place in range(min(count, self.size))}
         )
@@ -165,7 +168,7 @@ class Prompts:
         return {"taken": self._taken, "data": self.digests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on after the prompts that another instance, over the same data, seed and shard, had taken.
+        """Set the cursor to that of another instance, which has the same data, seed and shard.
 
         Raises:
             DataError: the data have changed.
@@ -174,7 +177,7 @@ class Prompts:
         self._taken = state["taken"]
 
     def refuse_others(self, digests: Sequence[str]) -> None:
-        """Check the prompts of each source against those that a run began with.
+        """Compare the digest of each source with `digests`, those of the data that the run began with.
 
         Raises:
             DataError: the data have changed.
@@ -195,7 +198,7 @@ class Prompts:
         return self._pools[number].at(turn)
 
     def _count(self, source: Source, index: Index) -> None:
-        """Add a source's index to the totals of all sources, and note what is left out or cut.
+        """Add the counts of a source's index to those of all sources, and note what is left out or cut.
 
         Raises:
             DataError: no prompt of the source is left.
@@ -231,7 +234,7 @@ class Prompts:
 
 
 class _Pool:
-    """The prompts of one source, in a different order each epoch."""
+    """The prompts of one source, in another order in each epoch if they are shuffled."""
 
     def __init__(self, prompts: PromptSet, seeds: Seeds, number: int, shuffle: bool):
         self.prompts = prompts
@@ -241,7 +244,7 @@ class _Pool:
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
 
     def at(self, turn: int) -> Prompt:
-        """Return the prompt that this source gives after `turn` others."""
+        """Return the prompt that this source gives after `turn` of its prompts."""
         epoch, place = divmod(turn, len(self.prompts))
         if not self._shuffle:
             return self.prompts[place]
@@ -268,16 +271,20 @@ def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: s
 
 
 def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:
-    """Return how several sources take turns, in proportion to their weights and without a pattern.
+    """Return the order in which several sources take turns: random, and in proportion to their weights.
 
-    Let w be a source's share of the weights. It has one place in each stretch of 1/w, drawn uniformly (at
-    ("mixture", source), the stretch being the position), and the places of all sources are taken in ascending
-    order. Of the first n prompts of a run the source therefore has n w, to within 1 + w times the number of
-    sources, however large n is; and the beginning of the order does not depend on n.
+    Let w be a source's weight divided by the sum of all weights, and S the number of sources. Each source
+    divides the positive numbers into intervals of length 1/w, and draws one number uniformly from each
+    interval (key ("mixture", source), position: index of the interval). The numbers of all sources in
+    ascending order give the turns. So for every n, the number of prompts that a source has among the first n
+    differs from n w by at most 1 + w S. The first turns are the same for every n.
+
+    Args:
+        n: number of turns to return.
 
     Returns:
-        For each of the first n prompts: the number of its source, and how many of that source came before.
-        (n,) int64 each.
+        For each turn, the index of the source, and the number of turns that this source had before. (n,)
+        int64 each.
     """
     shares = np.array(weights) / max(weights)
     shares /= math.fsum(shares)

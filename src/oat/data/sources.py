@@ -1,24 +1,24 @@
-"""Records of files, datasets and Python, in order and by place. The data are hostile, so every record that
-cannot be read is reported with its place.
+"""Reads records from files, datasets and Python, in order and by place. Data are not trusted, so the error of
+a record that cannot be read names the record's place.
 
 | source | is | row of a record |
 | --- | --- | --- |
-| `file.jsonl`, or any file of another ending | one JSON object a line, UTF-8 | line |
+| `file.jsonl`, or a file with an ending not listed here | one JSON object per line, UTF-8 | line |
 | `file.json` | the same, or one array of such objects | line, or place from 1 |
 | `file.csv` | a first line of column names, UTF-8; every value is text | its last line |
 | `file.parquet` | a table | place, from 1 |
 | a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | place, from 1 |
-| `org/name`, `org/name@config` | a dataset of the hub, or of its cache | place, from 1 |
+| `org/name`, `org/name@config` | a dataset of the hub, or of its local cache | place, from 1 |
 | `file.py:function`, `package.module:function` | a function without arguments | place, from 1 |
 | an iterable of records, a function, a dict of them by split | from Python only | place, from 1 |
 
-A byte-order mark, CRLF and blank lines are accepted. A function must return the same iterable of records
-every time. Packed files (gz, zip and the like) are refused; the user unpacks them.
+A byte-order mark, CRLF and blank lines are accepted. A function must return the same records every time.
+Packed files (gz, zip and the like) are refused; the user unpacks them.
 
-No code that comes with a dataset is run: `datasets` runs none since 4.0, and older versions are refused.
+No code that comes with a dataset is run: `datasets` has run none since 4.0, and older versions are refused.
 
-A reader yields the error of a record in the record's place, because a generator that raises is finished.
-`on_bad_record: skip` is therefore one loop.
+For a record that cannot be parsed, a reader yields the error instead of raising it, since a generator that
+has raised cannot continue. So the caller can skip such records (`on_bad_record: skip`) and read on.
 """
 
 import importlib
@@ -67,14 +67,15 @@ class RecordReader(Protocol):
         be parsed is replaced by a DataError."""
 
     def at(self, place: int, row: int) -> Any:
-        """Return the record at a place; callable once all records were read, or after `prepare`."""
+        """Return the record at a place, or a DataError if it cannot be parsed. Call it only after all records
+        have been read in order, or after `prepare`."""
 
     def prepare(self) -> None:
-        """Do the work that `at` needs, for callers that do not read all records first."""
+        """Do the work that `at` needs, for a caller that does not read all records in order first."""
 
     def files(self) -> Sequence[Path] | None:
-        """Return the files that, together with the source's name, decide its records; None if the records are
-        made anew each time."""
+        """Return the files that decide, together with the source's name, which records it has; None if
+        something else decides too, such as a function."""
 
 
 def open_records(
@@ -84,12 +85,13 @@ def open_records(
 
     Args:
         name: the source's name in messages.
+        split: split of a dataset that has several; None means `train`.
         folder: folder for the copy of a source that can only be read in order; by default the system's folder
             for temporary files.
 
     Raises:
         DataError: the source cannot be read.
-        ConfigError: a function cannot be loaded.
+        ConfigError: the function that the source names cannot be loaded.
     """
     given = str(records) if isinstance(records, str | Path) else records
     if isinstance(given, str) and _is_dataset(given):
@@ -123,10 +125,10 @@ def open_records(
 
 
 class _Indexed:
-    """Records that are found by their number.
+    """Records that are found by their index.
 
     Args:
-        file: the JSON array that holds them, if there is one.
+        file: the file of a JSON array; None for other records.
         is_stored: the records are a dataset whose files stay on disk.
     """
 
@@ -141,7 +143,8 @@ class _Indexed:
         pass
 
     def files(self) -> Sequence[Path] | None:
-        """Return the file of a JSON array, or the files that a stored dataset maps into memory."""
+        """Return the file of a JSON array, or the files that a stored dataset maps into memory; None for
+        other records."""
         if self.file is not None:
             return [self.file]
         return [Path(each["filename"]) for each in self.records.cache_files] if self.is_stored else None
@@ -157,10 +160,10 @@ class _Indexed:
 
 
 class _Spooled:
-    """Records that can only be read in order; a copy on disk makes them readable by place.
+    """Records that can only be read in order. They are copied to disk, where `at` finds them by place.
 
     Args:
-        file: the file that holds them; None if they are made anew each time.
+        file: the Parquet file that holds the records; None for other sources.
     """
 
     is_json = False
@@ -204,8 +207,8 @@ class _Spooled:
 def _opened(
     function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False
 ) -> RecordReader:
-    """Open the records that a function of the user's returns, or a dataset: by number where they have
-    a length."""
+    """Open the records that `function` returns. Lists, tuples and datasets with a length are read by index;
+    all others are copied."""
     (found,) = _guarded(lambda: [_plain(function())], name)
     if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
         return _Indexed(found, name, is_stored=is_stored)
@@ -213,7 +216,7 @@ def _opened(
 
 
 def unboxed(value: Any, depth: int = 0) -> Any:
-    """Return a value with numpy's and torch's numbers as plain ones, and arrays and tuples as lists."""
+    """Return a value with numbers of numpy and torch as Python's, and arrays and tuples as lists."""
     if depth > _MAX_DEPTH or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -224,7 +227,8 @@ def unboxed(value: Any, depth: int = 0) -> Any:
 
 
 def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
-    """Yield what the user's code yields; an exception that it raises becomes a DataError."""
+    """Yield the records of the iterable that `function` returns. An exception of the user's code becomes a
+    DataError."""
 
     def refuse(what: str) -> DataError:
         return DataError(
@@ -264,7 +268,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _plain(found: Any) -> Any:
-    """Set a dataset that gives arrays or tensors to give plain values; other records stay as they are."""
+    """Return a dataset set to give plain values instead of arrays or tensors; return other records
+    unchanged."""
     return found.with_format(None) if hasattr(found, "with_format") else found
 
 

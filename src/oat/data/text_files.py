@@ -1,5 +1,5 @@
-"""JSON lines, JSON arrays and CSV, read record by record and found again by place. A record that cannot be
-read is reported with its place."""
+"""Reads JSON lines, JSON arrays and CSV. The records of JSON lines and CSV can be read again by place. The
+error of a record that cannot be read names the record's place."""
 
 import codecs
 import csv
@@ -20,7 +20,8 @@ ENDINGS = (".jsonl", ".json", ".csv", ".parquet", *PACKED)
 
 
 class Jsonl:
-    """The records of a file, one a line; a record's place is the byte where its line begins."""
+    """The records of a file with one JSON object per line. A record's place is the byte where its line
+    begins."""
 
     kind = "JSONL"
     is_json = True
@@ -64,7 +65,7 @@ class Jsonl:
 
 
 class Csv(Jsonl):
-    """The records of a CSV file, of one or more lines each; a record's place is the byte where it begins."""
+    """The records of a CSV file. A record may take several lines; its place is the byte where it begins."""
 
     kind = "CSV"
 
@@ -88,8 +89,8 @@ class Csv(Jsonl):
                 yield start, row, self._named(record, row)
 
     def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
-        """Yield the values of each record, or the DataError of one that cannot be read; reading then goes on
-        with the next line."""
+        """Yield place, row and values of each record. The values of a record that cannot be read are replaced
+        by a DataError, and reading continues with the next line."""
         csv.field_size_limit(_MAX_FIELD)
         while True:
             start, before = lines.place, lines.row
@@ -128,7 +129,7 @@ class Csv(Jsonl):
 
 
 class _Lines:
-    """The lines of a file as text; `place` is the byte after the last line that was read."""
+    """The lines of a file as text. `place` is the byte after the line that was read last."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file = file
@@ -155,10 +156,10 @@ class _Lines:
 
 
 def is_array(path: Path) -> bool:
-    """Return whether a file is one JSON array; otherwise it has one object a line.
+    """Return whether a file is one JSON array: its name ends in `.json`, and its content begins with `[`.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: a file whose name ends in `.json` cannot be read.
     """
     if path.suffix.lower() != ".json" or seen(path).is_dir():
         return False
@@ -183,7 +184,7 @@ def array_of(path: Path) -> list[Any]:
 
 
 def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
-    """Return the value, or the DataError that says why it cannot be parsed."""
+    """Return the value of a JSON text, or a DataError if the text cannot be parsed."""
     try:
         return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
