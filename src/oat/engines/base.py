@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def checksum(tensor: "torch.Tensor") -> int:
-    """CRC-32 of a tensor's bytes in row-major order; one flipped bit changes it."""
+    """Return the CRC-32 of a tensor's bytes in row-major order. One flipped bit changes it."""
     import torch
 
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -24,17 +24,18 @@ class Engine(Protocol):
     `reference`."""
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
-        """Completions as they finish, in any order, each with the index of its request."""
+        """Yield completions as they finish, in any order. `Completion.index` is the index of the request."""
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
-        """Raw log-probabilities of every token but the first of each sequence: (T - 1,) float32 each."""
+        """Return, for each sequence, the raw log-probabilities of all tokens but the first: (T - 1,) float32,
+        nats."""
 
     def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
-        """Give the slot these weights, drop every cached key and value of it, and read back the weights that
-        it holds now."""
+        """Set the slot's weights, and drop the keys and values that were cached with the old ones. Return the
+        version and the checksums of the weights that the slot holds now."""
 
     def version(self, slot: str) -> int:
-        """The version of the slot's weights."""
+        """Return the version of the slot's weights."""
 
     def work(self) -> Work:
-        """What `generate` has computed since this was first called."""
+        """Return the work of `generate` since the first call of this method."""

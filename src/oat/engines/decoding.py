@@ -1,9 +1,10 @@
-"""Continuous batching: rows enter, get one token a step, and leave.
+"""Continuous batching: rows enter the batch, get one token per step, and leave.
 
-A row is a request, known by its number among all of them. Rows enter while others are being decoded, as soon
-as enough places are free; the samples of a prompt enter together and share its pages. When the KV cache is
-full, the rows that came last leave again and wait. When they come back, their prompt and their tokens so far
-are computed anew; the draws go on where they were, since a token's random number has an address.
+A row is a request, identified by its index among all requests. Rows enter while others are being decoded, as
+soon as enough places are free. Samples of a prompt enter together and share its pages. When the KV cache is
+full, the rows that entered last leave again and wait. When they enter a second time, their prompt and their
+tokens so far are computed again. This does not change what is drawn, since a token's random number depends on
+its address alone.
 """
 
 from collections import deque
@@ -27,14 +28,14 @@ from oat.models.packing import pack
 from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 
 PASS_TOKENS = 16_384
-"""Most tokens of a forward pass over whole sequences."""
+"""Largest number of tokens of a forward pass over several complete sequences."""
 _ENTER_SHARE = 1 / 16
-"""Waiting rows enter when this share of all places is free, or no row is left."""
+"""Waiting rows enter when at least this share of `max_rows` is free, or when no row is being decoded."""
 _STEP = 16
-"""A step computes a multiple of so many rows, or, below it, a power of two."""
+"""A step computes a multiple of this number of rows; below it, a power of two."""
 _STOP_MARGIN = 8
-"""Tokens that are decoded before those that could hold a stop string, since the first characters of a decoded
-tail can be garbled."""
+"""Tokens that are turned into text before those that could hold a stop string, since the first characters of
+the text can be garbled."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -42,17 +43,17 @@ Decode = Callable[[Sequence[int]], str]
 class Decoding:
     """The running batch.
 
-    The axis N of arrays is all requests. The axis R of tensors is the rows that are decoded now, whose
-    numbers are `_held_R`; those that came last stand at the end.
+    Axis N has all requests. Axis R has the rows in the batch, in the order in which they entered; `_held_R`
+    has their indices.
 
     Args:
-        rooms: most tokens of each request; a request of 0 is idle.
-        max_rows: most rows at once.
-        pages: most pages of the cache; enough for any single row.
-        meter: counts what is computed, without idle rows and padding.
-        prompt_width: tokens of a prompt, padding included, in the passes over prompts. With it all rows enter
-            at once, none leaves, and no page is shared, so every shape of a matrix product is known
-            beforehand. None: prompts are packed, and rows come and go.
+        rooms: largest number of tokens that each request may get; a request with 0 is idle.
+        max_rows: largest number of rows in the batch.
+        pages: largest number of pages of the cache; enough for any single row.
+        meter: counts the computed work, without idle rows and padding.
+        prompt_width: number of tokens to which every prompt is padded. All rows then enter at once, none
+            leaves, and no page is shared, so the shape of every matrix product is known beforehand. None:
+            prompts are packed, and rows enter and leave.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, FinishReason]]:
-        """Sample one token for every row that is decoded now.
+        """Let waiting rows enter, and sample one token for every unfinished row in the batch.
 
         Returns:
-            The rows that finish with it, each with the reason.
+            The rows that finish with this token, each with the reason.
         """
         self._enter()
         ids_R = self._draw()
@@ -129,7 +130,12 @@ class Decoding:
         return finished
 
     def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
-        """The completion of a finished row; with the reason "aborted", of a row so far."""
+        """Return the completion of a finished row; with the reason "aborted", that of an unfinished row up to
+        its newest token.
+
+        Args:
+            index: index that the completion reports for its request.
+        """
         made = self._made_N[row]
         kept = None
         if self._keeps_N[row]:
@@ -141,11 +147,13 @@ class Decoding:
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
     def _groups(self) -> list[list[int]]:
-        """Rows with the same prompt, which enter together; each row by itself when shapes are fixed.
+        """Return groups of rows that enter together: rows with the same prompt or, if shapes are fixed, each
+        row by itself.
 
-        A step computes with as many readers of every shared page as the largest group has. So no group is
-        larger than the median of the rows of a prompt: a prompt that the data repeat is several groups. And
-        if rows have to wait, no group takes more than a quarter of the places, since it enters whole.
+        A step computes each shared page for as many readers as the largest group has rows. So no group is
+        larger than the median number of rows of a prompt, and a prompt that the data repeat has several
+        groups. If there are more requests than `max_rows`, a group has at most a quarter of `max_rows`, since
+        it can enter only as a whole.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
@@ -165,7 +173,7 @@ class Decoding:
         )
 
     def _enter(self) -> None:
-        """Let waiting rows enter, if there is room for enough of them."""
+        """Let waiting rows enter, if enough places are free and the cache has room for them."""
         held = len(self._held_R)
         free = self._max_rows - held
         entering: list[list[int]] = []
@@ -192,10 +200,10 @@ class Decoding:
         assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
-        """Compute the sequences of groups so far, each group once, and write them into the cache.
+        """Compute prompt and tokens so far once for each group, and write keys and values into the cache.
 
         Yields:
-            (rows, D) hidden states of the last tokens of their rows, pass by pass.
+            For each pass, the hidden state of the last token of each of its rows, (rows, D).
         """
         device = self._lm.device
         sequences = [
@@ -242,7 +250,7 @@ class Decoding:
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
 
     def _draw(self) -> Tensor:
-        """Draw and record one token a row; returns (R,) ids."""
+        """Draw and record one token per row. Return the ids, (R,)."""
         rows = len(self._held_R)
         logits_RV = self._lm.head(F.pad(self._hidden_RD, (0, 0, 0, filled_up(rows) - rows)))[:rows].float()
         drawable_RV = logits_RV[:, : self._num_tokens]
@@ -307,8 +315,8 @@ class Decoding:
         return any(text in tail for text in stop)
 
     def _advance(self, ids_R: Tensor) -> None:
-        """Compute the hidden states after the newest token of each row. Finished rows leave, unless shapes
-        are fixed."""
+        """Compute the hidden state of the newest token of each row. Unless shapes are fixed, finished rows
+        leave first, and so do the rows that entered last if the cache is full."""
         stays_R = self._live_N[self._held_R]
         if self._fixed:
             self._cache.extend(self._held_R[stays_R])
@@ -342,13 +350,14 @@ class Decoding:
 
 
 def filled_up(rows: int) -> int:
-    """The number of rows that a step of `rows` computes. Matrix products then have few shapes, for each of
-    which oneDNN, on a CPU, makes a kernel in half a millisecond."""
+    """Return the number of rows that a step with `rows` rows computes, padding included. It takes few values,
+    because on a CPU oneDNN makes a kernel for every shape of a matrix product, in half a millisecond."""
     return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 
 def passes(widths: np.ndarray) -> Iterator[list[int]]:
-    """The numbers of each pass: consecutive ones whose widths are together at most `PASS_TOKENS`, or one."""
+    """Yield the indices of the sequences of each pass: consecutive ones whose widths add up to at most
+    `PASS_TOKENS`, or a single one."""
     some: list[int] = []
     total = 0
     for number, width in enumerate(widths.tolist()):
@@ -363,7 +372,8 @@ def passes(widths: np.ndarray) -> Iterator[list[int]]:
 
 @contextmanager
 def blaming_model(lm: CausalLM) -> Iterator[None]:
-    """Turn what a model's code raises in the body, where it is given a layout, into a `ModelError`."""
+    """Turn an error of a model's code in the context, where it runs with a layout of this engine, into a
+    `ModelError`."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -374,11 +384,11 @@ def blaming_model(lm: CausalLM) -> Iterator[None]:
 
 
 def cache_dtype(lm: CausalLM) -> torch.dtype:
-    """The dtype of a model's cached keys and values."""
+    """Return the dtype of a model's cached keys and values."""
     return cache_dtype_on(lm.device, next(lm.module.parameters()).dtype)
 
 
 def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of cached keys and values: float32 on the CPU, where a product in half precision would round
-    the scores; elsewhere the dtype of the weights."""
+    """Return the dtype of cached keys and values: float32 on a CPU, where a product in half precision would
+    round the scores; elsewhere the dtype of the weights."""
     return torch.float32 if device.type == "cpu" else dtype

@@ -1,14 +1,14 @@
-"""The paged KV cache: keys and values in pages of 8 tokens, within a bound of bytes.
+"""The paged KV cache: keys and values in pages of 8 tokens, within a limit on bytes.
 
-A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use lie close
-together, pages of one row at the front of the memory and shared ones at its end. So a step attends with
-matrix products over two whole blocks of pages and copies none of them; nearly all the padding is the empty
-rest of each row's last page. The attention of a row is summed in the order of its own pages, whatever else is
-in the cache.
+A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use are kept next to
+each other: those of single rows at the front of the memory, and shared ones at its end. So a step computes
+attention by matrix products over these two blocks, and copies no page. Nearly all padding is the empty rest
+of each row's last page. The attention of a row is summed in the order of the row's pages, whatever else is in
+the cache.
 
-Pages of 8 tokens are as fast as pages of 16 or 32 on two cores, and the empty rest of a last page is then
-under a tenth of all keys. Rows' own pages and shared pages grow towards each other in one memory, so
-`engine.cache_gb` bounds both together.
+On two cores, pages of 8 tokens are as fast as pages of 16 or 32, and the empty rests of last pages are less
+than a tenth of all keys. Rows' own pages and shared pages grow towards each other in one memory, so
+`engine.cache_gb` limits both together.
 """
 
 import heapq
@@ -25,23 +25,24 @@ from oat.models.attention import Packed
 PAGE = 8
 """Tokens of a page."""
 _SLACK = 1.03
-"""Pages are moved together when the pages up to the last one in use are this many times the pages in use."""
+"""The gaps of a block are closed when the block, up to its last page in use, has more than this many times
+the pages in use."""
 _WHOLE = 8
-"""With fixed shapes a block is a multiple of so many pages, so that threads that share an elementwise kernel
-divide it between whole vectors."""
+"""With fixed shapes, the number of own pages is rounded up to a multiple of this, so that each thread of an
+elementwise kernel gets a whole number of vectors."""
 _NONE = -1
 
 
 class Storage:
-    """The memory of pages: for each layer keys and values, (capacity, heads, PAGE, width) each. It is
-    allocated when the layer first writes."""
+    """The memory of pages: keys and values of each layer, (capacity, heads, PAGE, width) each. A layer's
+    memory is allocated when the layer first writes."""
 
     def __init__(self, capacity: int, dtype: torch.dtype):
         self.capacity, self.dtype = capacity, dtype
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """The memory of a layer whose keys and values have such shapes."""
+        """Return the memory of a layer's keys and of its values, for the shapes of the given ones."""
         if module not in self.layers:
             keys, values = (
                 like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
@@ -55,13 +56,13 @@ class Pages:
     """A block of pages at the front of a storage or, counted backwards, at its end.
 
     Args:
-        readers: most rows that read a page.
-        multiple: the block is a multiple of so many pages.
+        readers: largest number of rows that read a page.
+        multiple: the number of pages of the block is rounded up to a multiple of this.
 
     Attributes:
-        used: pages up to the last one in use, with the free ones between them.
-        live: pages in use.
-        rows_PG: (capacity, readers) the rows that read a page, -1 for none.
+        used: number of pages up to the last one in use, free ones between them included.
+        live: number of pages in use.
+        rows_PG: (capacity, readers) indices of the rows that read each page, -1 for none.
     """
 
     def __init__(self, readers: int, storage: Storage, *, multiple: int = 1, backwards: bool = False):
@@ -76,7 +77,7 @@ class Pages:
 
     @property
     def block(self) -> int:
-        """Pages that a step computes with."""
+        """Number of pages that a step computes with."""
         return -(-self.used // self.multiple) * self.multiple
 
     @property
@@ -85,15 +86,15 @@ class Pages:
         return bool(self._free)
 
     def at(self, pages: np.ndarray) -> np.ndarray:
-        """The places of pages in the storage."""
+        """Return the indices of pages in the storage."""
         return self.storage.capacity - 1 - pages if self.backwards else pages
 
     def within_block(self, pages: np.ndarray) -> np.ndarray:
-        """The places of pages in the block."""
+        """Return the indices of pages in the block."""
         return self.block - 1 - pages if self.backwards else pages
 
     def take(self) -> int:
-        """Take a page that no row reads yet."""
+        """Mark a free page as in use, and return it."""
         self.live += 1
         if self._free:
             return heapq.heappop(self._free)
@@ -106,10 +107,10 @@ class Pages:
         heapq.heappush(self._free, page)
 
     def close_gaps(self, slack: float) -> np.ndarray | None:
-        """Move the last pages into free places, if `used` is more than `slack` times `live`.
+        """Move the last pages into free ones, if `used` is more than `slack` times `live`.
 
         Returns:
-            The new page of each old one, or None if nothing was moved.
+            For each page, the page that its content is in now; None if nothing was moved.
         """
         if self.used <= self.live * slack:
             return None
@@ -126,10 +127,10 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """The memory of a layer whose keys and values have such shapes.
+        """Return the memory of a layer's keys and of its values, for the shapes of the given ones.
 
-        Pages of the block that were never written are set to zero: they could hold NaN, and zero times NaN
-        is NaN.
+        Pages of the block that were never written are set to zero. They could hold NaN, and zero times NaN is
+        NaN.
         """
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
@@ -138,21 +139,22 @@ class Pages:
         return memory
 
     def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer's block, (block, heads, PAGE, width) each."""
+        """Return the keys and the values of a layer in the block, (block, heads, PAGE, width) each."""
         keys, values = (
             self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
         )
         return keys, values
 
     def _part(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """The part of a layer's memory that holds the pages from `start` to `stop` - 1."""
+        """Return the part of a layer's memory that holds the pages from `start` to `stop` - 1."""
         end = self.storage.capacity
         return tensor[end - stop : end - start] if self.backwards else tensor[start:stop]
 
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """The places of new tokens: token `source[i]` of a pass goes to place `offset[i]` of page `page[i]`."""
+    """The places of new tokens: token `source[i]` of a pass is written to place `offset[i]` of page
+    `page[i]`."""
 
     source: Tensor
     page: Tensor
@@ -160,17 +162,19 @@ class _Places:
 
 
 class PagedCache:
-    """The keys and values of rows, by number. A row's tokens fill its pages in order.
+    """The keys and values of rows, which are identified by their index. A row's tokens fill its pages in
+    order.
 
     Args:
-        most_N: most tokens of each row.
-        readers: most rows that share a prompt; 1: nothing is shared.
-        pages: most pages in use at once.
-        dtype: in which keys and values are held and computed with.
-        fixed: no page is shared, and elementwise kernels have shapes for which threads round alike.
+        most_N: largest number of tokens of each row.
+        readers: largest number of rows that share a prompt; 1: nothing is shared.
+        pages: largest number of pages in use at once.
+        dtype: dtype of the keys and values in memory, and of the products with them.
+        fixed: no page is shared, and the number of own pages is a multiple of `_WHOLE`, so that rounding does
+            not depend on how threads divide the work.
 
     Attributes:
-        lengths_N: tokens of each row that have a place; 0 for a row that is not in the cache.
+        lengths_N: number of tokens of each row that have a place; 0 for a row that is not in the cache.
     """
 
     def __init__(
@@ -197,17 +201,17 @@ class PagedCache:
 
     @property
     def keys(self) -> int:
-        """The number of keys that a step computes with, for each layer."""
+        """The number of keys that a step computes with in each layer, padding included."""
         return PAGE * (self.own.block + self.shared.block)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of the keys and values of a page, of all layers."""
+        """Bytes of the keys and values of a page, in all layers that have written."""
         return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:
-        """Take pages for `length` tokens that these rows have in common; full pages are shared. The next
-        `Filling` writes the tokens."""
+        """Take pages for the first `length` tokens of rows, which are the same in each. The rows share the
+        full pages. The next `Filling` writes the tokens."""
         common = self._common(rows, length)
         for _ in range(common):
             page = self._page(self.shared)
@@ -220,13 +224,12 @@ class PagedCache:
             self.lengths_N[row] = length
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
-        """The number of pages that `admit` would take, and one more for each row that may grow beyond
-        them."""
+        """Return the number of pages that `admit` would take, plus one for each row that may outgrow them."""
         common, whole = self._common(rows, length), -(-length // PAGE)
         return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
 
     def needed(self, rows: np.ndarray) -> int:
-        """The number of pages that `extend` would take."""
+        """Return the number of pages that `extend` would take."""
         return int((self.lengths_N[rows] == self._count_N[rows] * PAGE).sum())
 
     def extend(self, rows: np.ndarray) -> None:
@@ -236,10 +239,10 @@ class PagedCache:
         self.lengths_N[rows] += 1
 
     def seen(self, rows: np.ndarray) -> int:
-        """The number of tokens that rows attend to; tokens of a shared page count once.
+        """Return the number of tokens that rows attend to. Tokens of a shared page count once.
 
         Args:
-            rows: with each row, all others that share a page with it.
+            rows: rows that together read every shared page in use.
         """
         return (
             int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum())
@@ -247,7 +250,7 @@ class PagedCache:
         )
 
     def free(self, row: int) -> None:
-        """Remove a row."""
+        """Remove a row, and free the pages that no other row reads."""
         for place in range(self._count_N[row]):
             entry = int(self._entries_NJ[row, place])
             if self._is_shared_NJ[row, place]:
@@ -262,7 +265,7 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """Take a page that no row reads yet. Gaps are closed first if the two blocks would meet."""
+        """Take a free page of a block. If the two blocks would meet, the gaps in both are closed first."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()
@@ -278,11 +281,12 @@ class PagedCache:
     def places(
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
     ) -> list[tuple[Pages, _Places]]:
-        """The places of new tokens. Only the first reader of a shared page writes its tokens.
+        """Return the places of new tokens in each block that gets any. Only the first reader of a shared page
+        writes its tokens.
 
         Args:
-            rows, positions: of each token, its row, and its position in the row.
-            sources: of each token, its number in the pass.
+            rows, positions: for each token, its row and its position in the row.
+            sources: for each token, its index in the pass.
         """
         entries, is_shared = (
             self._entries_NJ[rows, positions // PAGE],
@@ -310,13 +314,14 @@ class PagedCache:
             values[where.page, :, where.offset] = value_THd[where.source]
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The index by which a step finds the pages of rows. Pages are moved together first, if enough of
-        them are free.
+        """Return the index by which a step finds the pages of rows. Gaps are closed first if there are enough
+        free pages (`_SLACK`).
 
         Returns:
-            The entries of all rows, one row after another; an entry is a page of the row's own or, numbered
-            after these, a reader of a shared page. Where the entries of each row begin. And, of (own pages,
-            PAGE), 0 for filled places and -inf for others.
+            The entries of all rows, one row after another. An entry below the number of own pages is an own
+            page; a larger one is a reader of a shared page, numbered page by page.
+            (R,) the place of each row's first entry.
+            (own pages, PAGE) float32: 0 for each filled place of an own page, -inf for each empty one.
         """
         self._close_gaps(_SLACK)
         entries_RJ = self._entries_NJ[rows]
@@ -332,7 +337,8 @@ class PagedCache:
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
 
     def _common(self, rows: Sequence[int], length: int) -> int:
-        """The number of full pages, of `length` common tokens, that rows share."""
+        """Return the number of pages that rows with `length` common tokens share: the full ones, if the cache
+        shares pages and there are several rows."""
         return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:
@@ -347,7 +353,8 @@ class PagedCache:
 
 
 class Filling:
-    """The layout of a pass over whole prompts (prefill), which also writes them into the cache."""
+    """The attention layout of a pass over complete sequences (prefill). It also writes their keys and values
+    into the cache."""
 
     def __init__(self, cache: PagedCache, packed: Packed, places: Sequence[tuple[Pages, _Places]]):
         self.cache = cache
@@ -363,10 +370,10 @@ class Filling:
 
 
 class Step:
-    """The layout of a decoding step: one new token a row, for which `extend` has made room.
+    """The attention layout of a decoding step: one new token per row, for which `extend` has made room.
 
     Args:
-        rows: (R,) numbers of the rows, in the order of the pass.
+        rows: (R,) indices of the rows, in the order of the pass.
     """
 
     def __init__(self, cache: PagedCache, rows: np.ndarray, device: torch.device):
@@ -418,12 +425,12 @@ class Step:
         return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
 
     def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
-        """(R, ...) the values of each row's pages, joined by `mode`: their sum, or the largest."""
+        """Return the sum or the maximum (`mode`) of the values of each row's pages, (R, ...)."""
         table = values[0] if len(values) == 1 else torch.cat(list(values))
         return F.embedding_bag(self.entries, table, self.starts, mode=mode)
 
 
 def _by_entry(values: Tensor, readers: int) -> Tensor:
-    """Bring values from (P, key heads, readers * groups, ...) to (P * readers, heads * ...)."""
+    """Reshape values from (P, key heads, readers * groups, ...) to (P * readers, heads * ...)."""
     values = values.unflatten(2, (readers, -1)).transpose(1, 2)
     return values.reshape(len(values) * readers, -1)

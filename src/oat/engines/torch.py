@@ -1,14 +1,15 @@
 """The embedded engine: continuous batching with a transformers model, on the CPU or one GPU.
 
-1. Rows enter and leave while others are decoded (`decoding.py`), over a paged KV cache (`paged_cache.py`) of
-   at most `cache_gb`. The samples of a prompt share one pass over it and the storage of its keys and values.
-   Only the last page of a row is padded.
-2. A token is drawn with one addressed uniform number through the inverse of the cumulative distribution
-   (`oat.seeds`); no generator has a state.
-3. A matrix product may round differently in another shape. So `deterministic` lets every shape follow from
-   the request alone: requests are decoded in fixed batches whose prompts have one width, a power of two, and
-   share no page. A batch has at least 64 rows and runs on at most two threads, because an elementwise kernel
-   computes the rest of a thread's share that is shorter than two full vectors by other instructions.
+1. Rows enter and leave while others are decoded (`decoding.py`), with a paged KV cache (`paged_cache.py`) of
+   at most `cache_gb`. Samples of a prompt that enter together share one pass over the prompt, and the memory
+   of its keys and values.
+2. A token is drawn by inverting the cumulative distribution at one uniform number. The number depends only on
+   the token's address (`oat.seeds`); no generator has a state.
+3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends on
+   the request alone: requests are decoded in batches with a fixed number of rows, whose prompts are padded to
+   one width, a power of two, and share no page. A batch has at least 64 rows and runs on at most two threads,
+   because elementwise kernels use other instructions for the end of a thread's share, if it is shorter than
+   two full vectors.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -35,23 +36,23 @@ from oat.models.packing import pack
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24
-"""Most logits that are held at a time when sequences are scored."""
+"""Largest number of logits in memory at a time when sequences are scored."""
 _LEAST_WIDTH, _LEAST_ROWS = 16, 64
 _DETERMINISTIC_THREADS = 2
 _CACHE_TOLERANCE, _CACHE_TOLERANCE_HALF = 1e-4, 5e-2
 _GB = 10**9
 _MEASURED_TOKENS = 16
-"""Tokens of a prompt, and of a response, when threads are chosen."""
+"""Tokens of each prompt and of each response in the measurement that chooses the number of threads."""
 
 _IDLE = Request(np.zeros(1, dtype=np.int32), Sampling(max_new_tokens=0), key=0)
-"""Fills a deterministic batch up to its width."""
+"""Fills the unused rows of a deterministic batch."""
 
 
 class TorchEngine:
     """Generates and scores with the weights of its slots. Slots that share a model share its version.
 
     Attributes:
-        threads: of the computation; may be set at any time.
+        threads: number of threads of the computation; None: torch's own number. It may be set at any time.
     """
 
     Config = TorchEngineConfig
@@ -73,15 +74,15 @@ class TorchEngine:
         """
         Args:
             slots: the model of each slot.
-            num_tokens: size of the tokenizer's vocabulary; ids from there on are never sampled.
+            num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
-            decode: makes text of ids, in which stop strings are looked for.
+            decode: turns ids into text, in which stop strings are searched for.
             max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 64.
-            cache_gb: most memory of the KV cache, 10^9 bytes. When it is full, the rows that came last wait.
-            deterministic: a request gives bitwise the same tokens and log-probabilities whatever it is
-            batched with; on a CPU.
-            context_length: most tokens of a sequence; None: as many as the model allows.
-            threads: of the computation; None: as many as torch is set to.
+            cache_gb: largest KV cache, 10^9 bytes. When it is full, the rows that entered last wait.
+            deterministic: a request gives bitwise the same tokens and log-probabilities, whatever other
+                requests it is batched with; on a CPU only.
+            context_length: largest number of tokens of a prompt with its response; None: the model's limit.
+            threads: number of threads of the computation; None: torch's own number.
 
         Raises:
             EngineError: an argument is out of range.
@@ -110,7 +111,7 @@ class TorchEngine:
         self._context_length = context_length
 
     def version(self, slot: str) -> int:
-        """The version of the slot's weights; 0 until weights are loaded.
+        """Return the version of the slot's weights; 0 before weights are loaded.
 
         Raises:
             EngineError: no such slot.
@@ -118,13 +119,12 @@ class TorchEngine:
         return self._versions[id(self._model(slot))]
 
     def work(self) -> Work:
-        """What the steps of `generate` took since this was first called, and the least that they could take.
-        The first call measures the machine."""
+        """Return the work of decoding since the first call of this method, which measures the machine and
+        returns zeros."""
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Set `threads` to the number on which `rows` requests, of a few tokens each, are answered
-        fastest."""
+        """Set `threads` to the number that answers `rows` requests of a few tokens fastest, by measurement."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
         requests = [
@@ -138,13 +138,13 @@ class TorchEngine:
         )
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
-        """Completions as they finish. A request ends at a stop id or stop string, at `max_new_tokens`, or at
-        the end of the context.
+        """Return an iterator over completions, in the order in which they finish. A response ends at a stop
+        id or a stop string, at `max_new_tokens`, or at the end of the context.
 
         Raises:
-            EngineError: in the call, before anything is sampled: there is no such slot, or a request cannot
-                be served. While iterating: a kept set is too large, or the slot's weights were replaced.
-            NonFiniteError: the model's logits are not finite.
+            EngineError: before anything is sampled: there is no such slot, or a request cannot be served.
+                From the iterator: a kept set is too large, or the slot's weights were replaced.
+            NonFiniteError: from the iterator: the model's logits are not finite.
         """
         lm = self._model(slot)
         context = self._context(lm)
@@ -160,11 +160,12 @@ class TorchEngine:
         return self._generate(requests, rooms, slot)
 
     def stream(self, request: Request, slot: str) -> Iterator[Completion]:
-        """The growing completion of one request: after each token what there is so far, with the reason
-        "aborted" for all but the last. It records no kept sets.
+        """Yield the completion of one request after each token, up to that token. The finish reason is
+        "aborted" in all but the last. No kept sets are recorded.
 
         Raises:
-            EngineError, NonFiniteError: as `generate`, while iterating.
+            EngineError: there is no such slot, or the request cannot be served.
+            NonFiniteError: the model's logits are not finite.
         """
         lm, version = self._model(slot), self.version(slot)
         _check_sampling("the request", request.sampling)
@@ -182,7 +183,8 @@ class TorchEngine:
             yield decoding.completion(0, 0, finished[0][1] if finished else "aborted", version)
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
-        """Raw log-probabilities of every token but the first of each sequence: (T - 1,) float32 each.
+        """Return, for each sequence, the raw log-probabilities of all tokens but the first: (T - 1,) float32,
+        nats.
 
         Raises:
             EngineError: no such slot, or a sequence is empty, longer than the context, or has an unknown id.
@@ -201,11 +203,11 @@ class TorchEngine:
         return scored
 
     def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        """Copy the tensors into the slot's own, unless they share their memory, and read back the tensors
-        with which the slot now generates.
+        """Copy the tensors into those of the slot's model, unless both share their memory. Return the version
+        and the checksums of the model's tensors afterwards.
 
-        Nothing is copied unless everything fits. Cached keys and values live no longer than one call of
-        `generate`; a call under way fails at its next token.
+        If a tensor is refused, nothing is copied. Keys and values are cached only during a call of
+        `generate`; if one is under way for this slot, it fails at its next step.
 
         Raises:
             EngineError: no such slot.
@@ -240,24 +242,25 @@ class TorchEngine:
         return self._slots[slot]
 
     def _context(self, lm: CausalLM) -> int | None:
-        """Most tokens of a sequence; None: no limit."""
+        """Return the largest number of tokens of a sequence, or None for no limit."""
         return self._context_length if self._context_length is not None else lm.context_length
 
     def _room(self, what: str, request: Request, context: int | None, vocab_rows: int) -> int:
-        """The most tokens that the request may get.
+        """Return the largest number of tokens that the response may have.
 
         Raises:
-            EngineError: its ids are not sound.
+            EngineError: the request has no ids, unknown ids, or more ids than the context.
         """
         _check_ids(what, request.ids, context, vocab_rows)
         most = request.sampling.max_new_tokens
         return most if context is None else min(most, context - len(request.ids))
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
-        """Check that the longest request fits into the cache alone; with fixed batches, once for each row.
+        """Check that the cache can hold the longest request. If the engine is deterministic, the cache must
+        hold a request of this length in every row of a batch.
 
         Raises:
-            EngineError: it does not.
+            EngineError: it cannot.
         """
         rows = self._max_rows if self._deterministic else None
         refuse_small_cache(max(lengths, default=0), self._pages[id(lm)], self._page_bytes[id(lm)], rows)
@@ -305,8 +308,8 @@ class TorchEngine:
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
-        """The indices of requests that are decoded together: all of them, or, when deterministic, as many as
-        a batch has rows, with prompts of one width."""
+        """Yield the indices of requests that are decoded together: all that can get a token or, if the engine
+        is deterministic, those with prompts of one width, at most as many as a batch has rows."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
@@ -319,14 +322,15 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """The numbers of sequences of one width, at most as many as a pass of fixed size has rows."""
+        """Yield the indices of the sequences of each pass. They have one width, and are at most as many as a
+        pass of fixed size has rows."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):
                 yield numbers[start : start + rows]
 
     def _rows(self, width: int) -> int:
-        """The rows of a pass of fixed size, a power of two."""
+        """Return the number of rows of a pass of fixed size, a power of two."""
         return min(self._max_rows, _power_below(PASS_TOKENS // width))
 
     @property
@@ -337,7 +341,7 @@ class TorchEngine:
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
         """Put the model into evaluation mode, since gradient checkpointing would drop the cache, and set the
-        number of threads; both are put back."""
+        number of threads. Both are restored at the end of the context."""
         was_training = lm.module.training
         if was_training:
             lm.module.eval()
@@ -353,8 +357,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _logps_packed(self, lm: CausalLM, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """(T - 1,) raw log-probabilities of each of some sequences that go through the model together; when
-        deterministic, they have one width and go through a pass of fixed size."""
+        """Return the raw log-probabilities of sequences, (T - 1,) each, from one pass. If the engine is
+        deterministic, they have one width and the pass has a fixed size."""
         width = self._width(len(sequences[0])) if self._deterministic else None
         ids_1T, positions_1T, spans = pack(
             sequences, lm.device, width=width, rows=0 if width is None else self._rows(width)
@@ -372,19 +376,21 @@ class TorchEngine:
 
 
 def fixed_rows(max_rows: int) -> int:
-    """The rows of every batch of a deterministic engine."""
+    """Return the number of rows of every batch of a deterministic engine."""
     return max(_power_above(max_rows), _LEAST_ROWS)
 
 
 def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | None = None) -> None:
-    """Refuse a cache in which a sequence of `tokens` has no room.
+    """Refuse a cache that is too small for a sequence.
 
     Args:
-        pages: of the cache.
-        rows: of every batch of a deterministic engine; None for another one.
+        tokens: number of tokens of the sequence.
+        pages: number of pages of the cache.
+        page_bytes: bytes of a page.
+        rows: number of rows in each batch of a deterministic engine, which all need the pages; else None.
 
     Raises:
-        EngineError: it has no room.
+        EngineError: the cache is too small.
     """
     needed = -(-tokens // PAGE) * (rows or 1)
     if needed > pages:
@@ -418,12 +424,12 @@ def _check_ids(what: str, ids: np.ndarray, context: int | None, vocab_rows: int)
 
 
 def _power_above(number: int) -> int:
-    """The first power of two that is not below the number."""
+    """Return the smallest power of two that is not below the number."""
     return 1 << (number - 1).bit_length()
 
 
 def _power_below(number: int) -> int:
-    """The last power of two that is not above the number, at least 1."""
+    """Return the largest power of two that is not above the number, at least 1."""
     return 1 << max(number, 1).bit_length() - 1
 
 
@@ -438,11 +444,11 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
-    """Bytes of a page of the KV cache. First a cached step is shown to give the logits of a pass without a
-    cache, for a long row and a short one.
+    """Return the bytes of a page of the model's KV cache, in all layers. If the model has weights, check that
+    a step with the cache gives the same logits as a pass without one, after 9 tokens and after one.
 
     Raises:
-        ModelError: it does not.
+        ModelError: the logits differ, or the model cannot run with the cache.
     """
     ids = np.arange(PAGE + 2) % lm.vocab_rows
     lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
@@ -477,10 +483,10 @@ def page_bytes_of(lm: CausalLM) -> int:
 
 
 def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:
-    """Refuse a model with fewer tokens than the tokenizer, or with a shorter context than it is to have.
+    """Refuse a model with fewer tokens than the tokenizer, or with a context shorter than `context_length`.
 
     Raises:
-        EngineError: it is one.
+        EngineError: the model is refused.
     """
     if num_tokens > lm.vocab_rows:
         raise EngineError(

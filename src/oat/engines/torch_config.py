@@ -28,7 +28,7 @@ class TorchEngineConfig:
 
 
 def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:
-    """Checks of promises that the engine cannot keep, and of settings that nothing reads."""
+    """Yield a check for a promise that the engine cannot keep, and one for a setting that nothing reads."""
     yield Check(
         "engine.deterministic",
         config.deterministic and run.profile == "gpu",
