@@ -124,7 +124,7 @@ class TorchEngine:
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Set `threads` to the number that answers `rows` requests of a few tokens fastest, by measurement."""
+        """Set `threads` to the number that answers `rows` requests of a few tokens fastest; measure it."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
         requests = [

@@ -1,16 +1,15 @@
-"""A run's ledger for people: which oracle was asked, what it cost, and whether the file is sound; and its
-answers as a data set.
+"""Reports on a run's ledger: which oracles were asked, what they cost, and whether the file is sound. The
+answers can also be exported as a data set, in one of two layouts:
 
     preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a
-                  winner, and for each question with scores its highest against its lowest, where they differ
+                  winner, and for each question with scores the highest against the lowest, if they differ
     scored        {"prompt", "completion", "score"}: a row for each candidate with a score
 
 TRL's trainers read both layouts. A recorded response is written with all of its messages, as in the data. The
 ledger has only the last message of a sampled episode of several turns, so answers about such episodes are
 left out, and counted. An empty response is written as an empty text: the model ended it at once.
 
-The ledger is read from its file alone, also while a run works with it. A column counts how often a question
-was asked again, since a run may be killed more than once.
+The ledger's file is opened read only, so a report can be made while the run writes to it.
 """
 
 import importlib
@@ -38,15 +37,17 @@ DatasetLayout = Literal["preference", "scored"]
 
 @dataclass(frozen=True)
 class Account:
-    """The account of one oracle for one purpose. All fields count questions, except `queries` (priced items),
-    `tokens`, `cost` and `seconds`.
+    """The account of one oracle for one purpose. The fields from `asked` to `cached` count questions.
 
     Attributes:
         pending: questions without an answer yet.
-        taken: questions that steps learned from, or evaluations read.
-        tied, abstained, failed, unpaid: questions with this mark on any of their values.
-        cached: questions of which at least one value was known from an earlier answer.
-        again: how often a question was asked once more after a kill.
+        taken: questions whose answer a step or an evaluation took; some came too late to be learned from.
+        tied, abstained, failed, unpaid: questions with this mark on at least one value.
+        cached: questions with at least one value from an earlier answer.
+        again: how often questions were asked again after the run was killed. A question counts once for each
+            time.
+        queries: priced items of the answers.
+        tokens, cost, seconds: sums over the answers; `cost` in the oracle's own currency.
     """
 
     purpose: str
@@ -69,12 +70,12 @@ class Account:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The number of times that two oracles agree on what both were asked about.
+    """The number of pairs of responses on which two oracles agree.
 
     Attributes:
-        judged: comparisons that both decided, and pairs of responses to one prompt that both scored, each
-            with two different scores.
-        agreed: those of them with the same winner.
+        judged: number of pairs for which both oracles have a winner, by a comparison or by two different
+            scores.
+        agreed: number of these pairs for which the winner is the same.
     """
 
     first: str
@@ -87,8 +88,8 @@ _COLUMNS = tuple(f.name for f in fields(Account))
 
 
 def accounts_table(run_dir: Path) -> str:
-    """Return a table with a line for each purpose and oracle, and a line for each two oracles that were asked
-    about the same responses.
+    """Return a table with a line for each purpose and oracle. Below it are a sentence for each change of an
+    oracle, and one for each two oracles that judged the same responses.
 
     Raises:
         LedgerError: the directory has no ledger, or it cannot be opened.
@@ -115,11 +116,12 @@ def accounts_table(run_dir: Path) -> str:
 
 
 def problems(run_dir: Path) -> list[str]:
-    """Return the faults of a run's ledger, by itself and beside the run's checkpoints and rows, a
-    sentence each.
+    """Return one sentence for each fault of a run's ledger: contradictions within it, and what it lacks
+    although the run's checkpoints or metrics rely on it.
 
     Raises:
-        LedgerError: as for `accounts_table`.
+        LedgerError: as `accounts_table`, unless the ledger is gone and checkpoints or metrics rely on it,
+            which is a fault.
     """
     found = lacking(run_dir)
     if found and not (run_dir / "ledger.sqlite").exists():
@@ -143,8 +145,8 @@ def accounts(store: Reader) -> list[Account]:
 
 
 def agreements(store: Reader) -> list[Agreement]:
-    """Return the agreement of each two oracles that were asked about the same responses to the same prompt.
-    Where an oracle was asked twice, its first answer counts."""
+    """Return the agreement of each two oracles that judged the same responses to the same prompt. If an
+    oracle was asked about them several times, its first question counts."""
     once = (
         "(SELECT MIN(id) AS id, oracle, kind, prompt, candidates FROM questions GROUP BY oracle, kind, "
         "prompt, candidates)"
@@ -160,14 +162,18 @@ def agreements(store: Reader) -> list[Agreement]:
 
 
 def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
-    """Write the answers of a purpose as a data set, JSONL or Parquet by the file's name, and make its folder.
-    Return the number of rows.
+    """Write the answers of a purpose as a data set. Return its number of rows.
+
+    Args:
+        out: file that ends in .jsonl or .parquet, which is its format; its folder is made.
+        layout: "preference" or "scored".
+        purpose: "train", "eval" or "gold".
 
     Raises:
-        ConfigError: the layout or the ending is unknown, the folder cannot be made, no config.yaml stands
-            beside the ledger, Parquet cannot hold the rows, or pyarrow is missing.
-        LedgerError: as for `accounts_table`, or the ledger lacks something that the run's checkpoints and
-            rows say it holds.
+        ConfigError: the layout or the ending is unknown, the folder cannot be made, the run directory has no
+            config.yaml, Parquet cannot hold the rows, or pyarrow is missing.
+        LedgerError: as `accounts_table`, or the ledger lacks answers on which the run's checkpoints or
+            metrics rely.
     """
     if layout not in get_args(DatasetLayout):
         raise ConfigError(f"no layout {layout!r}; give one of {', '.join(get_args(DatasetLayout))}")
@@ -215,7 +221,8 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
 
 @contextmanager
 def _opened(run_dir: Path) -> Iterator[Reader]:
-    """Open the ledger of a run; an error in reading it becomes a LedgerError that names the file."""
+    """Open the ledger of a run. An error of SQLite or of damaged data in the context becomes a LedgerError
+    that names the file."""
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
@@ -232,7 +239,7 @@ def _opened(run_dir: Path) -> Iterator[Reader]:
 def _alike(
     kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]
 ) -> list[bool]:
-    """Return, for each pair that both answers decide, whether they decide alike."""
+    """Return, for each pair that has a winner in both answers, whether the winner is the same."""
     sound = [place for place, both in enumerate(zip(marks, their_marks, strict=True)) if both == ("ok", "ok")]
     if kind == "compare":
         pairs = [(values[place] - 0.5, others[place] - 0.5) for place in sound]
@@ -257,15 +264,15 @@ _Messages = list[dict[str, Any]]
 
 
 class _SeveralTurns(Exception):
-    """The ledger lacks part of a response."""
+    """The ledger may lack earlier turns of a response."""
 
 
 class _Responses:
     """The responses of a run as messages.
 
     Args:
-        columns: columns of recorded responses; none where they are sampled.
-        has_turns: whether a response may have earlier turns.
+        columns: columns of recorded responses; empty if responses are sampled.
+        has_turns: whether a sampled response may have earlier turns.
     """
 
     def __init__(self, store: Reader, columns: Sequence[str], *, has_turns: bool):
@@ -279,7 +286,7 @@ class _Responses:
         """Return the responses that a question is about.
 
         Raises:
-            _SeveralTurns: a response has earlier turns, or it is not known whether it has.
+            _SeveralTurns: a response has earlier turns, or may have, since its trajectory was dropped.
         """
         question = intent.question
         if self.columns:
@@ -364,7 +371,7 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def _without_nulls(rows: list[dict[str, Any]]) -> str:
-    """Return rows as text, without the nulls that Parquet adds where messages differ in their fields."""
+    """Return rows as text, without the nulls that Parquet adds for fields that only other messages have."""
 
     def bare(value: Any) -> Any:
         return (

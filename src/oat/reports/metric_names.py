@@ -1,9 +1,8 @@
-"""The names that TRL and the predecessor give to our metrics. docs/metrics.md is made from them, and `oat
-plot` looks up a name here that is not ours.
+"""The names that TRL and the predecessor give to metrics, each with ours. A table in docs/metrics.md is made
+from them, and `oat plot` looks up unknown names here.
 
-TRL's names are those of DPO, GRPO, RLOO, SFT and online DPO; the predecessor's are those of its key groups.
-
-The unit of a metric follows from patterns of names (`metrics.unit`).
+TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT and online DPO. The predecessor's are those of
+its groups misc, train, actor and eval.
 """
 
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ class Name:
     """The counterpart of a metric of TRL or of the predecessor.
 
     Attributes:
-        ours: the nearest metric; "step" is the column of that name; "" if there is none.
-        note: how the two differ, or where else to look.
+        ours: our nearest metric, or "step" for the column of that name; "" if there is none.
+        note: how the two metrics differ, or where to look instead.
     """
 
     ours: str
@@ -148,6 +147,7 @@ PREDECESSOR = {
 
 
 def ours(name: str) -> str:
-    """Return our name of a metric of TRL or the predecessor; "" if it is neither, or has no counterpart."""
+    """Return our name for a metric of TRL or of the predecessor; "" if the name is unknown, or the metric has
+    no counterpart here."""
     found = TRL.get(name) or PREDECESSOR.get(name)
     return found.ours if found else ""

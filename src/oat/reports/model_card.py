@@ -1,5 +1,5 @@
-"""The model card of an exported run: the model's origin, the sources that it learned from, their cost, its
-curves, and how to load it."""
+"""The model card of an exported run: the model's origin, the prompts and oracles that it learned from, their
+cost, a table of metrics, and how to load the model."""
 
 import json
 import re
@@ -69,14 +69,15 @@ or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
 def model_card(
     run_dir: Path, about: About, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False
 ) -> str:
-    """Return the text of a README.md for a model directory.
+    """Return the text of README.md for an exported model.
 
-    Directories of this machine are named by their last part only; ids of a hub stay.
+    Absolute paths are cut to their last part, so the card does not show the directories of this machine.
 
     Args:
         about: settings of the run.
         step: step of the checkpoint that is exported.
         out: directory of the exported model.
+        is_adapter: only a LoRA adapter is exported.
         is_reward: the model is a reward model.
     """
     base = _public(about.model)
@@ -126,7 +127,8 @@ def _sources(run_dir: Path, paths: Sequence[str]) -> str:
 
 
 def _curve(run_dir: Path, last: int) -> str:
-    """Return a table of at most `_ROWS` rows up to a step, only evaluated ones if there are several."""
+    """Return a table of metrics with at most `_ROWS` rows, up to the step `last`. If several steps have an
+    evaluation, only those are in the table."""
     rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= last}
     evaluated = [step for step, row in rows.items() if any(name.startswith("eval/") for name in row)]
     steps = _spread(evaluated if len(evaluated) > 1 else list(rows), _ROWS)
@@ -147,8 +149,8 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
 
 
 def _without_places(value: Any) -> Any:
-    """Return settings as plain data, with directories of this machine cut to their last part, and with
-    secrets masked by their field's name."""
+    """Return settings as plain data, with absolute paths cut to their last part. The value of a field whose
+    name is that of a secret becomes "***"."""
     if isinstance(value, Mapping):
         return {
             name: "***" if is_secret(name) and item is not None else _without_places(item)

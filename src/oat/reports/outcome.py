@@ -1,8 +1,8 @@
-"""The last lines of a run. A run that learned nothing says so, and the likely cause, instead of that it
-finished. It warns after its first steps already, while most of its budget is left.
+"""The last lines of a run. If the run learned nothing, they say so and name the likely cause, instead of
+saying that it finished. A warning says the same after the first two steps, while most of the budget is left.
 
-The outcome is read from the rows of metrics, so it is the same whether one process made them or several that
-were killed. Where rows are missing it is unknown.
+The outcome is read from the rows of metrics, so it does not depend on how often the run was killed and
+continued. If rows are damaged or missing, the outcome is unknown, and the lines say that the run finished.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,21 +18,25 @@ from oat.reports.progress import way_on
 from oat.rundir.reading import sound_rows
 
 FIRST_STEPS = 2
-"""Steps after which a run that has learned nothing warns."""
+"""Number of steps after which a run warns if it has learned nothing."""
 SPREAD = "reward/zero_spread_frac"
 TIED = "answers/tied_frac"
 MARKED_BIAS = 0.25
-"""Position bias from which on a judge's verdict depends on the position of a response rather than on its
-text; 0.5 is the most."""
+"""Position bias, of at most 0.5, from which a judge is said to choose by the position of a response rather
+than by its text."""
 
 Rows = Sequence[Mapping[str, float]]
 
 
 class Outcome:
-    """Watches a run from its start.
+    """The outcome of a run, which this object watches from the start of the process.
 
     Args:
         about: settings of the run.
+
+    Attributes:
+        begins: the step at which the run began: 0, or that of its fork.
+        is_idle: whether this process has reported no step.
     """
 
     def __init__(self, run: Run, about: About):
@@ -43,7 +47,7 @@ class Outcome:
         self.is_idle = True
 
     def note_step(self, step: int) -> None:
-        """Note that a step was reported; warn after the first steps if nothing was learned."""
+        """Note that a step was reported. After the first steps of the run, warn if it learned nothing."""
         self.is_idle = False
         if (
             step == self.begins + FIRST_STEPS
@@ -56,9 +60,9 @@ class Outcome:
         """Return the last lines of a run.
 
         Args:
-            reason: why it ended.
-            cause: why it learned nothing, as `nothing_learned` returns it.
-            way_to_export: end of the line about a run that finished.
+            reason: why the run ended.
+            cause: why the run learned nothing, or None, as `nothing_learned` returns it.
+            way_to_export: text that is added to the line if the run learned something.
         """
         place = f"the run lies in {self.about.run_dir}"
         idle = [way_on(self.run, self.about, reason)] if self.is_idle else []
@@ -67,8 +71,8 @@ class Outcome:
         return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
 
     def nothing_learned(self) -> str | None:
-        """Return the likely cause if no step so far taught the run anything. None if one did, if none was
-        due, or if the rows are damaged or missing."""
+        """Return the likely cause if the run has learned nothing so far. Return None if it learned something,
+        if no step was due, or if rows are damaged or missing."""
         file = self.directory / "metrics.jsonl"
         rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
         own = [row for _, row in rows if row["step"] > self.begins]
@@ -80,11 +84,11 @@ class Outcome:
 
 
 def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
-    """Return why nothing was learned in the steps of these rows; None if something was.
+    """Return why nothing was learned in the steps of these rows, or None if something was learned.
 
     A run learns nothing if it makes no optimiser step, or if the gradient or the learning rate is 0 in all of
-    them. One of our algorithms that compares the rewards within a group learns nothing from them if they are
-    equal in every group, whatever gradient the term that ties it to the reference has.
+    them. An algorithm of this package that compares the rewards within a group also learns nothing if they
+    are equal in every group. The gradient may then still differ from 0, because of the KL term.
     """
     if not rows:
         return "it made no step"
@@ -102,20 +106,21 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
 
 
 def _names(trained: Collection[str], end: str) -> list[str]:
-    """Return the learner's names of a metric of the run's main model; if that one is not trained, of each
-    model that is."""
+    """Return the name of one of the learner's metrics (`end`) for the run's main model. If the main model is
+    not trained, return the names for all models in `trained`."""
     return (
         [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
     )
 
 
 def _any(rows: Rows, names: Collection[str]) -> bool:
-    """Return whether one of these metrics is ever other than 0."""
+    """Return whether any of these metrics differs from 0 in any row."""
     return any(row.get(name, 0.0) != 0.0 for name in names for row in rows)
 
 
 def _is_flat(rows: Rows) -> bool:
-    """Return whether the rewards of each group were equal in every step that had rewards."""
+    """Return whether the rewards were equal within every group in every step that had rewards. Return False
+    if no step had any."""
     known = [row[SPREAD] for row in rows if SPREAD in row]
     return bool(known) and min(known) == 1.0
 
@@ -141,7 +146,8 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
 
 
 def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
-    """Return why there was no optimiser step: the cause that holds for most of the questions."""
+    """Return why probably no optimiser step was made. Causes are tested in a fixed order, and the first that
+    applies is returned."""
     none = "no optimiser step was made"
     if _any(rows[-1:], ["optim/skipped"]):
         return (

@@ -1,14 +1,13 @@
 """`oat plot`: metrics of several runs as a picture and as a table.
 
-Runs whose configurations differ only in the seed (or in settings that do not affect results: `ASIDE`) are
-one line: the mean of their curves, with a band from the lowest to the highest. A curve is straight between
-two points, so that runs with different points can be averaged; a line with a band reaches from where the
-last of its runs begins to where the first ends. Against `kl` the points of a run are in the order of their
-distance from the reference, not of their steps (Gao et al. 2022, arXiv:2210.10760, draw its square root, as
-`sqrt_kl` does).
+Runs whose configurations differ only in the seed, or in other settings listed in `ASIDE`, are drawn as one
+line: the mean of their curves, with a band from the lowest to the highest. A curve is straight between two
+points, so that runs with different points can be averaged. A line covers only the part of the x axis that all
+its runs cover. Against `kl`, the points of a run are ordered by their distance from the reference instead of
+by their steps. `sqrt_kl` is the square root of that distance, as in Gao et al. 2022 (arXiv:2210.10760).
 
 The band is the range of the runs, because two or three seeds are too few for an interval. Evaluations that
-are due by queries or hours are at different places in each run; the straight lines bridge them.
+are due by queries or hours happen at different steps in each run; the straight lines connect them.
 """
 
 import csv
@@ -32,9 +31,10 @@ DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
 """Without a metric, the first of these that every run has is plotted."""
 CHANGES = "oracle/changes"
 KL = "eval/kl"
-"""The distance from the reference."""
+"""The policy's distance from the reference."""
 GOLD = ("eval/sampled", "eval/gold_sampled")
-"""Without a metric, these are plotted against the distance: the proxy's value and the gold oracle's."""
+"""Without a metric, these are plotted against `KL`: the value of the run's oracle, a proxy, and that of the
+gold oracle."""
 
 ASIDE = (
     "run_dir",
@@ -61,9 +61,9 @@ _AXES = {
     "kl": ("kl", "KL(policy || reference), nats a response"),
     "sqrt_kl": ("sqrt_kl", "square root of KL(policy || reference), nats a response"),
 }
-"""Each axis with its column in the table, and its label."""
+"""For each choice of the x axis, its column in the table and its label."""
 _MOST_FIELDS = 3
-"""Most fields in a line's name; beyond it, only fields that tell the lines apart are named."""
+"""If more fields than this differ between lines, a line's name has only as many as tell the lines apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,13 @@ class Line:
     """A line of a plot: a metric of the runs of one configuration.
 
     Attributes:
-        name: the settings that distinguish its configuration from the others.
-        runs: number of runs in it.
-        x, mean, low, high: (points,) float64.
-        changes: places where an oracle of one of the runs was replaced, so that one curve shows two rewards.
+        name: the settings that distinguish the configuration from the others, and the number of runs if there
+            are several.
+        runs: number of runs.
+        x: (points,) float64, ascending.
+        mean, low, high: (points,) float64: mean, lowest and highest value of the runs at each x.
+        changes: values of x from which an oracle of one of the runs had changed, so that the line shows two
+            rewards.
     """
 
     name: str
@@ -90,11 +93,11 @@ class Line:
 def plot_runs(
     runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps"
 ) -> list[Path]:
-    """Plot metrics of runs. Return the files that were written: a PNG and the CSV of its numbers, or the CSV
-    alone if `out` is one.
+    """Plot metrics of runs. Return the files that were written: a PNG and a CSV with its numbers, or only the
+    CSV if `out` ends in .csv.
 
     Args:
-        metrics: by default the first of `DEFAULTS` that every run has; against a KL those of `GOLD`.
+        metrics: by default the first of `DEFAULTS` that every run has; against `kl` or `sqrt_kl`, `GOLD`.
         against: the quantity of the x axis.
 
     Raises:
@@ -122,7 +125,7 @@ def plot_runs(
 
 
 def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> list[Line]:
-    """Return the lines of a plot, metric by metric for each configuration."""
+    """Return the lines of a plot: one for each configuration and metric."""
     rows = {run: read_metrics(run / "metrics.jsonl") for run in runs}
     trees = {run: _flat(_within(load_run(run).settings)) for run in runs}
     wanted: Sequence[str | None] = metrics or (GOLD if against in ("kl", "sqrt_kl") else [None])
@@ -146,10 +149,10 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
 
 
 def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the metric, if every run has it; the default for None.
+    """Return the metric, or the default for None.
 
     Raises:
-        ConfigError: a run lacks it; names the nearest metric that these runs share.
+        ConfigError: a run lacks the metric. The message suggests one that all runs have.
     """
     has = {run: {name for row in some for name in row if name != "step"} for run, some in rows.items()}
     shared = set.intersection(*has.values())
@@ -175,8 +178,8 @@ def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]
 def _curve(
     run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return x in ascending order, each once, and the metric there, where both are finite. Of several values
-    at one x the last counts."""
+    """Return the values of x, ascending and distinct, and the metric at each of them. Points that are not
+    finite are left out. If several rows have the same x, the last counts."""
     x = np.array(_places(run, rows, against))
     y = np.array([math.nan if (value := row.get(metric)) is None else value for row in rows], dtype=float)
     is_known = np.isfinite(x) & np.isfinite(y)
@@ -190,13 +193,13 @@ def _curve(
 
 
 def _changes(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
-    """Return the places of the rows from which on an oracle is another one."""
+    """Return the x of each row that counts more changes of an oracle than the row before it."""
     counts = np.array([row.get(CHANGES, 0.0) for row in rows])
     return list(np.array(_places(run, rows, against))[1:][counts[1:] > counts[:-1]]) if counts.any() else []
 
 
 def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
-    """Return the place of each row on the axis."""
+    """Return the value of x for each row."""
     if against == "steps":
         return [float(row["step"]) for row in rows]
     if against == "queries":
@@ -227,7 +230,7 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
 
 
 def _running_maximum(values: Any) -> list[float]:
-    """Return the running maximum of cumulative values; a step without an answer reports none."""
+    """Return the running maximum of a cumulative count, which is 0 in rows that do not report it."""
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 
@@ -257,8 +260,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _within(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with paths inside the run's own directory made relative to it; `oat.Trainer`
-    keeps records that it was given there."""
+    """Return the configuration with paths in the run directory made relative to it. `oat.Trainer` stores the
+    records that a caller gives it in that directory, so such paths differ in every run."""
     own = f"{tree['run_dir']}/"
 
     def cut(value: Any) -> Any:
@@ -274,8 +277,9 @@ def _is_aside(field: str) -> bool:
 
 
 def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> list[str]:
-    """Return the name of each configuration: the fields that differ; of many, as few as tell all apart. A
-    single configuration is named by its directory."""
+    """Return the name of each configuration: the fields in which they differ or, if these are many, only
+    enough of them to tell the configurations apart. A configuration without such a field is named by its
+    directory."""
     fields = [
         field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)
     ]
@@ -309,8 +313,9 @@ def _in_name(field: str, value: Any) -> str:
 
 
 def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """Write the lines as CSV. A single metric has a column of its name; several stand one below the other. A
-    last column counts changes of an oracle, if there are any."""
+    """Write the lines as CSV. With a single metric, the column of means has the metric's name. With several,
+    the column `metric` has the name of each row's metric. If an oracle changed, the last column counts the
+    changes up to each point."""
     metrics = list(dict.fromkeys(line.metric for line in lines))
     head = metrics if len(metrics) == 1 else ["metric", "mean"]
     has_changes = any(line.changes for line in lines)
@@ -329,8 +334,8 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """Draw a colour for each configuration and a style for each metric. With a single metric, styles tell
-    apart configurations whose colours repeat."""
+    """Draw each configuration in its colour, and each metric in its line style. With a single metric, styles
+    tell apart configurations that have the same colour."""
     names, metrics = (
         list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric")
     )
@@ -393,7 +398,11 @@ def _literal(text: str) -> str:
 
 
 def _scale(most: float, against: Against) -> tuple[float, str]:
-    """Return the number that x is divided by, and the axis' label."""
+    """Return the number by which x is divided, and the label of the x axis.
+
+    Args:
+        most: the largest x.
+    """
     if against != "time":
         return 1.0, _AXES[against][1]
     size, name = next(

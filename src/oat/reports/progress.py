@@ -1,7 +1,7 @@
-"""The progress of a run: in a terminal a few lines that are redrawn in place, anywhere else one line a step.
+"""The progress of a run: a few lines that are redrawn in place in a terminal, one line per step elsewhere.
 
-A thread of rich draws the lines in a terminal, four times a second. It only reads what the last report
-stored, so the run never waits for it.
+In a terminal, a thread of the library rich draws the lines, four times a second. It only reads what the last
+report stored, so the run never waits for it.
 
 The cursor is never hidden, so a kill leaves the terminal usable.
 """
@@ -37,7 +37,7 @@ WATCHED = (
 
 _SHOWN = 2
 _RECENT = 30
-"""Rows from which the time left is estimated."""
+"""Number of recent rows from which the time left is estimated."""
 _CELLS = 24
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII = "_.-~=+*#"
@@ -54,8 +54,8 @@ _DOING = {
 
 @contextmanager
 def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
-    """Yield the report that `loop.train` calls after each step. In a terminal, what the run is doing is shown
-    too until the context ends."""
+    """Yield the report that `loop.train` calls after each step. In a terminal, the lines of a `Display` are
+    drawn until the context ends."""
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
         return
@@ -67,8 +67,8 @@ def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
 
 @contextmanager
 def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Count steps outside a run: yield a function to call after each step. In a terminal one line counts
-    them, anywhere else one line says how many there will be."""
+    """Count steps outside a run: yield a function that the caller calls after each step. In a terminal, a
+    line counts the steps; elsewhere, a line says how many there will be."""
     if not is_terminal():
         print(f"{what}: {steps:,} steps", flush=True)
         yield lambda step: None
@@ -99,7 +99,11 @@ def _steps(count: int) -> str:
 
 
 def way_on(run: Run, about: About, reason: str) -> str:
-    """Return how to continue a run that had already ended when it was started again."""
+    """Return a sentence about a run that had already ended when it was started again, with ways to go on.
+
+    Args:
+        reason: why the run ended.
+    """
     is_used_up = run.stop.last != about.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
     used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
@@ -130,8 +134,7 @@ class Display:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draw while the context is open. The cursor is never hidden, so that even a kill leaves the terminal
-        as it was."""
+        """Draw the lines while the context is open. The cursor is shown all the time."""
         from rich.live import Live
 
         live = Live(console=self.console, get_renderable=self.lines, redirect_stderr=sys.stderr.isatty())
@@ -144,7 +147,11 @@ class Display:
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
-        """Show the name of a box while the context is open."""
+        """Show that a box is at work while the context is open.
+
+        Args:
+            name: a key of `_DOING`.
+        """
         before = self.now
         self.now = (_DOING[name], time.monotonic())
         try:
@@ -153,7 +160,7 @@ class Display:
             self.now = before
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the state after a step; an evaluation also leaves a line of its own."""
+        """Show the state after a step. If the step was evaluated, also print a line that stays."""
         while self.rows and self.rows[-1]["step"] >= step:
             self.rows.pop()
         self.rows.append({"step": step, **values})
@@ -203,8 +210,9 @@ class Display:
         return grid
 
     def _plan(self, step: int, used: Mapping[str, float], limits: Mapping[str, float | None]) -> None:
-        """Set the share that is done and the seconds left, by the limit that is reached first, at the rates
-        of the recent rows."""
+        """Set the share of the run that is done and the seconds left. The run ends at the first of several
+        limits: the share is the largest of the limits' shares, and the seconds are the fewest until a limit,
+        at the speed of recent rows."""
         recent = [row for row in self.rows[-_RECENT:] if row["step"] > 0]
         per_row = sum(
             sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in recent
@@ -227,7 +235,8 @@ class Display:
         )
 
     def _changes(self) -> list[tuple[str, str, str]]:
-        """Return a line that says since when an oracle is another one, so that a curve has two rewards."""
+        """Return a line that says how often an oracle changed, and in which row first, since curves then show
+        two rewards; no line if none changed."""
         rows = [row for row in self.rows if "oracle/changes" in row]
         if not rows:
             return []
@@ -244,8 +253,8 @@ class Display:
 
 
 def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
-    """Draw values as a line of at most 24 blocks, scaled between the lowest and the highest; with more
-    values, each block is a mean."""
+    """Draw values as a line of at most 24 blocks, scaled between the lowest and the highest. If there are
+    more values, each block is the mean of several. Values that are not finite are left out."""
     known = [value for value in values if math.isfinite(value)]
     count = min(_CELLS, len(known))
     ends = [round(place * len(known) / count) for place in range(count + 1)] if count else [0]

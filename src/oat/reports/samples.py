@@ -1,10 +1,11 @@
 """`oat samples`: the prompts of a run, the model's responses and the oracle's verdicts, for people to read.
 
-Steps are counted as in `metrics.jsonl`: step N is what the N-th update learned from. The newest comes first.
-Training is read from the ledger, which has all of it; evaluations are read from their records.
+Steps are counted as in `metrics.jsonl`: step N shows what the N-th update learned from. The newest step comes
+first.
 
-`samples.jsonl` has only some groups a step. The ledger has all of them, with the answers that the step
-learned from. The records of evaluations have the second oracle's verdict too.
+The responses of training are read from the ledger. It has all groups, with the answers that the step learned
+from, while `samples.jsonl` has only some groups of each step. Evaluations are read from their records, which
+also have the verdict of the gold oracle.
 """
 
 import math
@@ -23,7 +24,7 @@ from oat.rundir.reading import load_run, read_rows
 from oat.types import Answer, FinishReason
 
 _NEVER_MADE = {"length": "cut off", "aborted": "aborted"}
-"""Texts for responses that the model did not end itself, by finish reason."""
+"""The text that is shown for a response that the model did not end itself, by finish reason."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class JudgedResponse:
     """A response and the oracle's verdict.
 
     Attributes:
-        verdict: a score, win or loss, or why there is none.
+        verdict: the score, win, loss or tie; or the mark that says why there is none. It also says if the
+            response was cut off or aborted.
     """
 
     verdict: str
@@ -39,15 +41,17 @@ class JudgedResponse:
 
 
 def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[str]:
-    """Yield a text for each prompt, printable, without cutting its lines.
+    """Yield one printable text for each question of training, or for each prompt of an evaluation. Lines are
+    not cut.
 
     Args:
-        step: show only this step.
+        step: show only this step; None shows all.
         evaluations: show evaluations instead of training.
 
     Raises:
-        ConfigError: the directory holds no run, or the run has nothing of this kind, or not of this step.
-        LedgerError: the ledger cannot be opened, or lacks something that the run has learned from.
+        ConfigError: the directory holds no run, the run has nothing to show yet, or nothing of this step.
+        LedgerError: the ledger cannot be opened, or lacks answers that the run has learned from.
+        DataError: a record of an evaluation cannot be read.
     """
     load_run(run_dir)
     return map(printable, _evaluated(run_dir, step) if evaluations else _learned(run_dir, step))
@@ -88,7 +92,8 @@ def _learned_in(store: Reader, step: int) -> Iterator[str]:
 
 
 def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
-    """Return how each trajectory of a round ended, by group; nothing if the trajectories were dropped."""
+    """Return the finish reasons of a round's trajectories, by group; an empty list if the trajectories were
+    dropped or are damaged."""
     try:
         return [
             [trajectory.finish_reason for trajectory in group.trajectories]
@@ -160,7 +165,7 @@ def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
 
 
 def _numbered(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield records with the number of their prompt, whose first response has the number 0."""
+    """Yield each record with the number of its prompt. A record of sample 0 begins the next prompt."""
     number = 0
     for row in rows:
         number += row["sample"] == 0
@@ -177,10 +182,10 @@ def _verdict(value: float | None, mark: str) -> str:
 
 
 def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) -> Sequence[int]:
-    """Return all of the steps, or the one that is wanted.
+    """Return all of `steps`, or only `step` if it is given.
 
     Raises:
-        ConfigError: there are none, or not this one.
+        ConfigError: `steps` is empty, or does not have `step`.
     """
     if not steps:
         raise ConfigError(f"{run_dir}: no {what} yet; let `oat train` go on")
@@ -213,5 +218,5 @@ def _page(
 
 
 def _block(head: str, text: str) -> str:
-    """Return a text behind a head, its further lines aligned with the first."""
+    """Return a text after a heading, with all lines of the text aligned."""
     return head + f"\n{' ' * len(head)}".join(text.split("\n"))

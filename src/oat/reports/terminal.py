@@ -18,8 +18,8 @@ def is_terminal() -> bool:
 
 
 def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
-    """Return a table of numbers by name, below a title; the ends `_low` and `_high` of an interval stand
-    beside their metric."""
+    """Return a table of numbers by name, below a title. If a metric has an interval, its ends (the numbers
+    `..._low` and `..._high`) are shown in the metric's line."""
     ends = {
         name: (numbers[f"{name}_low"], numbers[f"{name}_high"])
         for name in numbers
@@ -39,9 +39,9 @@ def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
 
 
 def show_pages(pages: Iterable[str]) -> None:
-    """Print texts with a blank line behind each; in a terminal through the pager: `$PAGER`, or less."""
+    """Print texts with a blank line after each, in a terminal through the pager: `$PAGER`, or less."""
     rest = iter(pages)
-    pages = chain([*islice(rest, 1)], rest)  # an error is raised before a pager takes the screen
+    pages = chain([*islice(rest, 1)], rest)  # an error of the first page is raised before a pager starts
     if (pager := _pager()) is None:
         for page in pages:
             print(page, end="\n\n")

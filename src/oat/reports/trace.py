@@ -1,11 +1,11 @@
 """`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and
 chrome://tracing open.
 
-The trace names the boxes: sample (generating, and sending the questions), take (waiting for answers),
-prepare, update, sync, evaluate, save (copying, and waiting until an older checkpoint is written). Tracing
-slows a run and changes none of its results.
+The trace shows the boxes at work by name: sample (generating, and sending the questions), take (waiting for
+answers), prepare, update, sync, evaluate, save (copying, and waiting until an older checkpoint is written).
+Tracing slows a run and changes none of its results.
 
-The boxes are named from outside, so `loop.py` needs no code for it.
+The methods of the boxes are wrapped here, so `loop.py` needs no code for tracing.
 """
 
 import os
@@ -19,16 +19,16 @@ from oat.loop import Report, Run, train
 
 
 def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple[str, Path | None]:
-    """Train as `loop.train` does, with a trace of some steps. The trace begins with the second step of this
-    process, because the first one does much that happens only once.
+    """Train as `loop.train` does, and trace some steps. The trace begins with the second step of this
+    process, because the first step does much that happens only once.
 
     Args:
-        directory: folder for the trace, `trace_step_XXXXXXXX.json`, named after the number of updates made
-            before it begins.
-        steps: at least 1; fewer are traced if the run ends before.
+        directory: folder for the trace. The file is `trace_step_XXXXXXXX.json`, where the number is that of
+            the last step before the trace.
+        steps: number of steps to trace, at least 1; the trace has fewer if the run ends before.
 
     Returns:
-        Why the run ended, and the trace; None if it ended with its first step.
+        Why the run ended, and the file of the trace, or None if the run ended with this process's first step.
     """
     trace = _Trace(directory, steps)
     name_boxes(run, record_function)
@@ -61,7 +61,8 @@ class _Trace:
         self._profiler: Any = None
 
     def after(self, step: int) -> None:
-        """Note the end of a step of this process."""
+        """Note that a step has ended. Start the trace after this process's first step, and write it after the
+        last step to trace."""
         self.done += 1
         if self.done == 0:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps it from printing when it begins and ends
@@ -74,7 +75,7 @@ class _Trace:
             self.end()
 
     def end(self) -> None:
-        """Write the steps that are done, unless they have been written."""
+        """Stop the trace, and write it if it has at least one complete step. Do nothing if no trace runs."""
         profiler = self._profiler
         self._profiler = None
         if profiler is None:
@@ -89,11 +90,10 @@ class _Trace:
 
 
 def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
-    """Wrap the boxes' methods that a step calls in something that knows their names, such as
-    `record_function`.
+    """Decorate the methods of the boxes that a step calls.
 
     Args:
-        within: returns a decorator for a name.
+        within: returns the decorator for the name of what a box does; `record_function` is one.
     """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),

@@ -1,6 +1,6 @@
 """The places of rows of metrics: the run's own files (`files.py`), and sinks: TensorBoard, Weights & Biases,
 MLflow, or a user's class.
 
-Each sink lives in a process of its own (`process.py`), which `child.py` starts, feeds and ends. It may hang,
-crash or print, and training neither waits for it nor notices. `sinks.py` has the options of sinks.
+Each sink runs in a process of its own (`process.py`), which `child.py` starts, feeds and ends. A sink may
+hang, crash or print without holding up training. `sinks.py` reads the options of sinks.
 """

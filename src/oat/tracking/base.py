@@ -1,4 +1,4 @@
-"""The protocol of a sink, and what it is given."""
+"""The protocol of a sink, and the values that a sink gets: the run, and its rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ class Opening:
     Attributes:
         folder: the run directory, absolute.
         config: the resolved configuration, without secrets.
-        id: what `open` returned in an earlier process of this run; None in the first one, and in a fork.
+        id: the name that `open` returned in an earlier process of this run; None in the first process of a
+            run or of a fork, and if the options that say where rows go have changed.
     """
 
     folder: Path
@@ -27,9 +28,9 @@ class Row:
 
     Attributes:
         values: the metrics by name.
-        seconds: when the row was made, since 1970. For rows of earlier processes, the time as if the run had
-            never stood still.
-        samples: the lines of `samples.jsonl` of its step; none unless `samples: true`.
+        seconds: when the row was made, in seconds since 1970. For the rows that were there before the sink's
+            process started, the time is computed as if the run had never paused.
+        samples: the records of the step in `samples.jsonl`; empty unless `samples: true`.
     """
 
     step: int
@@ -39,21 +40,21 @@ class Row:
 
 
 class Sink(Protocol):
-    """Another place for the rows of a run. A sink is constructed from its options, opened, given each row of
-    the run once in the order of the steps, and closed. If it raises, users are warned once, and the run goes
-    on without it; the next process of the run goes on behind the last row that the sink took.
+    """Another place for the rows of a run. A sink is constructed from its options and opened, gets each row
+    of the run once in the order of the steps, and is closed. If it raises, users are warned once, and the run
+    goes on without it. The next process of the run sends the sink the rows after the last one that it took.
 
-    A class attribute `begins_anew = True` says that the sink keeps nothing of earlier processes: `open`
-    clears its place, and all rows of the run follow.
+    The class attribute `begins_anew = True` says that the sink starts over in every process: `open` deletes
+    what earlier processes wrote, and the sink then gets all rows of the run.
 
-    Our own sinks also declare `Config` (their options), `extra` (the extra of this package that brings their
-    library), `place` (the options that say where the rows go) and `told` (the options that `oat check`
-    shows).
+    Our own sinks also declare `Config` (the class of their options), `extra` (the extra of this package that
+    installs their library), `place` (the options that say where the rows go) and `told` (the options that
+    `oat check` shows).
     """
 
     def open(self, run: Opening) -> str | None:
-        """Begin. Return the name by which a later process of the run finds what this one wrote, or None if it
-        needs none."""
+        """Prepare to take rows. Return the name by which a later process of the run finds what this process
+        wrote, or None if no name is needed."""
 
     def row(self, row: Row) -> None: ...
 

@@ -1,8 +1,9 @@
 """Training's side of a sink: starts the process of the sink, sends it rows, and ends it.
 
-Training never waits for a sink while it goes on. Rows that the process has not taken yet stay here, up to a
-bound. When a sink fails in any way, users are warned once, its process is killed, and the run goes on without
-it. At the end every sink has `wait_s` to take the rows that are left; then nothing of it remains.
+While it runs, training never waits for a sink. Rows that the sink's process has not taken yet are kept here,
+up to a limit. When a sink fails in any way, users are warned once, its process is killed, and the run goes on
+without it. At the end of the run, every sink has `wait_s` seconds to take the remaining rows; then its
+processes are killed.
 """
 
 import os
@@ -30,10 +31,10 @@ from oat.plugins.child import HEADER, frame
 from oat.tracking.leftovers import VARIABLE, end_all_marked
 
 _MOST_ROWS, _MOST_BYTES = 10_000, 64 * 2**20
-"""Rows, and their bytes, that a sink may lag behind."""
+"""Limits on the rows that a sink has not taken yet, and on their bytes."""
 _TICK_S = 0.02
 _SHOWN = 300
-"""Characters of what a sink raised."""
+"""Number of characters of a sink's error that the warning shows."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Described:
     """A sink as it is configured.
 
     Attributes:
-        key: its name in messages, and the name of its files in `RUN/sinks`.
+        key: the sink's name in messages, and the name of its files in `RUN/sinks`.
         symbol: `package.module:Class` or `path/to/file.py:Class`.
-        options: the options for its constructor, as plain data.
-        place: those of them that say where its rows go.
-        samples: whether it gets texts.
-        wait_s: seconds that it has at the end.
+        options: the options for the sink's constructor, as plain data.
+        place: the options that say where the sink's rows go.
+        samples: whether the sink gets the samples of each step.
+        wait_s: seconds that the sink has at the end of the run.
     """
 
     key: str
@@ -77,10 +78,11 @@ class SinkProcess:
         self._is_closed = False
 
     def open(self, kept: int) -> None:
-        """Start the process. It first takes the rows before `kept` that it has not had.
+        """Start the process. It begins with those rows in `metrics.jsonl` before the step `kept` that the
+        sink has not had.
 
         Args:
-            kept: the step from which rows will be sent.
+            kept: the step of the first row that `row` will send.
         """
         sink, place = self.sink, self.folder / "sinks"
         self._mark = uuid.uuid4().hex
@@ -138,9 +140,8 @@ class SinkProcess:
             )
 
     def is_done(self, since: float) -> bool:
-        """True if the sink has ended, or has used up its time. It has `wait_s` to take what is left and to
-        end in its own way; missing rows are reported then, unless the sink had closed and only its libraries
-        linger.
+        """Return whether the sink's process has ended or has used up `wait_s`. If the sink is not closed when
+        the time is used up, warn that rows may be missing, and kill the process.
 
         Args:
             since: when the last row was sent, monotonic seconds.
@@ -157,7 +158,7 @@ class SinkProcess:
         return is_late or (self._is_closed and self._process is not None and self._process.poll() is not None)
 
     def end(self) -> None:
-        """Kill what is left of the process, and remove its folder."""
+        """Kill the process and those that it started, if they still run, and remove its temporary folder."""
         process, self._process = self._process, None
         if process is not None:
             _open.discard(self)
@@ -187,12 +188,12 @@ class SinkProcess:
         return {**os.environ, **one, "PYTHONPATH": package, "TMPDIR": self._scratch, VARIABLE: self._mark}
 
     def _pump(self) -> None:
-        """Write and read as much as goes without waiting."""
+        """Write to the process and read from it, as much as is possible without waiting."""
         assert self._process is not None, "it runs"
         reading, writing = self._process.stdout, self._process.stdin
         assert reading is not None, "pipes were asked for"
         if writing is not None and not writing.closed:
-            with suppress(BlockingIOError, BrokenPipeError):  # of its death its output tells
+            with suppress(BlockingIOError, BrokenPipeError):  # if it died, the output ends
                 while self._pending:
                     del self._pending[: os.write(writing.fileno(), memoryview(bytes(self._pending[: 2**16])))]
         is_over = False
@@ -236,8 +237,8 @@ class SinkProcess:
 
 
 def finish_all(sinks: Sequence[SinkProcess]) -> None:
-    """End the sinks of a run, all at once, each in its own way. Afterwards nothing is left of them, also if
-    this is interrupted."""
+    """Wait until every sink of a run is done, all at the same time, and end their processes, even if this
+    function is interrupted."""
     begin = time.monotonic()
     try:
         waiting = list(sinks)

@@ -1,6 +1,6 @@
-"""The files that people read while a run goes on: `metrics.jsonl` has one line a step, `samples.jsonl` some
-groups of each step, and `environment.json` the circumstances under which they were made. Sinks get the same
-lines."""
+"""The files that people read while a run goes on: `metrics.jsonl` has one line per step, `samples.jsonl` some
+groups of each step, and `environment.json` the machine, versions and code that made them. Sinks get the same
+lines of metrics and samples."""
 
 import json
 import os
@@ -17,18 +17,19 @@ from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback
 
 MAX_COLUMN = 4000
-"""Most characters of a column of the data in `samples.jsonl`. The tokens of prompts and responses bound the
-texts beside it."""
+"""Largest number of characters of a data column in `samples.jsonl`. Prompts and responses are not cut, since
+their numbers of tokens are limited."""
 
 
 class Tracking:
-    """Writes the run's two streams. Row `step` is the state after `step` updates, so row 0 is the start.
+    """Writes the run's two streams, `metrics.jsonl` and `samples.jsonl`. Row `step` has the state after
+    `step` steps, so row 0 is the start.
 
     Args:
-        samples: groups written a step.
-        told: writes `environment.json`; None: it is not written.
-        sinks: get the rows too.
-        standing: what must still be there when something is written.
+        samples: largest number of groups that are written for each step.
+        told: writes `environment.json`; None: the file is not written.
+        sinks: the processes of the sinks, which get the rows too.
+        standing: the files and folders that must still be there when a row is written.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Tracking:
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Cut both streams back to the cursor, and go on behind it. A run that begins at step 0 writes row 0
-        anew, so it keeps none.
+        """Remove the rows after `step` from both streams, and open them for the next row. A run that begins
+        at step 0 writes row 0 again, so all rows are removed.
 
         Args:
-            is_closed: whether the cursor's own row is already written; otherwise it comes next.
+            step: number of steps that are done.
+            is_closed: whether row `step` is complete and kept; otherwise it is removed, and written next.
 
         Raises:
             ConfigError: `environment.json` is not as the run wrote it.
@@ -85,8 +87,8 @@ class Tracking:
         """Write the row of a step, and its samples.
 
         Raises:
-            DirectoryError: the run's directory, or one of its two files, was removed or replaced, so the row
-                would be lost.
+            DirectoryError: the run's directory, or one of the two streams, was removed or replaced, so the
+                row would be lost.
         """
         self._refuse_lost()
         if self.told is not None:
@@ -103,7 +105,7 @@ class Tracking:
             sink.row(step, metrics, shown)
 
     def flush(self) -> None:
-        """Write both streams to disk, before a checkpoint that stands behind their last row.
+        """Force both streams to disk. This comes before a checkpoint, which relies on their last row.
 
         Raises:
             DirectoryError: as `row`.
@@ -117,8 +119,8 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Close the streams, and let the sinks end. An error in writing was reported when it happened, so
-        closing raises nothing over it."""
+        """Close the streams, and let the sinks finish. Closing raises no error, since an error in writing was
+        raised when it happened."""
         for file in self.files.values():
             with suppress(OSError):
                 file.close()
@@ -153,7 +155,11 @@ _SHOWN = (
 
 
 def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
-    """One line about a step, for people."""
+    """Return one line about a step, for people.
+
+    Args:
+        last: the last step of the run; None if it has no such limit.
+    """
     return "  ".join(
         [
             f"step {step}" + (f"/{last}" if last else ""),
@@ -163,14 +169,15 @@ def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
 
 
 def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """The lines of the first rows, and a sentence about what is wrong with them."""
+    """Return the lines of the rows before step `end`, and a sentence about damage to them; "" if there is
+    none."""
     rows, damage = sound_rows(content, end)
     return [line for line, _ in rows], damage
 
 
 def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """The lines of the first steps, and the number of other lines before the last of them. The number of
-    lines of a step is not known."""
+    """Return the lines of the steps before `end`, and a sentence about lines among them that cannot be read;
+    "" if there are none. Missing lines are not noticed, since a step may have any number of lines."""
     lines = content.split(b"\n")[:-1]
     steps = [_step_of(line) for line in lines]
     last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
@@ -205,6 +212,7 @@ def _readable(item: Any) -> dict[str, Any]:
 
 
 def _bounded(value: Any) -> Any:
-    """The value of a record; if its JSON is long, the beginning of it, which ends with its length."""
+    """Return the value; if it is longer than `MAX_COLUMN` as text or JSON, return the beginning of that, with
+    the number of characters at the end."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= MAX_COLUMN else f"{text[:MAX_COLUMN]}... ({len(text):,} characters)"

@@ -1,5 +1,5 @@
-"""Finds and kills processes that a sink has started, by a variable in their environment that no others have:
-also those that left its process group or session, and those whose parent has gone."""
+"""Finds and kills the processes that a sink has started, by a mark in an environment variable that only they
+have. So it also finds processes that left the sink's process group or session, or whose parent has ended."""
 
 import os
 import signal
@@ -10,7 +10,8 @@ VARIABLE = "OAT_SINK"
 
 
 def marked(mark: str) -> list[int]:
-    """The processes with this mark, without this one; none if the system has no /proc."""
+    """Return the ids of the processes with this mark, except the calling process; an empty list if the system
+    has no /proc."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for place in Path("/proc").glob("[0-9]*/environ"):
@@ -21,7 +22,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end_all_marked(mark: str) -> None:
-    """Kill the processes with this mark, except this one."""
+    """Kill the processes with this mark, except the calling process."""
     for process in marked(mark):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)

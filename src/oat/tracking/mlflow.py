@@ -1,12 +1,13 @@
 """MLflow, through the small edition of its library: `oat-align[mlflow]` is mlflow-skinny.
 
-Files in `RUN/mlflow` are the default. Every client reads them, and `mlflow migrate-filestore` turns them into
-a database; `tracking_uri` names a server or a database. All processes of a run are one run there, by an id
-that is kept in `RUN/sinks/mlflow.json`; a fork is another one.
+By default, rows go to files in `RUN/mlflow`. Every client of MLflow reads them, and `mlflow
+migrate-filestore` turns them into a database. `tracking_uri` names a server or a database instead. All
+processes of a run write to one run of MLflow, whose id is stored in `RUN/sinks/mlflow.json`; a fork is
+another run.
 
-Files are the default although MLflow only maintains them: mlflow-skinny has no other store without a server,
-and mlflow itself brings a web server, and an older pandas than ours. The library is needed when a run trains,
-not when it is evaluated or exported, since no sink sees that.
+Files are the default although MLflow no longer develops this store: mlflow-skinny has no other store without
+a server, and the full mlflow brings a web server, and an older pandas than ours. The library is needed to
+train, but not to evaluate or export a run, since sinks get no rows then.
 """
 
 import os
@@ -20,10 +21,10 @@ from oat.tracking.base import Opening, Row
 _METRICS = 1000
 _PARAMETERS = 100
 _CHARACTERS = 500
-"""Most metrics and parameters in a request, and characters of a parameter's value, that every server
-takes."""
+"""The largest numbers that every server accepts: metrics in a request, parameters in a request, and
+characters of a parameter's value."""
 _STRANGE = re.compile(r"[^\w\-. :/]")
-"""Characters that no name of MLflow has."""
+"""Characters that a name in MLflow must not have."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class Mlflow:
         self._client.set_terminated(self._id)
 
     def _log_parameters(self, config: Mapping[str, Any]) -> None:
-        """Write every field of the configuration by its dotted name, once, since MLflow's parameters never
-        change."""
+        """Write every field of the configuration under its dotted name. This is done only once for a run,
+        since MLflow's parameters cannot change."""
         from mlflow.entities import Param
 
         found = [Param(name, str(value)[:_CHARACTERS]) for name, value in _fields(config)]

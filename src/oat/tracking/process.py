@@ -1,25 +1,25 @@
-"""The process that a sink lives in; `child.py` starts it, and may kill it.
+"""The process in which a sink runs. `child.py` starts it, and may kill it.
 
-The first frame that comes on stdin (`plugins/child.py` has their form) says which sink to make of which
-options, and for which run; each later one is a row. What goes back on stdout is one of
+Training sends frames on stdin (`plugins/child.py` defines them). The first frame has the sink, its options
+and the run; each later frame is a row. This process answers on stdout with one of
 
-    {"next": step}      every row before this one is taken
+    {"next": step}      the sink has all rows before this step
     {"failed": text}    the sink raised; nothing follows
-    {"closed": true}    the sink is closed; the libraries may still take leave
+    {"closed": true}    the sink is closed; its libraries may still be ending
 
-Whatever else the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, also after training
-was killed, the sink is closed; a process that takes too long for that ends itself. So no row is lost or sent
-twice when training is killed: rows on their way are taken, and the process of the run's next life waits until
-this one has gone.
+Everything else that the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, because
+training has ended or was killed, the sink is closed. A process that takes too long for that ends itself. If
+training is killed, no row that it sent is lost or taken twice: this process takes the rows that it has
+received, and the sink's process of the continued run waits until this one has ended.
 
-`RUN/sinks/NAME.json` has the run's id, and the step of the next row. The step is moved forward before the
-sink gets a row, and back if the sink raises. So a sink whose own process is killed gets no row twice, and may
-lack one.
+`RUN/sinks/NAME.json` has the run's id in the sink, and the step of the next row. The step is moved forward
+before the sink gets a row, and back if the sink raises. So if this process itself is killed, the sink gets no
+row twice, but may lack one: no service takes a point back.
 
-A sink's library may hang, crash, print, exit or start other processes; in a thread, training would share all
-of that. No service takes a point back, so a sink gets each row at most once. The process ignores SIGTERM and
-Ctrl-C, and reads its input to the end. A mark in the environment (`leftovers.py`) finds what the library
-started, since wandb's own process leaves the session.
+A sink's library may hang, crash, print, exit or start other processes. In a thread of training, each of these
+would disturb training. This process ignores SIGTERM and Ctrl-C, and reads its input to the end. Processes
+that the library started are found by a mark in their environment (`leftovers.py`), since wandb's own process
+leaves the session.
 """
 
 import atexit
@@ -44,13 +44,14 @@ from oat.tracking.base import Opening, Row
 from oat.tracking.leftovers import end_all_marked
 
 _CALL_S = 600
-"""Most seconds of one call of the sink; then the kernel ends this process, whatever the sink holds."""
+"""Seconds that a call of the sink may take. Then the kernel ends this process, even if the sink's code never
+returns to Python."""
 
 
 def main() -> None:
-    """Serve the process at the other end of stdin and stdout."""
+    """Run a sink for the process at the other end of stdin and stdout."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for training, whose end is ours
+        signal.signal(number, signal.SIG_IGN)  # meant for training, and stdin ends with it
     asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -59,17 +60,19 @@ def main() -> None:
     if order is None:
         return
     sys.path[:] = order["path"]
-    atexit.register(_leave_nothing, order)  # behind those of the sink's library, which come later
+    atexit.register(_leave_nothing, order)  # runs after the library's, which come later
     rows: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_hear, args=(asked, rows, order), daemon=True).start()
     serve(order, rows, told)
 
 
 def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) -> None:
-    """Send a sink the rows of its run, until there are no more.
+    """Open a sink, give it the rows of its run until there are no more, and close it.
 
     Args:
-        rows: rows to come; None ends them.
+        order: the first frame.
+        rows: the frames of rows that training sends; None after the last.
+        told: stream for the answers to training.
     """
     doing = "be opened"
     try:
@@ -104,11 +107,11 @@ class State:
     """The state that this process leaves for the next one of the run: `RUN/sinks/NAME.json`.
 
     Args:
-        place: the options that say where the rows go. If they have changed, all rows go there.
-        begins_anew: the sink wants all rows in any case.
+        place: the options that say where the rows go. If they have changed, the sink gets all rows again.
+        begins_anew: the sink gets all rows in every process.
 
     Attributes:
-        id: the sink's own name of the run; None if it has given none.
+        id: the name that the sink's `open` returned; None before the first call, and if it returned none.
         next: step of the first row that the sink has not had.
     """
 
@@ -142,8 +145,8 @@ class State:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Wait until no other process has this sink of the run, such as one of an earlier life, and hold it
-    within this context."""
+    """Lock a sink of a run in the context. First wait until no other process has the lock, such as the one
+    that an earlier process of the run started."""
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -161,7 +164,7 @@ def _limited() -> Iterator[None]:
 
 
 def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Iterator[Row]:
-    """The rows that the run has kept, from a step on, and then those to come."""
+    """Yield the rows on disk from the step `first` on, and then the rows that training sends."""
     folder, kept = Path(order["folder"]), order["kept"]
     seconds = {
         row["step"]: sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save"))
@@ -185,7 +188,8 @@ def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Ite
 
 
 def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
-    """The records of the rows before a step. The run has warned of lines that cannot be read."""
+    """Yield the records of a stream (`metrics` or `samples`) before the step `kept`. Lines that cannot be
+    read are left out; the run has warned of them."""
     with (
         suppress(FileNotFoundError),
         (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file,
@@ -198,8 +202,8 @@ def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
 
 
 def _hear(asked: BinaryIO, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
-    """Take rows as soon as they come, whatever the sink does. When no more can come, end this process after
-    the time in which training would have killed it, and a little more."""
+    """Put rows into the queue as soon as they come, whatever the sink does. When no more can come, wait a
+    little longer than training waits before it kills this process, and then end this process."""
     with suppress(Exception):
         while (message := read_frame(asked)) is not None:
             rows.put(message)

@@ -1,4 +1,4 @@
-"""The section `tracking.sinks`: each sink with its options and its needs."""
+"""The section `tracking.sinks`: reads each sink's options, and checks that the sink can be made."""
 
 import ast
 import importlib.util
@@ -15,14 +15,15 @@ from oat.plugins.registry import SINKS
 from oat.tracking.child import Described
 
 FILES = "files"
-"""May be named among the sinks, and is always there."""
+"""The name of the run's own files among the sinks. They are always written, whether it is there or not."""
 
 
 def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
-    """The section with each sink as a section of its own, and the options of ours filled in.
+    """Return the section with each sink as a `SinkConfig`. Our own sinks get the defaults of the options that
+    are not set.
 
     Raises:
-        ConfigError: there is no such sink, it stands twice, or it has no such option.
+        ConfigError: a sink is unknown or is named twice, or an option is unknown or has a wrong value.
     """
     found, keys = [], set[str]()
     for place, given in enumerate(tracking.sinks):
@@ -42,7 +43,7 @@ def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
 
 
 def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[str, Any]:
-    """The options of one of our sinks, with their defaults."""
+    """Return the options of one of our sinks, with the defaults of those that are not set."""
     cls = SINKS[sink.name].Config
     known = {f.name for f in fields(cls)}
     for option in sink.options.keys() - known:
@@ -51,7 +52,8 @@ def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[
 
 
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
-    """The sinks that have a process; `tensorboard: true` is one of them."""
+    """Return the sinks that have a process: all but `files`, and TensorBoard if `tracking.tensorboard` is
+    true."""
     named = [SinkConfig(sink) if isinstance(sink, str) else sink for sink in tracking.sinks]
     alias = (
         [SinkConfig("tensorboard")]
@@ -62,12 +64,13 @@ def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
 
 
 def described_sinks(tracking: TrackingConfig) -> list[Described]:
-    """The descriptions from which the processes of sinks are made."""
+    """Return the descriptions from which the processes of sinks are started."""
     return [_described(sink) for sink in sinks_of(tracking)]
 
 
 def told_of(tracking: TrackingConfig) -> list[str]:
-    """The sinks for `oat check`, each with the options that say where its rows go."""
+    """Return a text about each sink for `oat check`: its name, the options that it declares as `told`, and
+    whether it gets samples."""
     found = []
     for sink in sinks_of(tracking):
         told = SINKS[sink.name].told if sink.name in SINKS else ()
@@ -78,10 +81,10 @@ def told_of(tracking: TrackingConfig) -> list[str]:
 
 
 def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
-    """Refuse sinks that cannot be made here. No sink is imported or run; only its own process does that.
+    """Refuse sinks that cannot be made here. This function imports no sink; only the sink's process does.
 
     Raises:
-        ConfigError: a library is missing, or there is no such file, module or class.
+        ConfigError: a library is missing, or the file, module or class of a user's sink does not exist.
     """
     for sink in sinks_of(tracking):
         field = (
@@ -103,8 +106,8 @@ def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
 
 
 def key_of(name: str) -> str:
-    """The name of a sink's files: its own name; for a user's sink, the name of the file or module, and of the
-    class."""
+    """Return the name of a sink's files: the sink's name or, for a user's sink, the names of the file or
+    module and of the class."""
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).stem if place.endswith('.py') else place}-{attribute}" if colon else name
 
@@ -144,8 +147,8 @@ def _refuse_unknown(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -
 
 
 def _problem(name: str) -> str:
-    """The reason why a user's sink cannot be made, as far as it shows without running it; "" if there is
-    none."""
+    """Return why a user's sink cannot be made, as far as can be seen without running it; "" if nothing is
+    wrong."""
     place, _, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         try:
@@ -172,7 +175,7 @@ def _problem(name: str) -> str:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """The names that a file defines at its top level, inside statements too."""
+    """Yield the names that a file defines, at any depth."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name

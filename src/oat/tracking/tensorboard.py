@@ -1,11 +1,11 @@
 """The metrics of a run for TensorBoard, in `RUN/tensorboard`, through its own library.
 
-They are a copy of `metrics.jsonl`, written anew when a run is continued. So each point stands there once,
-also after a kill or a fork, and a run that turns this on late has all of its points.
+They are a copy of `metrics.jsonl`. Each process of a run writes the copy again from the start, so it has
+every point once, even after a kill or a fork, or if this sink is turned on late in a run.
 
-tensorboardX would be lighter, but people who turn this on want to look, and only tensorboard has the viewer.
-`purge_step` would leave the points of a killed process in the files: TensorBoard would hide them, and other
-readers would not.
+tensorboardX would be lighter, but people who turn this sink on want to look at the metrics, and only
+tensorboard has the viewer. `purge_step` would leave the points of a killed process in the files: TensorBoard
+would hide them, but other readers would not.
 """
 
 import json
@@ -49,7 +49,8 @@ class TensorBoard:
 
 
 def _text(tag: str, sample: Mapping[str, Any]) -> Any:
-    """A sample for the page of texts, as a block of code, so that no character in it formats anything."""
+    """Return a sample for TensorBoard's page of texts. It is a block of code, in which no character is read
+    as Markdown."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

@@ -1,9 +1,10 @@
 """Weights & Biases, through its own library: `oat-align[wandb]`.
 
-Offline is the default: the files lie in `RUN/wandb`, one folder for each process of the run, and `wandb sync`
-uploads them. All processes of a run are one run there, by an id that is kept in `RUN/sinks/wandb.json`; a
-fork is another one. It gets the metrics, the configuration without secrets, and samples if they are asked
-for. It gets no code, git state, command line, names of machines or users, list of packages, console or load.
+Offline is the default: each process of the run writes to a folder of its own in `RUN/wandb`, and `wandb sync`
+uploads the folders. All processes of a run write to one run of Weights & Biases, whose id is stored in
+`RUN/sinks/wandb.json`; a fork is another run. The service gets the metrics, the configuration without
+secrets, and the samples if `samples: true`. It does not get code, git state, command line, names of machines
+or users, the list of packages, the console's output or the machine's load.
 """
 
 import json
@@ -29,7 +30,8 @@ _OFF_X = {
     "x_save_requirements": False,
 }
 _FLUSH_S = 1.0
-"""Seconds between two writes to the file of an offline run: what is lost when its process is killed."""
+"""Seconds between two writes to the file of an offline run. If the sink's process is killed, the rows since
+the last write are lost."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Wandb:
         self.config = WandbConfig(**options)
 
     def open(self, run: Opening) -> str:
-        # or errors of the library are sent to its makers, offline too
+        # otherwise the library sends its errors to its makers, even offline
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
