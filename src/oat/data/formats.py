@@ -161,7 +161,7 @@ class Layout:
 
     @property
     def _pair(self) -> tuple[str, str]:
-        """The two columns of a preference, under their names in this layout."""
+        """The names that the two columns of a preference have in this layout."""
         return (self.responses[0], self.responses[1]) if len(self.responses) == 2 else ("chosen", "rejected")
 
     @property

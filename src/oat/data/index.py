@@ -33,9 +33,9 @@ from oat.types import Prompt
 ALONE_S = 3.0
 """Seconds after which a pass continues in workers. Workers need about that long to start."""
 _BLOCK = 64
-"""Records that a worker gets at once."""
+"""Number of records that a worker gets at once."""
 _FIRST = 3
-"""Malformed records that a note names."""
+"""Number of malformed records that a note names."""
 _MAX_WORKERS = 16
 _PATIENCE_S = 600.0
 _NO_LIMIT_GB = 1e5
@@ -341,7 +341,8 @@ def _reads_none(name: str) -> bool:
 
 
 def _in_order(workers: Workers, blocks: Iterable[bytes | dict[str, Any]], limit: int) -> Iterator[Outcome]:
-    """Yield the results of blocks in their order; at most `limit` blocks are under way at once."""
+    """Yield the results of blocks in the order of the blocks. At most `limit` blocks are in progress at
+    once."""
     rest = iter(blocks)
     found = dict[str, Outcome]()
     sent = 0

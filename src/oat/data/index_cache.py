@@ -40,7 +40,7 @@ _CODE = (
     "data/sources",
     "data/text_files",
 )
-"""Modules whose code decides what an index holds, beside all of `text/`."""
+"""Modules whose code decides what an index holds. All of `text/` does so too."""
 
 
 def cache_folders() -> list[Path]:

@@ -73,7 +73,7 @@ def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def first_learned(messages: tuple[Message, ...]) -> int:
-    """Return the index of the first assistant's message that answers a user or a tool and whose weight is not
+    """Return the index of the assistant's first message that answers a user or a tool and whose weight is not
     0; if there is none, the index of the last message."""
     answers = (
         n

@@ -56,17 +56,18 @@ class Source:
         return str(self.records) if isinstance(self.records, str | Path) else "records"
 
     def place(self, row: int) -> str:
-        """Return the place of a record, for messages; objects of a JSON array have no lines of their own."""
+        """Return the place of a record, for messages. In a JSON array, a row is no line."""
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
     @cached_property
     def is_array(self) -> bool:
-        """Whether the records have no lines of their own."""
+        """Whether the records are the objects of a JSON array."""
         return isinstance(self.records, str | Path) and is_array(Path(self.records))
 
 
 class PromptSet:
-    """The prompts of one source, read from it on demand; only the place of each record stays in memory.
+    """The prompts of one source, read from it on demand. In memory are 24 bytes per prompt; records that the
+    source gives as a list or a JSON array are in memory as well.
 
     The constructor reads, checks and renders every record once (`data/index.py`), unless a cache has the
     source's index. Afterwards, each record is read when it is needed: in JSONL and CSV files at its byte, and

@@ -159,7 +159,7 @@ class Prompts:
 
     @property
     def digests(self) -> list[str]:
-        """A checksum of the prompts of each source."""
+        """For each source, the checksum of its prompts (`PromptSet.digest`)."""
         return [pool.prompts.digest for pool in self._pools]
 
     @property

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from oat.models.attention import Packed
 
 PAGE = 8
-"""Tokens of a page."""
+"""Number of tokens in a page."""
 _SLACK = 1.03
 """The gaps of a block are closed when the block, up to its last page in use, has more than this many times
 the pages in use."""

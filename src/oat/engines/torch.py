@@ -6,10 +6,10 @@
 2. A token is drawn by inverting the cumulative distribution at one uniform number. The number depends only on
    the token's address (`oat.seeds`); no generator has a state.
 3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends on
-   the request alone: requests are decoded in batches with a fixed number of rows, whose prompts are padded to
-   one width, a power of two, and share no page. A batch has at least 64 rows and runs on at most two threads,
-   because elementwise kernels use other instructions for the end of a thread's share, if it is shorter than
-   two full vectors.
+   the request and the settings alone: requests are decoded in batches with a fixed number of rows, whose
+   prompts are padded to one width, a power of two, and share no page. A batch has at least 64 rows and runs
+   on at most two threads. With fewer rows or more threads, an elementwise kernel might compute the end of a
+   thread's share, if shorter than two full vectors, by instructions that round differently.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -309,7 +309,7 @@ class TorchEngine:
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
         """Yield the indices of requests that are decoded together: all that can get a token or, if the engine
-        is deterministic, those with prompts of one width, at most as many as a batch has rows."""
+        is deterministic, those with prompts of one width, no more than a batch has rows."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
@@ -322,8 +322,8 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Yield the indices of the sequences of each pass. They have one width, and are at most as many as a
-        pass of fixed size has rows."""
+        """Yield the indices of the sequences of each pass: sequences of one width, no more than a pass of
+        fixed size has rows."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):

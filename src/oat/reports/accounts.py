@@ -131,7 +131,7 @@ def problems(run_dir: Path) -> list[str]:
 
 
 def accounts(store: Reader) -> list[Account]:
-    """Return the accounts of a ledger, by purpose and oracle."""
+    """Return the accounts of a ledger, one for each purpose and oracle."""
     marked = ", ".join(
         f"""COALESCE(SUM(a.marks LIKE '%"{mark}"%'), 0)""" for mark in ("tie", "abstain", "failed", "unpaid")
     )

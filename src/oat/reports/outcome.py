@@ -106,8 +106,8 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
 
 
 def _names(trained: Collection[str], end: str) -> list[str]:
-    """Return the name of one of the learner's metrics (`end`) for the run's main model. If the main model is
-    not trained, return the names for all models in `trained`."""
+    """Return the names of a metric of the learner, such as `grad_norm` for `end`: only that of the run's main
+    model if it is trained, else those of all trained models."""
     return (
         [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
     )

@@ -261,7 +261,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _within(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with paths in the run directory made relative to it. `oat.Trainer` stores the
-    records that a caller gives it in that directory, so such paths differ in every run."""
+    records that a caller gives it in that directory, so such paths differ from run to run."""
     own = f"{tree['run_dir']}/"
 
     def cut(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The progress of a run: a few lines that are redrawn in place in a terminal, one line per step elsewhere.
 
-In a terminal, a thread of the library rich draws the lines, four times a second. It only reads what the last
-report stored, so the run never waits for it.
+In a terminal, a thread of the library rich draws the lines, four times a second. The thread only reads values
+that the run has stored in the `Display`, so the run never waits for it.
 
 The cursor is never hidden, so a kill leaves the terminal usable.
 """

@@ -49,7 +49,7 @@ class _Trace:
     """A trace of some steps.
 
     Attributes:
-        file: the file that was written, or None.
+        file: the file of the trace; None until it is written.
     """
 
     def __init__(self, directory: Path, steps: int):

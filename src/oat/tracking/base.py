@@ -40,9 +40,10 @@ class Row:
 
 
 class Sink(Protocol):
-    """Another place for the rows of a run. A sink is constructed from its options and opened, gets each row
-    of the run once in the order of the steps, and is closed. If it raises, users are warned once, and the run
-    goes on without it. The next process of the run sends the sink the rows after the last one that it took.
+    """Another place for the rows of a run. A sink is constructed from its options and opened, gets the rows
+    of the run in the order of the steps, each at most once, and is closed. If it raises, users are warned
+    once, and the run goes on without it. The next process of the run sends the sink the rows after the last
+    one that it took.
 
     The class attribute `begins_anew = True` says that the sink starts over in every process: `open` deletes
     what earlier processes wrote, and the sink then gets all rows of the run.
