@@ -66,8 +66,8 @@ class Source:
 
 
 class PromptSet:
-    """The prompts of one source, read from it on demand. In memory are 24 bytes per prompt; records that the
-    source gives as a list or a JSON array are in memory as well.
+    """The prompts of one source, read from it on demand. Each prompt's place, row and checksum are in memory.
+    Records that the source gives as a list or a JSON array are in memory as well.
 
     The constructor reads, checks and renders every record once (`data/index.py`), unless a cache has the
     source's index. Afterwards, each record is read when it is needed: in JSONL and CSV files at its byte, and

@@ -4,13 +4,13 @@ a record that cannot be read names the record's place.
 | source | is | row of a record |
 | --- | --- | --- |
 | `file.jsonl`, or a file with an ending not listed here | one JSON object per line, UTF-8 | line |
-| `file.json` | the same, or one array of such objects | line, or place from 1 |
+| `file.json` | the same, or one array of such objects | line, or number from 1 |
 | `file.csv` | a first line of column names, UTF-8; every value is text | its last line |
-| `file.parquet` | a table | place, from 1 |
-| a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | place, from 1 |
-| `org/name`, `org/name@config` | a dataset of the hub, or of its local cache | place, from 1 |
-| `file.py:function`, `package.module:function` | a function without arguments | place, from 1 |
-| an iterable of records, a function, a dict of them by split | from Python only | place, from 1 |
+| `file.parquet` | a table | number, from 1 |
+| a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | number, from 1 |
+| `org/name`, `org/name@config` | a dataset of the hub, or of its local cache | number, from 1 |
+| `file.py:function`, `package.module:function` | a function without arguments | number, from 1 |
+| an iterable of records, a function, a dict of them by split | from Python only | number, from 1 |
 
 A byte-order mark, CRLF and blank lines are accepted. A function must return the same records every time.
 Packed files (gz, zip and the like) are refused; the user unpacks them.
