@@ -10,99 +10,100 @@ from oat.types import Answer, Kind, Price, Question
 class Oracle:
     """Answers questions. An answer may come late, in another order, or never.
 
-    A subclass defines `answers`, `submit` and `collect`; every other member has a default. The ledger calls
-    `submit`, `collect` and `price` on the run's thread. The start of a run, and `oat check`, read the other
-    members before the first question.
+    A subclass defines `answers`, `submit` and `collect`; every other member has a default. The ledger uses
+    `submit`, `collect`, `price` and `metrics` throughout the run, on the run's thread. The start of a run,
+    and `oat check`, read the other members before the first question; `close` is called at the end.
 
     A user's oracle need not be a subclass: `oat.oracles.users` reads the same members of any object.
     """
 
     answers: Kind
-    """The kind of question that it takes."""
+    """The kind of question that the oracle takes."""
     durable: bool = False
-    """True if tickets outlive this process. After a restart the ledger collects them again; questions of an
-    oracle that is not durable are asked again."""
+    """True if tickets stay valid after this process has ended. After a restart the ledger collects the
+    answers to a durable oracle's open tickets, and submits the open questions of any other oracle again."""
     name: str = ""
-    """Its name in messages; "" stands for the name of its class."""
+    """The oracle's name in messages; "": the name of its class."""
     cacheable: bool = True
-    """True if its answers are functions of what a question says in text (messages, reference, columns and
-    each candidate), so that the ledger may use them again. An oracle that also reads `ids` or `known` says
-    False: two episodes with the same last response may differ in these alone."""
+    """True if an answer depends only on the texts of a question (messages, reference, columns and each
+    candidate), so that the ledger may use it again for the same texts. An oracle that also reads `ids` or
+    `known` sets False: two episodes with the same last response may differ in these alone."""
     is_relative: bool = False
-    """True if its scores only order the candidates that are asked about together. Their mean says nothing
-    then, and an evaluation refuses the oracle."""
+    """True if scores are comparable only among the candidates that are asked about together. Their mean is
+    meaningless then, so an evaluation by this oracle is refused."""
     names_cost: bool = True
-    """True if its prices have money. Otherwise the start of a run refuses a budget in money."""
+    """True if prices include money (`Price.cost`). If False, the start of a run refuses a budget in money."""
     max_outage_s: float | None = None
-    """Seconds for which it waits for its service before it ends the run; None: it has no service.
-    `oracle.deadline_s` has to be longer."""
+    """Seconds without any answer from the oracle's service after which the oracle ends the run; None: it has
+    no service. `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """Names everything that its answers depend on beside the question. The ledger does not use answers of
-    another version again. None: it does not say, and a user's function or class gets the hash of its file
-    (`oracles/make.py`)."""
+    """A text that changes with everything, besides the question, on which answers depend. The ledger does not
+    use answers of another version again. None: the oracle states no version; a user's function or class then
+    gets the hash of its file (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
-    """The parts of what `version` is about, plain values by file and field; the section `options` holds what
-    stands in no file. As long as all of it stays equal, a continued run keeps its answers, whatever `version`
-    says. After a file has changed, a run goes on only when the user accepts that
-    (`build/fingerprints.py`)."""
+    """What `version` depends on, as plain values by file and field; what is in no file is in the section
+    `options`. If it is not empty and equals that of the run so far, a continued run may use its old answers
+    again, even if `version` has changed. If a file has changed since the oracle answered, the run goes on
+    only if the user accepts the change (`build/fingerprints.py`)."""
 
     where_asked: str = "in this process"
-    """Where it answers, for `oat check`: with the model and the address, if it has them."""
+    """Where the oracle answers, in words for `oat check`, with the model and the address if there are any."""
     when_it_abstains: str = ""
-    """What a user should look at when it abstains, for warnings; "" where nothing is known beside its
-    data."""
+    """What a user should look at when the oracle abstains, for warnings; "": only the data that it reads."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Numbers by name (`oat.metrics`), as they stand now. Every row of metrics reads them."""
+        """The current values of the metrics that the oracle reports, by name (`oat.metrics`). They go into
+        every row of metrics."""
         return {}
 
     @property
     def names_price(self) -> bool:
-        """True if it says what a question can cost, as a budget in tokens or money needs; by default, if its
-        class defines `price`."""
+        """True if `price` says what a question can cost, which a budget in tokens or money needs. By default
+        True if the class defines `price`."""
         return type(self).price is not Oracle.price
 
     def price(self, question: Question) -> Price:
-        """The most that a question can cost, by default a query for each value. The ledger sets this aside
-        before it asks, and refuses an answer that took more. Must not ask anybody."""
+        """Return the most that a question can cost; by default one query for each value of the answer. The
+        ledger sets this price aside before it asks; an answer that cost more is an error. This method must
+        not ask a service."""
         return Price(question.size)
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """Check that the data have the columns that it reads. The start of a run calls this before the first
-        question, for the prompts of training and for those of evaluations.
+        """Check that the data have the columns that the oracle reads. The start of a run calls this before
+        the first question, for the prompts of training and for those of evaluations.
 
         Raises:
             ConfigError: the data lack a column.
         """
 
     def bind(self) -> None:
-        """Take note that a budget in tokens or money limits it, so that it counts everything that it may have
-        to pay. The start of a run calls this before the first question, if there is such a budget."""
+        """Tell the oracle that a budget in tokens or money limits it, so that it has to count everything that
+        may have been paid for. The start of a run calls this before the first question, if there is such a
+        budget."""
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        """Take questions and return one ticket each, different from all others that are open. Must not wait
-        for answers."""
+        """Take questions and return one ticket for each, different from all other open tickets. This method
+        must not wait for answers."""
         raise NotImplementedError
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return the answers that are there, or arrive within `seconds`, for some of the tickets, each with
-        its ticket.
+        """Return the answers to those of `tickets` that are answered, each with its ticket. If there are
+        none, wait at most `seconds` for the first.
 
-        Returns as soon as there is at least one. Within a process an answered ticket is not returned again.
-        After a restart a durable oracle returns it again, since the kill may have fallen between the answer
-        and its record.
+        Within a process each ticket is returned once. After a restart a durable oracle returns an answered
+        ticket again, since the process may have been killed before the ledger recorded the answer.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what it holds (threads, processes, connections). A run calls this once, at its end, except for
-        an object that was given from Python: its giver closes it."""
+        """End the oracle's threads, processes and connections. A run calls this once, at its end, but not for
+        an object that was given from Python: the code that made the object closes it."""
 
 
 class _HandedOn:
-    """A member of a wrapper that is read from the wrapped oracle. It is no data descriptor, so a wrapper may
-    set an attribute of its own in its place."""
+    """A member of a wrapper whose value is read from the wrapped oracle. This descriptor has no `__set__`, so
+    a wrapper may set an attribute of the same name, which then takes its place."""
 
     def __init__(self, member: str):
         self._member = member
@@ -118,7 +119,7 @@ class Wrapper(Oracle):
         self.oracle = oracle
 
     def read(self, member: str) -> Any:
-        """The value of a member of the wrapped oracle."""
+        """Return the value of a member of the wrapped oracle."""
         return getattr(self.oracle, member)
 
 

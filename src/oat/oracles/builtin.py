@@ -1,7 +1,8 @@
 """Oracles that ask nobody: the run knows the value when it makes the question.
 
-`environment`: the reward of the sample's own episode. `recorded`: the order, or the score, that the data
-give. `ensemble`: the belief of the ensemble that chose the pair. None of them costs a query.
+`environment` answers with the reward of the sample's own episode, `recorded` with the order or the score in
+the data, and `ensemble` with the values that the ensemble which chose a pair gave to its two responses. None
+of them costs a query.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,13 @@ from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 
 BUILTIN = ("environment", "recorded")
-"""Oracles that ask nobody; the data or the environment know the value."""
+"""The names of the oracles that ask nobody and that a configuration may name. The data or the environment
+have the value."""
 
 
 class KnownOracle(Oracle):
-    """Answers with `Question.known`: the scores as they are, or which of the two is greater."""
+    """Answers from `Question.known`: a scoring question with these values, a comparison with which of the two
+    is greater; equal values are a tie."""
 
     cacheable = False
     where_asked = "in this process, asks nobody"

@@ -1,12 +1,14 @@
-"""Plain functions as oracles: TRL's reward signature, and its sibling for comparisons.
+"""Plain functions as oracles: TRL's reward signature, and a similar signature for comparisons.
 
 Departures from TRL:
 1. NaN is an error. "No reward" is None.
-2. `completion_ids` go to functions that name them, never into **kwargs: answers that depend on ids are no
-   function of the text, and are never used again for another response.
+2. `completion_ids` are passed only to a function that has a parameter of this name, never in **kwargs. The
+   answers of such a function depend on more than the text, so they are not used again for another response
+   with the same text.
 3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of
    responses and data.
-4. `reference` holds the configured reference, beside the column that it comes from.
+4. The configured reference is passed as `reference`, and also under the name of the column that it comes
+   from.
 """
 
 import asyncio
@@ -34,12 +36,13 @@ class CallableOracle(Oracle):
     """An oracle of scores that calls `reward(prompts, completions, **columns) -> list[float | None]`, sync or
     async.
 
-    All candidates of all questions that are collected together go into one call, question by question. A
-    prompt that the data give as text is a string, and so are its completions. A prompt that they give as
-    messages is a list of {"role", "content"}, and each completion is a list of one assistant message. Columns
-    are lists with one entry for each completion (None if a record has no such field); the function gets the
-    columns that it names, or all if it takes **kwargs. If it names `completion_ids`, it gets lists of token
-    ids, the end of turn included. A returned None is no reward ("abstain").
+    One call of a plain function has all candidates of all questions that are collected together, question by
+    question; one call of an async function has those that are submitted together. If a prompt is text in the
+    data, prompt and completions are strings. If it is messages, the prompt is a list of {"role", "content"},
+    and each completion is a list of one assistant message. Columns are lists with one entry for each
+    completion (None if a record has no such field). The function gets the columns that its parameters name,
+    or all if it takes **kwargs. A parameter `completion_ids` gets a list of token ids for each completion,
+    the end of turn included. A returned None means no reward ("abstain").
 
     Args:
         name: for messages and `Answer.by`.
@@ -47,7 +50,7 @@ class CallableOracle(Oracle):
 
     answers: Kind = "score"
     given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
-    """The arguments that every call offers, beside the columns."""
+    """The names of the arguments that the function may have besides columns."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
@@ -69,13 +72,13 @@ class CallableOracle(Oracle):
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to all open tickets. A plain function runs here, however long it takes. An async
-        function has run in a thread of its own since `submit`; the next call waits for what has not come
-        within `seconds`.
+        """Return answers to those of `tickets` that are open. A plain function is called here for all of
+        them, however long it takes. An async function has been running in a thread of its own since `submit`;
+        answers that do not come within `seconds` are left to a later call of `collect`.
 
         Raises:
-            OracleError: the function raises, lacks a column that it needs, or does not return one finite
-                number or None for each completion. The questions stay open.
+            OracleError: the function raises, needs a column that the data lack, or does not return one finite
+                number or None for each completion (or pair). The questions stay open.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._pending]
         if not due:
@@ -98,19 +101,20 @@ class CallableOracle(Oracle):
         """Check that the data have the columns that the function needs.
 
         Raises:
-            ConfigError: a parameter is neither a column nor an argument that every call offers.
+            ConfigError: a parameter without a default is neither a column nor an argument that calls have
+                with these data.
         """
         found = dict.fromkeys([*columns, *(["reference"] if has_reference else [])])
         check_needed(self.needed, {*found, *self._beside(found)})
         self._known |= found
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """The arguments that every call offers with these data, beside the columns."""
+        """Return the names of the arguments that a call has besides columns, with data of these columns."""
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Wait for the first call that ends, and keep its answers to other tickets for later. Tickets whose
-        call failed are called for again."""
+        """Unless an answer to one of the tickets is ready, wait at most `seconds` until a call for some of
+        them ends. Make the answers of ended calls ready. Tickets whose earlier call failed get a new call."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)
@@ -155,11 +159,12 @@ class CallableOracle(Oracle):
         return self._call(asked, {"completions": completions, **ids})
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
-        """One value for each entry.
+        """Call the function and return one value for each entry, which is a completion or a pair.
 
         Args:
             asked: the question of each entry.
-            candidates: what the entries are about, under the function's own names.
+            candidates: arguments of the function by name, such as `completions`; each is a list with one item
+                for each entry.
         """
         nothing = {name: [None] * len(asked) for name in self._known}
         offered = {
@@ -202,7 +207,7 @@ class CallableOracle(Oracle):
         return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
 
     def _unwrapped(self, returned: Any) -> Any:
-        """The list of values in what the function returned."""
+        """Return the list of values that is in the object that the function returned."""
         return returned
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -227,7 +232,7 @@ class CallableOracle(Oracle):
 
     @property
     def needed(self) -> list[str]:
-        """Parameters without which the function cannot be called."""
+        """The names of the parameters without which the function cannot be called."""
         parameters = (_parameters(self.function) or {}).values()
         return [
             p.name
@@ -255,8 +260,8 @@ class CallableComparison(CallableOracle):
     """An oracle of comparisons that calls `compare(prompts, first, second, **columns) -> list[float | None]`,
     sync or async.
 
-    The function returns the probability that the first wins, for each pair; True and False are certainty, and
-    None is no answer ("abstain"). Everything else is as in `CallableOracle`.
+    For each pair the function returns the probability that the first response wins. True and False count as 1
+    and 0; None means no answer ("abstain"). Everything else is as in `CallableOracle`.
     """
 
     answers: Kind = "compare"
@@ -283,10 +288,10 @@ class CallableComparison(CallableOracle):
 
 
 def check_needed(needed: Collection[str], offered: Collection[str]) -> None:
-    """Check that a function is offered every parameter that it needs.
+    """Check that `offered` has every parameter that a function needs.
 
     Raises:
-        ConfigError: it needs another one.
+        ConfigError: a needed parameter is missing.
     """
     missing = [name for name in needed if name not in offered]
     if missing:
@@ -310,8 +315,8 @@ async def _wait(result: Awaitable[Any]) -> Any:
 
 
 def _awaited(result: Awaitable[Any]) -> Any:
-    """The result of a coroutine. If an event loop runs in this thread, as in a notebook, another thread runs
-    it."""
+    """Return the result of a coroutine. If this thread already runs an event loop, as in a notebook, another
+    thread runs the coroutine."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -321,14 +326,15 @@ def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a partial, or behind an object with `__call__`."""
+    """Return the routine or class that a call runs: that which a partial wraps, or an object's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _line(error: BaseException, function: Callable[..., Any]) -> str:
-    """The last line of the function's own file in an error's traceback, as the end of a message."""
+    """Return the last line of an error's traceback that is in the function's own file, as text to end a
+    message; "" if there is none."""
     code = getattr(inspect.unwrap(_run_by(function)), "__code__", None)
     file = code and code.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

@@ -2,8 +2,9 @@
 become an `OracleError` that names the oracle. The ledger, `check_oracle`, preferences and mixtures use these
 checks.
 
-Values that mean the same (lists, numbers of numpy) are accepted and become plain numbers; a value without a
-meaning is not stored.
+Lists in place of tuples, and numbers of numpy, are accepted and become tuples of plain numbers. A value must
+be a finite number, and of a comparison a probability. Another value is an error if its mark is "ok", and else
+is replaced by 0.5.
 """
 
 import sys
@@ -22,15 +23,16 @@ from oat.types.budget import Budget
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
 """The marks that an oracle may give. "unpaid" is not among them, since an unpaid question is never asked."""
 _MOST_TEXTS = 8
-"""Candidates of a question that a message shows."""
+"""Largest number of candidates of a question that a message shows."""
 _NEUTRAL = 0.5
-"""Replaces a value without a meaning that cannot be stored."""
+"""Replaces an unusable value whose mark is not "ok"."""
 _MOST = 2**53
-"""More queries or tokens than any answer takes. Sums of smaller counts stay exact in SQLite."""
+"""The queries and the tokens of an answer must be fewer, so that their sums stay exact in SQLite."""
 
 
 def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of an oracle. An exception becomes an error of that oracle."""
+    """Call a method of an oracle. An exception of a user's code becomes an `OracleError` that names the
+    oracle."""
     with guarded(
         f"oracle {name}",
         lambda what: OracleError(f"oracle {name} {what}; repair it, and run the same command again"),
@@ -39,14 +41,15 @@ def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()) -> list[str]:
-    """The tickets that `submit` returned, checked.
+    """Check what `submit` returned, and return the tickets.
 
     Args:
         count: number of questions.
         known: tickets of other open questions.
 
     Raises:
-        OracleError: it did not return one string for each question, each different from all others.
+        OracleError: `submit` did not return one string for each question, each different from the others and
+            from those in `known`.
     """
     is_list = isinstance(returned, list | tuple) and all(isinstance(ticket, str) for ticket in returned)
     if not is_list or len(returned) != count or len({*returned} - {*known}) != count:
@@ -59,10 +62,10 @@ def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()
 
 
 def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
-    """The pairs of a ticket and an answer that `collect` returned. The answers are not checked.
+    """Return the pairs of a ticket and an answer that `collect` returned. The answers are not checked.
 
     Raises:
-        OracleError: it did not return a list of pairs.
+        OracleError: `collect` did not return a list of such pairs.
     """
     is_list = isinstance(returned, list | tuple)
     if not is_list or not all(
@@ -85,13 +88,13 @@ def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
-    """The answer of an oracle, checked against its question, with plain numbers.
+    """Check an answer against its question, and return it with plain numbers.
 
     Args:
-        most: what it may cost.
+        most: the most that the answer may cost.
 
     Raises:
-        OracleError: it breaks the contract.
+        OracleError: the answer breaks the contract.
     """
     plain = plain_answer(answer, question.kind, question.size, name, in_words(question))
     if plain.key != question.key:
@@ -111,14 +114,14 @@ def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
 
 
 def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> Answer:
-    """An answer with plain numbers. Its key and its price are not checked.
+    """Return an answer with plain numbers. Its key is not checked, nor is its price compared with a limit.
 
     Args:
-        size: values that it is to have.
+        size: number of values that the answer must have.
         where: the question in words, for messages.
 
     Raises:
-        OracleError: it breaks the contract.
+        OracleError: the answer breaks the contract.
     """
     read = _AnswerReader(answer, name, where)
     values, marks = read.values(kind, size)
@@ -145,7 +148,7 @@ class _AnswerReader:
             self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
 
     def values(self, kind: Kind, size: int) -> tuple[tuple[float, ...], tuple[Any, ...]]:
-        """The values and their marks. A value without a meaning becomes a neutral one, unless its mark is
+        """Return the values and their marks. An unusable value becomes 0.5, or is an error if its mark is
         "ok"."""
         answer, where = self._answer, self._where
         sizes = len(answer.values), len(answer.marks)
@@ -171,7 +174,8 @@ class _AnswerReader:
         return neutral, tuple(str(mark) for mark in answer.marks)
 
     def scores(self, kind: Kind, marks: Collection[str]) -> tuple[float | None, ...]:
-        """The scores that a comparison was made of, or none."""
+        """Return the two scores that a comparison was made of, or () if it was not made of scores. A score
+        may be None if the comparison has neither a winner nor a tie."""
         scores = tuple(_number(score, "score") for score in self._answer.scores)
         lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
         is_pair = kind == "compare" and len(scores) == 2 and not lacks
@@ -183,7 +187,7 @@ class _AnswerReader:
         return scores
 
     def took(self) -> dict[str, Any]:
-        """Queries, tokens, money and seconds of the answer, by field."""
+        """Return queries, tokens, cost and seconds of the answer, by field."""
         for field in ("queries", "tokens"):
             count = getattr(self._answer, field)
             is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
@@ -206,21 +210,21 @@ class _AnswerReader:
 
 
 def _number(value: Any, kind: Kind) -> float | None:
-    """A value as a float; None if it is no finite number, or, of a comparison, no probability."""
+    """Return a value as a float; None if it is not a finite number, or not a probability for `compare`."""
     low, high = (0.0, 1.0) if kind == "compare" else (-sys.float_info.max, sys.float_info.max)
     is_number = isinstance(value, int | float | Real)
     return float(value) if is_number and low <= value <= high else None
 
 
 def in_words(question: Question) -> str:
-    """A question in a few words."""
+    """Return a description of a question in a few words, for messages."""
     texts = ", ".join(repr(shortened(text, 40)) for text in question.candidates[:_MOST_TEXTS])
     texts += ", ..." if len(question.candidates) > _MOST_TEXTS else ""
     return f"question {question.key} ({question.kind} {texts})"
 
 
 def nothing(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:
-    """An answer without a value."""
+    """Return an answer in which every value has this mark, and no value is usable."""
     return Answer(
         question.key, (0.5,) * question.size, (mark,) * question.size, queries=0, by=by, seconds=seconds
     )

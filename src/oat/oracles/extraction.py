@@ -1,5 +1,5 @@
-"""Extraction of the answer from a response, by name. An evaluation by majority counts equal answers as votes
-(`evaluation.answers`)."""
+"""Functions that extract the answer from a response, found by name. An evaluation by majority counts equal
+answers as votes (`evaluation.answers`)."""
 
 from collections.abc import Callable, Hashable
 
@@ -8,17 +8,17 @@ from oat.plugins.calls import guarded
 from oat.plugins.registry import ANSWERS
 
 Extractor = Callable[[str], Hashable | None]
-"""Maps the text of a response to its answer, or to None if it has none. Responses with equal answers vote for
-the same."""
+"""Maps the text of a response to its answer, or to None if the text has none. Responses with equal answers
+are votes for the same answer."""
 
 
 def load_extractor(name: str) -> Extractor:
-    """The function of this name: one of ours, or a user's as `path/to/file.py:function` or
-    `package.module:function`.
+    """Return the function of this name: one of ours, or a user's as `path/to/file.py:function` or
+    `package.module:function`. If a user's function fails, or its answer cannot be hashed, the returned
+    function raises OracleError.
 
     Raises:
-        ConfigError: an unknown name, no function, or code that cannot be loaded. The returned function raises
-        OracleError if a user's function fails.
+        ConfigError: the name is unknown, or its code cannot be loaded or is no function.
     """
     function: Extractor = ANSWERS.load(name)
     if name in ANSWERS:

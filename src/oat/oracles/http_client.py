@@ -1,20 +1,24 @@
 """An HTTP client for a service that may be slow, overloaded or away.
 
-A call sends one request. It makes tries, one after the other, until one is answered. All calls share an event
-loop in a thread of its own. A try is repeated only after a transient fault:
+A call sends one request, in one or more tries, one after the other, until a try is answered. All calls share
+an event loop, which has a thread of its own. A try is repeated only after a transient fault, of one of two
+kinds:
 
-1. a fault of the way: no connection, 429, 502, 503, 504. It says nothing about the request, and is tried
-   again until the call's deadline;
-2. a fault of this try: a timeout, 408, 409, 425, another 5xx, or a reply that is cut, too large or malformed.
-   The request may be the reason, so it is tried at most `max_tries` times. 502 and 504 may count as such
-   faults too, for callers who have to count every try that may have been paid.
+1. The service cannot be reached now: no connection, or status 429, 502, 503 or 504. Such a fault says nothing
+   about the request, and tries go on until the call's deadline, or until the outage is too long.
+2. The try failed: a timeout, status 408, 409, 425 or another 5xx, or a reply that is cut, too large or
+   malformed. The request may be the reason, so a call ends after `max_tries` failed tries. For callers that
+   have to count every try that may have been paid, 502 and 504 count as failed tries too.
+
+Every other status is an answer: 2xx is read, any other is a refusal. Redirects are not followed, and replies
+are not decompressed.
 
 Back-off is exponential with full jitter
-(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). A circuit breaker stands
-before each URL: a URL that failed often in a row rests, and then one call at a time probes it. A URL whose
-reply has `Retry-After` rests that long, for all calls. A URL that replies 429 has not failed, but does not
-answer either, so an outage may begin and last under it. Every other status is an answer: 2xx is read, any
-other is a refusal. Redirects are not followed, and replies are not decompressed.
+(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). Each URL has a circuit
+breaker: a URL with several faults in a row rests, and then one call at a time probes it. If a reply 429, 502,
+503 or 504 has `Retry-After`, its URL rests for this time, at most until the call's deadline, and no call uses
+it. A reply 429 is not a fault for the circuit breaker, but it is not an answer either, so an outage may begin
+with it and go on through further replies 429.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """
@@ -50,8 +54,8 @@ class _Fault(Exception):
     """A try failed and may be repeated.
 
     Attributes:
-        is_away: it is a fault of the way, not of this try.
-        status: of the reply; 0 without a reply.
+        is_away: the fault is of the first kind above: the service cannot be reached now.
+        status: the status of the reply; 0 if it does not matter, or if there is no reply.
     """
 
     def __init__(self, what: str, *, is_away: bool = False, status: int = 0):
@@ -77,8 +81,8 @@ class _Url:
 
     Attributes:
         outstanding: number of tries that are under way.
-        failures: number of tries that failed since one was answered.
-        rests_until: it is not tried before this time, in monotonic seconds.
+        failures: number of faults, of either kind, since the last answer or 429.
+        rests_until: the time, in monotonic seconds, before which the URL is not tried.
     """
 
     address: str
@@ -90,25 +94,26 @@ class _Url:
 class HttpClient:
     """Posts bodies to a service behind one or several URLs.
 
-    A try goes first to a URL that has rested, then to the one with the fewest tries under way, then to the
-    one that failed least. TLS, proxies and their environment variables work as in httpx.
+    A try goes to a URL that has just rested, if there is one. Otherwise it goes to the URL with the fewest
+    tries under way, and among several such URLs to the one with the fewest faults in a row. TLS, proxies and
+    their environment variables work as in httpx.
 
     Args:
-        urls: bases, without credentials, query or fragment; the path of a call is appended.
+        urls: the beginnings of addresses, without credentials, query or fragment; `post` appends its path.
         token: sent as `Authorization: Bearer`, and nowhere else. No message contains it, even if the service
             sends it back.
         token_from: the environment variables that hold the token, or would hold it, for messages.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
-        max_tries: tries of a call that fail for a reason of their own, as above.
-        max_outage_s: seconds without any answer, since the first failure or 429, after which calls end with
+        max_tries: failed tries (faults of the second kind above) after which a call ends with NoReplyError.
+        max_outage_s: seconds without any answer, since the first fault, after which calls end with
             OutageError.
-        concurrency: calls under way together; others wait.
-        max_reply_bytes: most bytes of a reply.
-        rest_after: failures in a row after which a URL rests.
-        rest_s: seconds that it rests, doubled for each further failure.
-        backoff_s: the bound of a call's first wait, doubled for each further one.
-        max_backoff_s: the upper bound of both doublings.
-        jitter: draws the waits.
+        concurrency: largest number of calls under way together; others wait.
+        max_reply_bytes: largest number of bytes in a reply.
+        rest_after: number of faults in a row after which a URL rests.
+        rest_s: seconds of the rest, doubled for each further fault.
+        backoff_s: upper bound of a call's first wait between tries, doubled for each further wait.
+        max_backoff_s: upper bound of the doubled `backoff_s`, and of the doubled `rest_s`.
+        jitter: the random generator of the waits.
 
     Raises:
         ConfigError: there is no URL, a URL cannot be used, or no header can hold the token.
@@ -161,8 +166,9 @@ class HttpClient:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Counts since the client was made: `calls` that were answered, `retries`, `outages` (times that a
-        URL began to rest), and `latency_s`, the mean seconds of an answered call from its first try on."""
+        """Counts since the client was made: `calls` that were answered with a usable reply, `retries`,
+        `outages` (how often the circuit breaker of a URL opened), and `latency_s`, the mean seconds of such a
+        call from its first try on."""
         return {
             "calls": self._calls,
             "retries": self._retries,
@@ -186,24 +192,23 @@ class HttpClient:
         """Begin a call, and return at once.
 
         Args:
-            read: makes the result from a reply's body, on the client's thread; a ValueError is a fault of
-                this try.
-            deadline_s: seconds for the call, from the moment that it is one of the `concurrency`.
+            read: makes the result from a reply's body, on the client's thread. If it raises ValueError, the
+                try has failed.
+            deadline_s: seconds for the call, from when it is among the `concurrency` calls under way.
             headers: further headers, none of them secret.
-            max_tries: for this call, in place of the client's.
-            has_failed: called on the client's thread after each fault of a try, since the service may have
-                worked and may charge for it.
-            counts_gateways: 502 and 504 are faults of a try too, and end the call after `max_tries`: a
-                gateway replies with them after a model behind it may have worked. By default they are faults
-                of the way.
+            max_tries: in place of the client's `max_tries`, for this call.
+            has_failed: called on the client's thread after each failed try, since the service may have worked
+                and may charge for the try.
+            counts_gateways: a try that ends with 502 or 504 has failed. A gateway may send these after the
+                model has worked. By default they mean that the service cannot be reached now.
 
         Returns:
-            A future of the result. Cancelling it ends the call.
+            A future of the result. Cancelling the future ends the call.
 
         Raises (the future):
-            RefusalError: the service refused, with a status that is not tried again.
-            NoReplyError: the deadline has passed, or `max_tries` have failed.
-            OutageError: nobody has answered for `max_outage_s`.
+            RefusalError: the service refused the request, with a status after which it is not tried again.
+            NoReplyError: the deadline has passed, or `max_tries` tries have failed.
+            OutageError: no URL has answered for `max_outage_s`.
         """
         sent = {"content-type": content_type, **(headers or {})}
         loop = self._started()
@@ -290,12 +295,12 @@ class HttpClient:
                 return result
 
     async def _turn(self, until: float, last: str) -> _Url:
-        """Wait for a URL that does not rest, and return it for the next try. A URL that failed often serves
-        one call at a time.
+        """Wait for a URL that does not rest, and return it for the next try. A URL with `rest_after` faults
+        in a row, or more, serves one try at a time.
 
         Args:
-            last: the failure of the call's last try; "" before its first try, which is made whatever happened
-                to other calls.
+            until: the call's deadline, in monotonic seconds.
+            last: the fault of the call's last try; "" before its first try, which is made even in an outage.
         """
         while True:
             now = time.monotonic()
@@ -352,7 +357,8 @@ class HttpClient:
     async def _exchange(
         self, address: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes, float]:
-        """Send one request; the status and the body of the reply, and the seconds of its `Retry-After`."""
+        """Send one request; return the status and the body of the reply, and the seconds of its
+        `Retry-After`, 0 without one."""
         parts, size = [], 0
         try:
             async with self._client.stream("POST", address, content=body, headers=dict(headers)) as response:
@@ -430,10 +436,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _base(url: Any) -> str:
-    """The URL without a slash at its end.
+    """Return the URL without slashes at its end.
 
     Raises:
-        ConfigError: it is no URL of a service, or holds credentials, which the message does not repeat.
+        ConfigError: this is no URL of a service; or it has credentials, which the message does not repeat, a
+            query or a fragment.
     """
     with contextlib.suppress(TypeError, httpx2.InvalidURL):
         found = httpx2.URL(url)
@@ -452,7 +459,7 @@ def _base(url: Any) -> str:
 
 
 def _rest_s(value: str) -> float:
-    """The seconds of a `Retry-After`, which holds seconds or a date; 0 if it holds neither."""
+    """Return the seconds of a `Retry-After`, which states seconds or a date; 0 if it states neither."""
     if value.isascii() and value.isdecimal():
         return float(value[:9])
     try:

@@ -1,13 +1,13 @@
 """The oracle `isolated`: a user's reward function in worker processes that may be killed. A call that hangs,
-crashes or fills the memory costs one response its score, not the run its life.
+crashes or fills the memory leaves one response without a score; the run goes on.
 
-Each call gets one response, or one pair, so that a hostile response takes no other down with it. A function
-that compares the responses of a batch cannot be isolated. Everything else is as for functions in this
-process, since each worker asks a `CallableOracle` of its own.
+Each call gets one response, or one pair, so that a hostile response cannot spoil the calls for others. A
+function that compares the responses of a batch cannot be isolated. Everything else is as for functions in
+this process, since each worker asks a `CallableOracle` of its own.
 
-A response whose call runs past `timeout_s`, takes more than `memory_gb`, exits or crashes is marked "failed":
-it is counted, and nobody learns from it. An exception of the function ends the run, as it does in this
-process: the function is at fault, and not the response.
+A response is marked "failed" if its call runs past `timeout_s`, takes more than `memory_gb`, recurses too
+deeply, exits or crashes. Failed responses are counted, and nothing is learned from them. Any other exception
+of the function ends the run, as it does in this process: the function is at fault, not the response.
 """
 
 import sys
@@ -29,7 +29,11 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass
 class _Open:
-    """A question that waits for the answers about its items; None stands for a call that failed."""
+    """A question that waits for the answers about its items.
+
+    Attributes:
+        found: the answers so far, by the index of the item; None if the call for the item failed.
+    """
 
     question: Question
     since: float
@@ -42,13 +46,13 @@ class Isolated(Oracle):
     Args:
         function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as in
             `oracle.name`.
-        timeout_s: seconds for one response, or pair.
+        timeout_s: seconds for the call about one response or pair.
         memory_gb: most memory that a worker may address, in 10^9 bytes; a function that imports torch needs
             several.
         workers: number of processes.
 
     Raises:
-        ConfigError: the function cannot be loaded, or is none.
+        ConfigError: the function cannot be loaded or is no function, or a number is not above 0.
     """
 
     def __init__(self, function: str, timeout_s: float = 5.0, memory_gb: float = 8.0, workers: int = 1):
@@ -88,10 +92,11 @@ class Isolated(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to these tickets that are there, or the first that come within `seconds`.
+        """Return the answers to those of `tickets` that are answered. If there are none, wait at most
+        `seconds` for the first.
 
         Raises:
-            OracleError: as `CallableOracle.collect`, or no worker can be started any more.
+            OracleError: as in `CallableOracle.collect`, or a worker cannot be started.
         """
         end = time.monotonic() + seconds
         while not (there := [ticket for ticket in dict.fromkeys(tickets) if self._is_whole(ticket)]):
@@ -138,8 +143,8 @@ class Isolated(Oracle):
 
 
 class _Served:
-    """Answers, in a worker, one question about one item. Question and answer are bytes; with the answer go
-    the user's files that were imported meanwhile."""
+    """Answers questions in a worker, each about one item. Question and answer are bytes. If modules have been
+    imported since the last answer, the answer comes with the hashes of the user's own files, else with {}."""
 
     def __init__(self, oracle: CallableOracle):
         self._oracle, self._modules = oracle, len(sys.modules)
@@ -160,10 +165,10 @@ class _Served:
 
 
 def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
-    """Make what a worker calls (`plugins/child.py`).
+    """Make the object that a worker calls for each item (`plugins/child.py`).
 
     Raises:
-        ConfigError: the function cannot be loaded, or is none.
+        ConfigError: the function cannot be loaded, or is no function.
     """
     oracle: Any = build_oracle(function, {})
     if not isinstance(oracle, CallableOracle):
@@ -175,7 +180,7 @@ def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
 
 
 def _items(question: Question) -> list[Question]:
-    """The items of a question: one question about each candidate alone, or the comparison itself."""
+    """Return a question for each item: each candidate alone, or the compared pair."""
     if question.kind == "compare":
         return [question]
     ids = question.ids or (None,) * len(question.candidates)

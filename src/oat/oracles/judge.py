@@ -1,25 +1,26 @@
 """A language model as the oracle, behind any endpoint that speaks OpenAI's chat completions (POST
 {url}/chat/completions).
 
-`mode: compare` asks which of two responses is better, `mode: score` asks for a number for each response, by a
-rubric. Verdict and score are read from the log-probabilities of the first token if the endpoint gives them,
-and from the text if it does not (judge_replies.py). The texts that are sent stand in judge_prompts.py, the
-page for users is docs/oracles/judge.md.
+`mode: compare` asks which of two responses is better, `mode: score` asks for a number for each response; both
+use a rubric. By default the verdict or the score is read from the log-probabilities of the reply's first
+token if the endpoint gives them, else from the text (judge_replies.py). The texts that are sent are in
+judge_prompts.py. The page for users is docs/oracles/judge.md.
 
-A reply without a verdict is never a random one: it is asked for again, or the question abstains, or is a tie,
-as `invalid` says.
+If a reply has no verdict, no verdict is drawn at random: as `invalid` says, the judge is asked again, or the
+question abstains, or it is a tie.
 
-A budget sets aside the most that a question can cost. Each of its calls can take `tries` tries. A try can
-take as many prompt tokens as its texts have bytes (no token has less than one), `template_tokens` for what
-the endpoint puts around them, and `max_tokens`. The usage that replies report settles the price. A try whose
-reply is lost, or does not report its usage, counts at its most, since it may have been paid.
+A budget sets aside the most that a question can cost. Each call of a question can take `tries` tries. A try
+can take one prompt token for each byte of its texts (no token is shorter than a byte), `template_tokens` for
+what the endpoint puts around the texts, and `max_tokens` for the reply. The price of an answer is the usage
+that the replies report. A try whose reply is lost, or reports no usage, counts with the most tokens that it
+can take, since it may have been paid.
 
 Trusted: the configuration, and the endpoint's owner, who sees the texts. Not trusted: the judged responses,
-and every reply. The key is read from the environment and sent in one header. It stands in no file, message or
+and every reply. The key is read from the environment and sent in one header. It is in no file, message or
 metric.
 
-Not handled: streamed replies; calls that were under way when the process was killed, which are made, and may
-be paid, again.
+Not handled: streamed replies; calls that were under way when the process was killed, which are made again and
+may be paid twice.
 """
 
 import hashlib
@@ -50,19 +51,19 @@ _OF_ALL = (401, 403, 404)
 
 @dataclass(eq=False)
 class _Call:
-    """A call of the endpoint about one order of a pair, or about one candidate, over all its tries.
+    """A call of the endpoint, about one order of a pair or about one candidate, with the state of its tries.
 
     Attributes:
-        order: the places of the candidates in the order in which the judge sees them; for a score the place
-            of its candidate alone.
-        messages: as they are sent.
-        bound: most prompt tokens of a try.
-        prompt_tokens, completion_tokens: tokens of all tries so far.
+        order: the indices of the candidates in the order in which the judge sees them; for a score, the index
+            of the one candidate.
+        messages: the messages that are sent.
+        bound: largest number of prompt tokens of a try.
+        tries: number of tries so far that count.
+        prompt_tokens, completion_tokens: tokens of these tries.
         said: the beginning of the newest reply.
-        value: the probability that the response shown first wins, or the score; None as long as there is
-            none.
+        value: the probability that the response shown first wins, or the score; None until there is one.
         tie: the probability of the verdict that neither is better.
-        error: the reason why there will be no value.
+        error: the reason why there will be no value; None if there is no such reason.
     """
 
     order: tuple[int, ...]
@@ -77,7 +78,7 @@ class _Call:
     error: OatError | None = None
 
     def took(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count one more try."""
+        """Count one more try, with its tokens."""
         self.tries += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
@@ -101,8 +102,8 @@ class Judge(Oracle):
     """Asks a chat model. The options are those of `JudgeConfig`. Nothing is sent before the first question.
 
     Raises:
-        ConfigError: an option has no meaning, there is no URL, or the variable that `key_env` names is not
-            set.
+        ConfigError: an option is wrong (`judge_config`), there is no URL, a URL or the key cannot be used, or
+            the variable that `key_env` names is not set.
     """
 
     __signature__ = inspect.signature(JudgeConfig)
@@ -148,9 +149,9 @@ class Judge(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The counts of the HTTP client, the share of replies without a verdict, and the position bias: the
-        probability that the response shown first wins, less one half, as a mean over the pairs that were
-        shown in both orders."""
+        """Latency, outages and retries of the HTTP client, the share of replies without a verdict, and the
+        position bias: the probability that the response shown first wins, minus one half, averaged over the
+        pairs that were shown in both orders."""
         found = {f"oracle/{name}": self._client.counts[name] for name in ("latency_s", "outages", "retries")}
         if self._replies:
             found["oracle/invalid_frac"] = self._invalid / self._replies
@@ -159,12 +160,12 @@ class Judge(Oracle):
         return found
 
     def bind(self) -> None:
-        """Count tries that end with 502 or 504 at their most, since a budget in tokens or money limits the
-        judge."""
+        """From now on count a try that ends with 502 or 504 with the most tokens that it can take, since a
+        budget in tokens or money limits the judge."""
         self._is_bound = True
 
     def price(self, question: Question) -> Price:
-        """The price of a question if every call takes all its tries, and every try the most tokens."""
+        """Return the price of a question if each call takes all its tries, and each try the most tokens."""
         c, calls = self.config, self._calls(question)
         return self._price(
             question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls)
@@ -183,13 +184,15 @@ class Judge(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers that are there or come within `seconds`.
+        """Return the answers to those of `tickets` that are answered. If there are none, wait at most
+        `seconds` for the first. If there are both answers and an error, this call returns the answers, and
+        the next call raises the error.
 
         Raises:
-            OutageError: nobody has answered for `max_outage_s`.
-            OracleError: the endpoint refuses what every question needs (the key, the model, the route). Or it
-                refuses a request, has never answered one, and nothing is under way that it might answer. The
-                answers that are there are returned first.
+            OutageError: the endpoint has not answered for `max_outage_s`.
+            OracleError: every question would meet the same error. The endpoint refuses the key, the model or
+                the route; or it refuses a request, has never answered one, and no other call is under way; or
+                it gives no log-probabilities although `reads` is "logprobs"; or the HTTP client fails.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
@@ -211,8 +214,9 @@ class Judge(Oracle):
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """True if a question has ended and the meaning of its end is known. A refusal before the first answer
-        may concern one question or all of them; that is unknown as long as calls are under way."""
+        """True if all calls of a question have ended, and it is known whether their errors end the run. A
+        refusal before the endpoint's first answer may concern one question or all questions. It counts as
+        one of all questions if every other call ends without an answer too."""
         if ticket not in self._open or self._open[ticket].left:
             return False
         is_refused = any(
@@ -250,7 +254,9 @@ class Judge(Oracle):
         return calls
 
     def _drawn(self, question: Question) -> tuple[int, int]:
-        """An order that follows from the two texts, in whichever order the question has them."""
+        """Return the order in which the judge sees a pair if `orders` is "random". The hash of the judge
+        model's name and the two texts decides which text comes first. The order in which the question has the
+        texts makes no difference."""
         texts = sorted(question.candidates)
         is_turned = hashlib.sha256(json.dumps([self.config.model, texts]).encode()).digest()[0] & 1
         return (1, 0) if (question.candidates[0] == texts[0]) == is_turned else (0, 1)
@@ -259,8 +265,8 @@ class Judge(Oracle):
         """Send a call.
 
         Args:
-            has_logprobs: True asks for log-probabilities; by default unless the endpoint is known to have
-                none.
+            has_logprobs: True asks for log-probabilities. By default they are asked for unless `reads` is
+                "text" or the endpoint is known to give none.
         """
         c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
@@ -285,7 +291,7 @@ class Judge(Oracle):
         future.add_done_callback(partial(self._ended, opened, call, wants))
 
     def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[ChatCompletion]") -> None:
-        """Send the call again, or close it; runs on the client's thread."""
+        """Send an ended try's call again, or end the call too. This runs on the client's thread."""
         if future.cancelled():
             return
         error = future.exception()
@@ -319,7 +325,7 @@ class Judge(Oracle):
         return None
 
     def _take_reply(self, call: _Call, reply: ChatCompletion, wanted: bool) -> None:
-        """Read a reply, and count its tokens."""
+        """Take value or error of a call from a reply, and count the tokens of the try."""
         c = self.config
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
         is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
@@ -342,7 +348,7 @@ class Judge(Oracle):
         self._invalid += call.value is None
 
     def _verdict(self, reply: ChatCompletion) -> dict[str, float] | None:
-        """The probability of each verdict."""
+        """Return the probability of each verdict; None if the reply has no verdict."""
         verdicts = ("0", "1", TIE) if self.config.ties else ("0", "1")
         if reply.logps is not None and self.config.reads != "text":
             return probabilities(reply.logps, verdicts)
@@ -363,7 +369,7 @@ class Judge(Oracle):
         )
 
     def _fatal(self, opened: _Open) -> OatError | None:
-        """The error of a question that every other question would meet as well."""
+        """Return the error of a question if every other question would meet it as well; else None."""
         for call in opened.calls:
             error = call.error
             if isinstance(error, RefusalError) and (error.status in _OF_ALL or not self._has_answered):
@@ -397,8 +403,8 @@ class Judge(Oracle):
         return tuple(call.value or 0.0 for call in calls), tuple(self._mark(call) for call in calls)
 
     def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
-        """The probability that the first candidate wins, as a mean over the orders; none if one order has no
-        verdict."""
+        """Return the value and the mark of a comparison. The value is the probability that the first
+        candidate wins, averaged over the orders. If an order has no verdict, the mark is that order's."""
         if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
             return (0.5,), (amiss[0],)
         shown = [call.value for call in calls if call.value is not None]
@@ -448,8 +454,8 @@ class Judge(Oracle):
             warn(found[kind])
 
     def _version(self) -> str:
-        """The hash of the model, of all texts around the material, and of the options that change an
-        answer."""
+        """Return the hash of the texts around the material and of the options that can change an answer, the
+        model among them."""
         asked = Question(
             Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
         )

@@ -11,7 +11,7 @@ from oat.config.ranges import Count, NonNegative, Positive, Share
 from oat.errors import ConfigError
 
 KEYS = ("OAI_KEY", "OPENAI_API_KEY")
-"""Environment variables that may hold the key."""
+"""Environment variables that may hold the endpoint's key."""
 OPERATION = {
     "url",
     "key_env",
@@ -23,7 +23,7 @@ OPERATION = {
     "max_outage_s",
     "concurrency",
 }
-"""Options that change no answer, and so are no part of the version."""
+"""Options that do not change answers, and so are not part of the oracle's version."""
 _OURS = {
     "model",
     "messages",
@@ -42,69 +42,71 @@ class JudgeConfig:
     """Options of the oracle `judge`."""
 
     model: str
-    """The judge's name, as the endpoint knows it."""
+    """The name of the judge model at the endpoint."""
     url: (
         Annotated[str, msgspec.Meta(min_length=1)]
         | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
         | None
     ) = None
-    """Base of the endpoint, such as http://127.0.0.1:8000/v1, or a list of endpoints that serve the same
-    model; by default the URL in OAI_URL."""
+    """Base URL of the endpoint, such as http://127.0.0.1:8000/v1, or a list of endpoints that serve the same
+    model; by default the URL in the environment variable OAI_URL."""
     key_env: str | None = None
-    """The environment variable that holds the key; by default OAI_KEY or OPENAI_API_KEY, and no key if
-    neither is set."""
+    """The environment variable that holds the key. By default OAI_KEY or OPENAI_API_KEY; if neither is set,
+    no key is sent."""
     mode: Literal["compare", "score"] = "compare"
-    """The judge says which of two responses is better, or gives each response a number."""
+    """`compare`: the judge says which of two responses is better. `score`: it scores each response."""
     rubric: str = ""
     """The criteria, in words for the judge; by default quality and relevance."""
     reference: bool = False
     """True: the judge sees the question's reference, if it has one."""
     orders: Literal["both", "random", "one"] = "both"
-    """The order of a pair: both orders, whose answers are averaged; one that follows from the two texts; or
-    the order of the question."""
+    """`both`: the judge sees a pair in both orders, and the answers are averaged. `random`: in one order,
+    which a hash of the model's name and the two texts decides. `one`: in the order of the question."""
     ties: bool = False
     """True: the judge may answer that neither is better."""
     tie_width: Share = 0.0
     """A pair whose probability is at most this far from one half is a tie."""
     range: tuple[int, int] = (0, 9)
-    """The lowest and the highest score. Within 0 to 9, and with log-probabilities, a score is the expectation
-    over digits."""
+    """The lowest and the highest score. If both are within 0 to 9 and log-probabilities are read, a score is
+    the expectation over the digits."""
     invalid: Literal["retry", "skip", "tie"] = "retry"
-    """A reply without a verdict is asked for again (and the question abstains after `tries`), is an
-    abstention, or is a tie."""
+    """What follows a reply without a verdict. `retry`: the judge is asked again, and the question abstains
+    after `tries` tries. `skip`: the question abstains. `tie`: the question is a tie."""
     reads: Literal["auto", "logprobs", "text"] = "auto"
-    """The place where the verdict is read: the log-probabilities if the endpoint gives them and else the
-    text, or always one of the two."""
+    """Where the verdict is read. `logprobs`: the log-probabilities. `text`: the text. `auto`: the
+    log-probabilities if the endpoint gives them, else the text."""
     instructions: Literal["system", "user"] = "system"
     """The role of the message with the instructions; `user` for models without a system role."""
     max_tokens: Count = 4
-    """Most tokens of a reply. A model that thinks first needs room for its thought."""
+    """Largest number of tokens in a reply. A model that thinks first needs more than the default."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The endpoint's name for that field."""
+    """The field in which a request states `max_tokens`."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request; null removes one of ours. Unless set here, the temperature is 0."""
+    """Further fields of every request. The temperature is 0 unless it is set here; null leaves it out."""
     price_in: NonNegative | None = None
-    """Money for a million tokens of prompts."""
+    """Money per million prompt tokens."""
     price_out: NonNegative | None = None
-    """Money for a million tokens of replies."""
+    """Money per million tokens of replies."""
     template_tokens: Count = 256
-    """Most tokens that the endpoint's chat template adds to a request."""
+    """Largest number of tokens that the endpoint's chat template adds to a request."""
     tries: Count = 3
-    """Times that a call is tried if its reply is lost, broken or without a verdict. A refusal for the moment
-    (429, 503) is no try."""
+    """Largest number of tries of a call whose reply is lost, broken or (if `invalid` is `retry`) without a
+    verdict. A try without a connection, or with the reply 429 or 503, does not count; one with 502 or 504
+    counts only if a budget in tokens or money limits the judge."""
     timeout_s: Positive = 60.0
     """Seconds for one try."""
     max_outage_s: Positive = 300.0
-    """Seconds without any answer from the endpoint after which the run ends, to be continued."""
+    """Seconds without any answer from the endpoint after which the run ends; it can be continued."""
     concurrency: Count = 16
-    """Calls under way together."""
+    """Largest number of calls under way together."""
 
 
 def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
-    """The judge's options, checked.
+    """Check the judge's options, and return them.
 
     Raises:
-        ConfigError: a value is not what its option takes, nothing reads it, or it contradicts another.
+        ConfigError: an option has a value that it does not take, is not read in this `mode`, contradicts
+            another option, or is missing.
     """
     try:
         c = msgspec.convert(dict(options), JudgeConfig)
@@ -139,14 +141,14 @@ def is_of_digits(low: int, high: int) -> bool:
 
 
 def key_of(name: str | None) -> tuple[str | None, str]:
-    """The key, and the environment variable that holds it.
+    """Return the key, and the name of the environment variable that holds it. If `name` is None and no
+    variable of `KEYS` is set, the key is None, and the name is that of all of them ("... or ...").
 
     Args:
-        name: of the variable; None: the first of `KEYS` that is set. If none is set, the key is None, and all
-            of `KEYS` are named.
+        name: the name of the variable; None: the first of `KEYS` that is set.
 
     Raises:
-        ConfigError: the named variable is not set.
+        ConfigError: the variable `name` is not set, or is empty.
     """
     for each in [name] if name else KEYS:
         if key := os.environ.get(each, "").strip():

@@ -1,13 +1,13 @@
 """The texts that a judge is sent.
 
-The material to be judged stands in JSON strings, so that no quotation mark in a response ends it. Characters
-that a tokenizer could take for its control tokens (`<|im_end|>`, `</s>`, `[INST]`), and characters that
-nobody would see, are written as escapes. Instructions stand before and after the material, and say that
-nothing in it is an instruction. A response can still flatter: quoting does not help against a judge that
-believes what it reads.
+The material to be judged is written as JSON strings, so that a quotation mark in a response does not end the
+string. The first character of text that a tokenizer could take for a control token (`<|im_end|>`, `</s>`,
+`[INST]`), and every invisible character, is written as a JSON escape. Instructions come before and after the
+material. Those before it say that nothing in the material is an instruction. A response can still flatter the
+judge: quoting does not prevent this.
 
 Control tokens are escaped because most servers read control tokens in the text that a template renders.
-Everything else stays as it is: a judge reads escapes worse than letters.
+Other characters are not escaped: a judge reads escapes worse than letters.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 from oat.types import Question
 
 TIE = "T"
-"""The verdict that neither response is better."""
+"""The verdict that says that neither response is better."""
 
 _COMPARE = """\
 You judge responses for a leaderboard of language models. The ranking should be the one that careful people \
@@ -55,20 +55,20 @@ _CONTROL = re.compile(r"<(?![\s=])|\[(?=/?[a-z]?[A-Z_]{2,}\])")
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )
-"""Characters that `str.isprintable` lets through and nobody sees: Unicode's Default_Ignorable_Code_Point, and
+"""Invisible characters that `str.isprintable` calls printable: Unicode's Default_Ignorable_Code_Point, and
 the blank of Braille."""
 
 
 def comparison(
     question: Question, order: tuple[int, int], *, rubric: str, ties: bool, has_reference: bool
 ) -> tuple[str, str]:
-    """The instructions, and the material with the question about it.
+    """Return the instructions for a comparison, and the material followed by the request for a verdict.
 
     Args:
-        order: the places of the candidates that are called "0" and "1".
-        rubric: the criteria; "" is quality and relevance.
-        ties: the judge may answer that neither is better.
-        has_reference: the question's reference is shown.
+        order: the indices of the candidates that are called "0" and "1".
+        rubric: the criteria; "": quality and relevance.
+        ties: True lets the judge answer that neither response is better.
+        has_reference: True shows the question's reference.
     """
     instructions = _COMPARE.format(rubric=_counts(rubric)) + (_REFERENCE if has_reference else "")
     responses = {"0": question.candidates[order[0]], "1": question.candidates[order[1]]}
@@ -81,10 +81,11 @@ def comparison(
 def scoring(
     question: Question, candidate: str, *, rubric: str, low: int, high: int, has_reference: bool
 ) -> tuple[str, str]:
-    """The instructions, and the material with the question about it; the arguments are as for `comparison`.
+    """Return the instructions for scoring a candidate, and the material followed by the request for a score.
 
     Args:
         low, high: the lowest and the highest score.
+        rubric, has_reference: as in `comparison`.
     """
     instructions = _SCORE.format(rubric=_counts(rubric), low=low, high=high) + (
         _REFERENCE if has_reference else ""
@@ -96,7 +97,8 @@ def scoring(
 
 
 def quoted(value: Any) -> str:
-    """JSON without control tokens and without invisible characters; a reader of JSON gets the texts back."""
+    """Return a value as JSON in which control tokens and invisible characters are escaped. A reader of JSON
+    gets the original texts back."""
     text = json.dumps(value, ensure_ascii=False)
     for amiss in (_CONTROL, _UNSEEN):
         text = amiss.sub(lambda found: _escape(found.group()), text)
@@ -114,5 +116,5 @@ def _counts(rubric: str) -> str:
 
 
 def _escape(character: str) -> str:
-    """A character as JSON escapes it in ASCII."""
+    """Return a character as an ASCII escape of JSON."""
     return f"\\u{ord(character):04x}" if character.isascii() else json.dumps(character)[1:-1]

@@ -1,9 +1,10 @@
-"""Reads a chat completion: the verdict or the score in it, and the tokens that it took.
+"""Reads a chat completion: its verdict or score, and the number of tokens that it took.
 
-A verdict is read from the log-probabilities of the first generated token. Alternatives that differ only in
-blanks are one verdict, and their probabilities are added. A verdict that is not among the alternatives has no
-probability. If the endpoint gives no log-probabilities, the verdict is read from the text. Text and tokens
-before `</think>` are not read.
+A verdict is read from the log-probabilities of the first generated token that is not blank, and of the
+alternatives that the endpoint reports for this token. Alternatives that differ only in blanks are one
+verdict, and their probabilities are added. A verdict that is not among the alternatives has probability 0. If
+the endpoint gives no log-probabilities, the verdict is read from the text. Text and tokens up to `</think>`
+are not read.
 """
 
 import math
@@ -16,8 +17,8 @@ _END_OF_THOUGHT = "</think>"
 _SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
 _MOST_TOKENS = 2**31
 _MOST_CHARACTERS = 1000
-"""Characters of a text that are kept. A verdict stands at the beginning, and the search for one may take time
-that grows with the square of the length."""
+"""Largest number of characters of a text that are kept. A verdict is at the beginning of the text, and the
+time of the search for a verdict may grow with the square of the length."""
 
 
 class _Alternative(msgspec.Struct):
@@ -58,10 +59,10 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     """A chat completion.
 
     Attributes:
-        text: the beginning of the text behind the thought, without blanks around it.
-        logps: log-probabilities in nats of the first token that is not blank, and of its alternatives, by
-            token without blanks around it; None if the endpoint gives none.
-        usage: tokens of the prompt and of the completion; None if the service does not say.
+        text: the beginning of the text (of the part after `</think>`, if there is one), stripped of blanks.
+        logps: log-probabilities in nats of the first token that is not blank and of its alternatives, by
+            token, stripped of blanks; None if the endpoint gives none; empty if all tokens are blank.
+        usage: number of tokens of the prompt and of the completion; None if the reply does not state them.
     """
 
     text: str
@@ -70,7 +71,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 def read_completion(body: bytes) -> ChatCompletion:
-    """The first choice of a chat completion.
+    """Read the first choice, and the usage, of a chat completion.
 
     Raises:
         ValueError: the body is no chat completion.
@@ -93,8 +94,8 @@ def read_completion(body: bytes) -> ChatCompletion:
 
 
 def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:
-    """The probabilities of the verdicts, given that one of them is said: softmax over those that have a
-    log-probability. None: none of them has one."""
+    """Return the probability of each verdict, given that the reply is one of them: a softmax over their
+    log-probabilities. A verdict that is not in `logps` has probability 0; None if no verdict is."""
     known = {verdict: logps.get(verdict, -math.inf) for verdict in verdicts}
     top = max(known.values())
     if top == -math.inf:
@@ -105,15 +106,15 @@ def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str,
 
 
 def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
-    """The verdict at the beginning of a text, behind any quotation marks and other marks. None: there is
-    none, or it is part of something longer."""
+    """Return the verdict at the beginning of a text, after any quotation marks and other punctuation; None if
+    there is none, or if it is part of a longer word or number."""
     found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
     return found[1] if found else None
 
 
 def score_in(text: str, low: float, high: float) -> float | None:
-    """The number at the beginning of a text ("7", "Score: 7", "**7.5** / 10"). None: there is none, or it is
-    out of range."""
+    """Return the number at the beginning of a text ("7", "Score: 7", "**7.5** / 10"); None if there is none,
+    or if it is not within `low` to `high`."""
     found = _SCORE.match(text)
     score = float(found[1]) if found else math.nan
     return score if low <= score <= high else None

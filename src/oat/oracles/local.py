@@ -7,23 +7,23 @@ from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Question
 
 Values = Sequence[Sequence[float | None]]
-"""The values of each question; None is an abstention."""
+"""A list of values for each question; the value None is an abstention."""
 
 
 TOO_LONG = (
     "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
 )
-"""What a user should look at when an oracle abstains that reads texts of a bounded length."""
+"""A hint for the user of an oracle that reads texts of a bounded length, for when it abstains."""
 
 
 class LocalOracle(Oracle):
-    """Computes the answers to all collected questions in one call of `collect`, which takes as long as that
+    """Computes the answers to all questions that are collected together within `collect`, however long this
     takes.
 
-    A subclass computes in `values`.
+    A subclass defines `values`, which does the computation.
 
     Args:
-        name: of the oracle, for `Answer.by`.
+        name: the oracle's name, for `Answer.by`.
     """
 
     answers: Kind = "score"
@@ -33,7 +33,8 @@ class LocalOracle(Oracle):
         self._pending: dict[str, tuple[Question, float]] = {}
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """The values of each question: one for each candidate, or one probability that the first wins."""
+        """Return the values of each question: a score for each candidate, or, for a comparison, the one
+        probability that the first candidate wins."""
         raise NotImplementedError
 
     def submit(self, questions: Sequence[Question]) -> list[str]:

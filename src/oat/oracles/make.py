@@ -18,13 +18,15 @@ from oat.plugins.registry import ORACLES
 
 
 def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> Oracle:
-    """The oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or `package.module:Name`.
+    """Make the oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or
+    `package.module:Name`.
 
     Args:
-        device: for an oracle of ours that computes, unless its options name another.
+        device: the option `device` of an oracle of ours that has this option, unless `options` set it.
 
     Raises:
-        ConfigError: an unknown name, code that cannot be loaded, or as `make_oracle`.
+        ConfigError: the name is unknown, its code cannot be loaded, or no oracle can be made of it
+            (`make_oracle`).
     """
     found = ORACLES.load(name)
     if name in ORACLES:
@@ -37,11 +39,12 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
 
 
 def name_source(oracle: Oracle, code: Any, name: str) -> None:
-    """Make the file that an oracle's values come from its version.
+    """Set an oracle's version, and what the version is made of, from the source of the code that computes its
+    values.
 
     Args:
-        code: the function or the class.
-        name: its name in the configuration.
+        code: a function or a class.
+        name: the name of the code in the configuration.
     """
     place, version, text = _source(code, name)
     oracle.version = version
@@ -49,18 +52,20 @@ def name_source(oracle: Oracle, code: Any, name: str) -> None:
 
 
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
-    """The oracle that a user's function, class or object is.
+    """Make an oracle of a user's function, class or object.
 
-    A function becomes a `CallableComparison` when its first three parameters are prompts, first, second, a
-    `QueryReward` when its first two are queries, prompts, else a `CallableOracle`. A class with `submit` and
-    `collect` is constructed with the options as keywords, and asked through `UsersOracle`, as an object is.
+    A function becomes a `CallableComparison` if its first three parameters are `prompts, first, second`, a
+    `QueryReward` if its first two are `queries, prompts`, and else a `CallableOracle`. A class with `submit`
+    and `collect` is constructed with the options as keywords. The new object, or a given object with these
+    methods, is wrapped in a `UsersOracle`.
 
     Args:
+        found: the function, class or object.
         name: for messages and `Answer.by`.
 
     Raises:
-        ConfigError: it is neither a function nor a class, it is a class but no oracle, or an option is
-            missing or unknown.
+        ConfigError: `found` is none of these, a class or an object lacks a member of an oracle, the
+            constructor fails, or an option is missing or unknown.
     """
     oracle = _made(found, name, options)
     return oracle if isinstance(oracle, CallableOracle) else UsersOracle(oracle)
@@ -92,23 +97,24 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
 
 
 def oracle_options(name: str) -> set[str] | None:
-    """The options that an oracle takes: none for a function, its constructor's keywords for a class; None if
-    it takes any.
+    """Return the names of the options that an oracle takes: for a class, the keywords of its constructor, or
+    None if these include **kwargs; for a function, no names.
 
     Raises:
-        ConfigError: an unknown name, or code that cannot be loaded.
+        ConfigError: the name is unknown, or its code cannot be loaded.
     """
     found = ORACLES.load(name)
     return _keywords(found) if inspect.isclass(found) else set()
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:
-    """The place of a function's or a class's source, as shown to people; a hash of that source; and a hash of
-    what it does.
+    """Return the place of a function's or a class's source, in a form for people; a hash of the source; and a
+    hash of the code.
 
-    The source is the file. For an object that was given from Python, the place is its name and the source its
-    own lines. What a lambda does is its code object, since it shares its line with other code; for all others
-    it is the source. Without a source the hashes are ""."""
+    The source is the file that has the code, and the place is the file's name. For an object that was given
+    from Python, the source is the object's own lines, and the place is `name`. The hash of the code is that
+    of the source, except for a lambda, which shares its line with other code: there it is the hash of the
+    code object. If the source cannot be read, the place is `name`, and both hashes are ""."""
     try:
         if name.startswith("python:"):
             place, source = name, inspect.getsource(found).encode()
@@ -126,7 +132,7 @@ def _source(found: Any, name: str) -> tuple[str, str, str]:
 
 
 def _plain_code(code: Any) -> Any:
-    """The contents of a code object, without its place in a file."""
+    """Return the contents of a code object without its place in a file."""
     return (
         code.co_code,
         code.co_names,

@@ -1,5 +1,5 @@
-"""The oracle `mixture`: the weighted sum of several scoring oracles, its sources. Each source's scores may be
-normalised, and a column of the data may choose the sources of a row.
+"""The oracle `mixture`: the weighted sum of the scores of several oracles, its sources. Each source's scores
+may be normalised, and a column of the data may choose the sources that are asked about a row.
 
     value of a candidate = sum over the sources of its row of weight * normalised score
 
@@ -10,18 +10,20 @@ normalised, and a column of the data may choose the sources of a row.
 | `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
 | `batch` | the same over all candidates that this source was asked about in the round, or in its wave |
 
-All of them are functions of recorded questions. The mixture asks a round, or a wave of one, as a whole, and
-returns its answers together when the last one is there. So the ledger records them in one transaction, and a
-killed run asks for all of them again, or for none. With `group` and `batch` an answer depends on other
-candidates and is no function of the text, so no answer is used again (`cacheable`). An evaluation by such a
-mixture is refused (`is_relative`), since its mean is 0 whatever the model does.
+The mixture returns the answers to all questions of a round, or of a wave of the round, together, when the
+last source has answered. So the ledger records them in one transaction, and a run that was killed asks again
+all of these questions or none. With `group` and `batch` an answer depends on other candidates besides its own
+texts, so no answer is used again (`cacheable`). An evaluation by such a mixture is refused (`is_relative`),
+since its mean is 0 whatever the model does.
 
-There is no running mean over the whole run. It would be a state that nothing can restore: the ledger keeps
-only the sum, and after a checkpoint is loaded, recorded answers are not asked for again. `fixed` does the
-same if the two numbers are known, for example those of a reward model on the responses of the start.
+There is no normalisation by a running mean over the run. Such a mean would be a state that cannot be
+restored: the ledger records the sums and not the sources' scores, and after a checkpoint is loaded, recorded
+answers are not asked for again. `fixed` serves the same purpose if mean and standard deviation are known, for
+example from a reward model's scores of the first responses.
 
 A source that abstains about a candidate is left out of that candidate's sum; if all sources abstain, so does
-the mixture. If one fails, the candidate has failed, since the sum of the others would be on another scale.
+the mixture. If a source fails, the candidate is marked "failed", since the sum of the others would be on
+another scale.
 """
 
 import hashlib
@@ -66,9 +68,9 @@ class _Round:
     """Questions that were asked together.
 
     Attributes:
-        questions: by ticket.
-        said: by ticket, the answers of the sources so far, by label.
-        open: number of answers that are still to come.
+        questions: the questions, by the mixture's ticket.
+        said: for each of these tickets, the sources' answers so far, by the source's label.
+        open: number of answers of sources that are still to come.
     """
 
     questions: dict[str, Question]
@@ -81,18 +83,18 @@ class Mixture(Oracle):
     """Asks its sources and adds up their scores.
 
     Args:
-        sources: for each source the `name` of an oracle, its `weight` (1.0), `normalise` (none), `mean` and
-            `std` with `normalise: fixed`, and a `label` if the name alone is ambiguous; further fields are
-            the oracle's own options.
-        by: a column of the data whose value chooses the sources of a row.
-        recipe: for each value of that column, as text, the labels of its sources, or labels with weights;
+        sources: for each source the `name` of an oracle, its `weight` (default 1.0), `normalise` (default
+            none), `mean` and `std` if `normalise` is fixed, and a `label` if two sources have one name;
+            further fields are the oracle's own options.
+        by: a column of the data whose value chooses the sources that are asked about a row.
+        recipe: for each value of that column, as text, a list of labels of sources, or labels with weights;
             `default` is for any other value. Without a recipe every source is asked about every row.
-        device: for sources that compute, unless their options name another; by default that of
-            `compute.profile`.
+        device: the option `device` of sources that have this option and do not set it; by default the device
+            of `compute.profile`.
 
     Raises:
-        ConfigError: a source cannot be made, or compares; nothing reads a field; the recipe names an unknown
-            source.
+        ConfigError: an argument, or a field of a source, is wrong; a source cannot be made, or compares
+            pairs; the recipe names an unknown source.
     """
 
     answers: Kind = "score"
@@ -163,8 +165,9 @@ class Mixture(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of its sources (the first source's, if several report the same name), and the mean of
-        each source's scores before they are normalised."""
+        """The metrics of the sources (the first source's if several report the same name), and, for each
+        source, the mean of its scores, before they are normalised, of the newest round of training that it
+        scored."""
         return {
             name: value
             for source in [*self._sources.values()][::-1]
@@ -172,10 +175,10 @@ class Mixture(Oracle):
         } | self._means
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """Check that the data have the column `by`, and the columns that the sources read.
+        """Check that the data have the column that `by` names, and the columns that the sources read.
 
         Raises:
-            ConfigError: the data lack one.
+            ConfigError: the data lack such a column.
         """
         if self._by is not None and self._by not in columns:
             raise ConfigError(
@@ -186,7 +189,7 @@ class Mixture(Oracle):
             source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
-        """The most that all sources of the question's row together can cost."""
+        """Return the most that the sources that are asked about the question's row can cost together."""
         total = Price()
         for label in self._chosen(question):
             total = total + self._sources[label].oracle.price(question)
@@ -214,10 +217,11 @@ class Mixture(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers to these tickets whose rounds are complete.
+        """Return the answers to those of `tickets` whose rounds are complete. If there are none, wait at most
+        `seconds` for a round.
 
         Raises:
-            OracleError: as the sources, or a source breaks the contract.
+            OracleError: a source raises it or breaks the contract, or the recipe has no sources for a value.
         """
         end = time.monotonic() + seconds
         while not self._ready.keys() & set(tickets) and self._rounds:
@@ -238,12 +242,12 @@ class Mixture(Oracle):
         ]
 
     def bind(self) -> None:
-        """Tell its sources."""
+        """Bind the sources."""
         for source in self._sources.values():
             source.oracle.bind()
 
     def close(self) -> None:
-        """Close its sources."""
+        """Close the sources."""
         for source in self._sources.values():
             source.oracle.close()
 
@@ -261,7 +265,7 @@ class Mixture(Oracle):
             mine.open -= 1
 
     def _note_means(self, round: _Round) -> None:
-        """Note the mean score of each source, if the round is one of training."""
+        """Keep the mean score of each source in a round, for `metrics`, if the round is one of training."""
         for label in self._sources:
             answers = [
                 said[label]
@@ -278,7 +282,7 @@ class Mixture(Oracle):
                 self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
     def _chosen(self, question: Question) -> dict[str, float]:
-        """The labels of the sources of a question's row, with their weights."""
+        """Return the labels of the sources that are asked about a question's row, with their weights."""
         if self._by is None:
             return self._all
         value = str(question.columns.get(self._by))
@@ -320,7 +324,8 @@ class Mixture(Oracle):
         return found
 
     def _scaled(self, source: _WeightedOracle, round: _Round) -> dict[str, list[float]]:
-        """The normalised scores of a source, by ticket; a score without a value is 0."""
+        """Return the normalised scores of a source in a round, by ticket. A candidate without a score has
+        0."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
         sound = {
             ticket: [value for value, mark in zip(own.values, own.marks, strict=True) if mark == "ok"]
@@ -339,7 +344,13 @@ class Mixture(Oracle):
     def _scale(
         self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
     ) -> tuple[float, float]:
-        """The number that is subtracted from a score, and the one that it is then divided by."""
+        """Return the number that is subtracted from a score, and the number by which the difference is
+        divided.
+
+        Args:
+            group: the source's scores of the question's candidates.
+            batch: the source's scores in the round.
+        """
         if source.normalise in ("none", "fixed"):
             return source.mean, source.std
         values = group if source.normalise == "group" else batch
@@ -347,7 +358,8 @@ class Mixture(Oracle):
         return mean, (statistics.stdev(values, xbar=mean) if len(values) > 1 else 0.0) + _EPSILON
 
     def _weights(self, value: object, entry: Any) -> dict[str, float]:
-        """The weights by label of an entry of the recipe, which has labels, or labels with weights."""
+        """Return the weights, by label, of an entry of the recipe. A label without a weight has the weight of
+        its source."""
         given = (
             entry
             if isinstance(entry, Mapping)

@@ -6,15 +6,16 @@ yuchenlin/LLM-Blender: one row of three pieces
 
     [CLS] <|source|> prompt [SEP]  [CLS] <|candidate1|> first [SEP]  [CLS] <|candidate2|> second [SEP]
 
-The prompt's piece has at most 1,224 tokens, each response's half of what is left of 2,048; both are cut on
-the right. The hidden state of the source's marker is concatenated with that of a candidate's marker and goes
-through two linear layers with a tanh between them. The difference between the two candidates, averaged over
-the model's tasks, is the log-odds that the first wins.
+The prompt's piece has at most 1,224 tokens, and each response's piece at most half of what the prompt leaves
+of 2,048. Longer pieces are cut on the right. For each candidate, the hidden state of the source's marker is
+concatenated with that of the candidate's marker and goes through two linear layers with a tanh between them.
+The difference between the outputs for the two candidates, averaged over the model's tasks, is the log-odds
+that the first wins.
 
 Departures:
-1. Both orders are asked and the answer is the mean of the two probabilities, so that compare(A, B) +
+1. Both orders are asked, and the answer is the mean of the two probabilities, so that compare(A, B) +
    compare(B, A) = 1.
-2. A special token in a text is broken by a blank, so that no text can bring a marker of its own.
+2. A special token in a text is broken by a blank, so that a text cannot contain a marker.
 
 Not handled: conversations of several messages, since the format has one text; the older
 `llm-blender/PairRM`, which has no safetensors.
@@ -44,7 +45,7 @@ MARKERS = {
     "cand1_prefix_id": "<|candidate1|>",
     "cand2_prefix_id": "<|candidate2|>",
 }
-"""The token of each id in the configuration, by field."""
+"""The marker tokens, by the field of config.json that has the token's id."""
 SOURCE_TOKENS, CANDIDATE_TOKENS = 1224, 412
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -52,19 +53,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class PairRM(LocalOracle):
     """Compares pairs with a PairRM. The weights are loaded for the first question.
 
-    Its version changes with the weights, the precision and the two limits.
+    Its version changes with the model's files, the precision and the two limits of tokens.
 
     Args:
         path: a directory, or `org/name`, in the layout of `llm-blender/PairRM-hf`.
         dtype: "float32", or "bfloat16" for half the memory; the head is always float32.
-        batch_tokens: most tokens of a forward pass, padding included.
-        source_tokens: most tokens of the prompt, with its three special ones.
-        candidate_tokens: most tokens of each response, if the prompt uses all of its own.
-        device: by default that of `compute.profile`.
+        batch_tokens: largest number of tokens in a forward pass, padding included.
+        source_tokens: largest number of tokens of the prompt, its three special tokens included.
+        candidate_tokens: largest number of tokens of each response if the prompt has `source_tokens`.
+        device: where the model computes; by default the device of `compute.profile`.
 
     Raises:
-        ConfigError: a setting that has no meaning.
-        ModelError: there is no such model or tokenizer, or it is of another kind.
+        ConfigError: an option has a value that it does not take.
+        ModelError: there is no such model or tokenizer, it is no PairRM, or the two do not belong together.
     """
 
     answers: Kind = "compare"
@@ -121,7 +122,7 @@ class PairRM(LocalOracle):
         }
 
     def encode(self, source: str, first: str, second: str) -> list[int]:
-        """The ids of a prompt with two responses."""
+        """Return the ids of a prompt with two responses, at most `source_tokens` + 2 `candidate_tokens`."""
         most = self.source_tokens + 2 * self.candidate_tokens
         ids = self._piece("source_prefix_id", source, self.source_tokens)
         room = (most - len(ids)) // 2
@@ -132,7 +133,7 @@ class PairRM(LocalOracle):
         ]
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """The probability that the first candidate wins, for each pair.
+        """Return, for each pair, the probability that the first candidate wins.
 
         Raises:
             OracleError: a prompt has several messages, or a number is not finite.
@@ -166,7 +167,7 @@ class PairRM(LocalOracle):
 
     @torch.no_grad()
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """(N,) log-odds that the first candidate wins, float32 on the CPU."""
+        """Return (N,) log-odds that the first candidate of each row wins, float32 on the CPU."""
         width = max(map(len, rows))
         ids_NT = torch.tensor(
             [[*row, *[self.tokenizer.pad_token_id or 0] * (width - len(row))] for row in rows],
@@ -216,7 +217,7 @@ class PairRM(LocalOracle):
                     "shape; give a checkpoint of the whole model"
                 )
             module.load_state_dict(own, strict=False, assign=True)
-        # The files do not have this tensor.
+        # The checkpoint does not have this tensor.
         backbone.embeddings.position_ids = torch.arange(config.max_position_embeddings)[None]
         return backbone.to(self.device, DTYPES[self.dtype]).eval(), head.to(self.device, torch.float32).eval()
 

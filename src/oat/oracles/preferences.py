@@ -15,16 +15,16 @@ class Preferences(Wrapper):
 
     p = sigmoid((r_first - r_second) / scale)
 
-    Equal rewards are a tie (0.5), never a win. If a candidate has no score, the comparison gets the mark of
-    that score. A comparison costs what its two scores cost, and its answer also holds those scores that there
-    are.
+    Equal scores are a tie (0.5), never a win. If a candidate has no score, the comparison gets the mark of
+    that score; "failed" comes before "abstain". A comparison costs what its two scores cost. Its answer also
+    has the scores (`Answer.scores`), if there are any.
 
     Args:
-        oracle: the one that scores.
-        scale: difference of rewards at which the odds are e to 1; above 0.
+        oracle: the oracle that scores.
+        scale: the difference of scores at which the odds are e to 1; above 0.
 
     Raises:
-        ConfigError: the oracle does not score, or the scale is not a positive number.
+        ConfigError: the oracle does not score, or the scale is not a finite number above 0.
     """
 
     answers: Kind = "compare"
@@ -49,11 +49,11 @@ class Preferences(Wrapper):
         return self.oracle.submit([replace(question, kind="score") for question in questions])
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Collect the scores, and make answers of them. If some of its answers cannot be used, the sound ones
-        are returned first, and the next call raises.
+        """Collect scores, and return the comparisons that they make. If only some of the scoring oracle's
+        answers can be used, this call returns the comparisons of these, and the next call raises.
 
         Raises:
-            OracleError: the oracle breaks the contract.
+            OracleError: the scoring oracle breaks the contract.
         """
         if self._broken is not None:
             raise self._broken

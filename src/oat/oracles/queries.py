@@ -1,13 +1,13 @@
 """Reward functions of LightRFT and OpenRLHF, unmodified: `reward_func(queries, prompts)` and
 `reward_func(queries, prompts, labels)`.
 
-A function whose first two parameters have these names is one of them. It gets texts only: a prompt, and as
-query the same text followed by the response, so that `query[len(prompt):]` is the response.
+A function is called in this way if its first two parameters have these names. It gets texts only: a prompt,
+and a query, which is the prompt followed by the response, so that `query[len(prompt):]` is the response.
 
 Departures from both:
-1. A prompt is what the data give, not what the chat template makes of it: the contents of its messages, and a
-   line break after each if there are several. A function that looks for a template's tokens finds none.
-2. `labels` are the column `labels`, or `label`, or else the reference.
+1. A prompt is the text of the data, not the output of the chat template: the contents of its messages, with a
+   line break after each message if there are several. So it has no tokens of a template.
+2. A label is the record's column `labels`, or else `label`, or else the reference.
 3. If the function returns a dictionary, `rewards` are the values; `scores` and `extra_logs` are not read.
 """
 
@@ -28,7 +28,8 @@ class QueryReward(CallableOracle):
     given = ("queries", "prompts", "labels")
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """The names that every call has, with `labels` only if the data have such a column or a reference."""
+        """Return the names of the arguments besides columns. `labels` is one of them only if the data have a
+        column `labels` or `label`, or a reference."""
         return [
             name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
         ]

@@ -10,24 +10,25 @@ from oat.types import Question
 
 
 class RewardModelOracle(LocalOracle):
-    """Scores with a reward model; `oat.models.scoring` says what the model reads and which output is the
-    score. The weights are loaded for the first question.
+    """Scores with a reward model. The module `oat.models.scoring` describes the model's input, and which
+    output is the score. The weights are loaded for the first question.
 
-    Its version changes with the weights, the template, the label and the precision.
+    Its version changes with the model's files, the label and the precision.
 
     Args:
         path: a directory, or `org/name`.
         dtype: "float32", or "bfloat16" for half the memory.
-        label: the number of the label that is the score, for a model that has several.
-        batch_tokens: most tokens of a forward pass, padding included.
-        max_tokens: most tokens of a prompt with its response; by default what the model can read. A longer
-            row is never cut.
-        overflow: what happens to a longer row: "abstain" (it gets no score, and is counted in
+        label: the index of the label that is the score, for a model that has several labels.
+        batch_tokens: largest number of tokens in a forward pass, padding included.
+        max_tokens: largest number of tokens of a prompt with its response; by default as many as the model
+            can read. A longer row is never cut.
+        overflow: what follows a longer row: "abstain" (the response gets no score, and is counted in
             answers/abstained_frac), or "refuse" (an error).
-        device: by default that of `compute.profile`.
+        device: where the model computes; by default the device of `compute.profile`.
 
     Raises:
-        ConfigError, ModelError: as `oat.models.scoring.Scorer`, or a setting that has no meaning.
+        ConfigError, ModelError: as in `oat.models.scoring.Scorer`.
+        ConfigError: an option has a value that it does not take.
     """
 
     when_it_abstains = TOO_LONG
@@ -59,7 +60,7 @@ class RewardModelOracle(LocalOracle):
         self.made_of = {**self.scorer.identity, "options": options}
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """The scores of the candidates.
+        """Return the scores of each question's candidates; None for a row that is too long.
 
         Raises:
             OracleError: the template refuses a conversation; a row is too long and `overflow` is "refuse"; a

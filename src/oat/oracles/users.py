@@ -1,8 +1,8 @@
-"""A user's oracle, as a run reads it.
+"""Gives a user's oracle the members of `Oracle` that it lacks.
 
 The user's object has `answers`, `durable`, `submit` and `collect`; the other members of `Oracle` are
-optional. Only this file looks whether they are there. A missing member has the default of `Oracle`, a member
-of a wrong kind is an error that names it, and an exception of the user's code becomes an `OracleError`.
+optional. Only this file looks whether the object has them. A missing member has the default of `Oracle`. A
+member of a wrong type, or one that raises when a run reads it, is an `OracleError` that names the member.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -52,18 +52,18 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "made_of": (_is_mapping, dict, "a dict of plain values by file and field"),
     "metrics": (_is_mapping, dict, "numbers by name"),
 }
-"""The optional members that are no methods: the check of their kind, the conversion to what the run reads,
-and the kind in words."""
+"""The optional members that are not methods, each with a check of its type, a conversion to the type that a
+run reads, and the type in words. `UsersOracle.read` treats `name` separately."""
 
 
 class UsersOracle(Wrapper):
-    """Adds the members that a user's object leaves out.
+    """Adds the members that a user's object lacks.
 
     Args:
-        oracle: has `answers`, `durable`, `submit` and `collect`.
+        oracle: the user's object; it has `answers`, `durable`, `submit` and `collect`.
 
-    Raises (each member):
-        OracleError: the user's code raised, or the member is of another kind.
+    Raises (each optional member):
+        OracleError: the user's code raised when the member was read, or the member is of a wrong type.
     """
 
     oracle: Any
@@ -71,7 +71,7 @@ class UsersOracle(Wrapper):
     when_it_abstains = Oracle.when_it_abstains
 
     def read(self, member: str) -> Any:
-        """The value of a member as the run reads it."""
+        """Return the value of a member, converted to the type that a run reads."""
         if member == "name":
             found = self._own(member)
             return found if isinstance(found, str) and found else self._class
@@ -121,7 +121,8 @@ class UsersOracle(Wrapper):
             tell()
 
     def close(self) -> None:
-        """Close the user's oracle, unless the object was given from Python. What it raises is a warning."""
+        """Close the user's oracle, unless the object was given from Python. An exception of its `close`
+        becomes a warning."""
         close = self._method("close")
         if close is None or any(self.oracle is each for each in given.values()):
             return
@@ -147,7 +148,7 @@ class UsersOracle(Wrapper):
         return found
 
     def _own(self, member: str) -> Any:
-        """The member of the user's object; None where it has none."""
+        """Return the member of the user's object; None if the object has no such member."""
         with self._reading(member):
             return getattr(self.oracle, member, None)
 

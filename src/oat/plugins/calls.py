@@ -1,16 +1,16 @@
-"""Calls of users' code. It may raise anything, also what is no `Exception`, and may leave the process in
-another state than before.
+"""Contexts for calls of users' code. Such code may raise anything, even what is not an `Exception`, and may
+change the state of the process.
 
-After each call the following is put back, with a warning, since what the run computes and prints depends on
-it:
+The run's results and output depend on the following state. If a call has changed it, the state is put back
+after the call, with a warning:
 
 * torch: whether gradients are recorded, default dtype and device, deterministic algorithms, precision of
-  products, autocast, threads;
-* the process: where lines go (`sys.stdout`, `sys.stderr`), the handlers of SIGTERM and Ctrl-C, and an alarm
-  that is still to come.
+  products, autocast, and (on the main thread) the number of threads;
+* the process: where lines go (`sys.stdout`, `sys.stderr`), and (on the main thread) the handlers of SIGTERM
+  and Ctrl-C, and a timer of SIGALRM that the call has set.
 
 A state that cannot be put back (inference mode, a closed stream) is an error. The random generators of torch,
-numpy and Python may change, since they decide nothing in a run, and so may the working directory, since
+numpy and Python may change, since no result of a run depends on them. The working directory may change, since
 relative paths do not start there (`files.py`).
 """
 
@@ -25,10 +25,10 @@ from typing import Any
 from oat.errors import OatError, described, is_signal, warn
 
 _replaced: list[Any] = []
-"""Streams that users' code put in the place of ours. They are kept, since a stream that is deleted may close
-what it writes to."""
+"""Streams that users' code has put in the place of ours. They are kept, since a stream that is deleted may
+close the file that it writes to."""
 _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": (False, False)}
-"""The state with which torch begins, for a call that imports torch."""
+"""Settings of torch right after its import, for a call during which torch is imported for the first time."""
 
 
 _OF_THE_THREAD = {
@@ -37,16 +37,16 @@ _OF_THE_THREAD = {
     "torch.set_autocast_enabled",
     "torch.set_num_threads",
 }
-"""Settings that each thread has for itself, or that the run's own threads change. The others belong to the
-process."""
+"""Settings that each thread has for itself, or that the run's own threads change. All other settings belong
+to the process."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
-"""The states kept for calls that have not returned, of all threads. A call that never returns stays here, and
-changes nothing."""
+"""The states kept for calls that have not returned yet, in all threads. The state of a call that never
+returns stays here, without effect."""
 
 
 def _begin_alone() -> None:
-    """Begin with no calls in a forked child, which has none of the other threads."""
+    """Forget all calls in a forked child, which does not have the parent's other threads."""
     global _lock
     _lock = threading.RLock()
     _under_way.clear()
@@ -55,42 +55,48 @@ def _begin_alone() -> None:
 os.register_at_fork(after_in_child=_begin_alone)
 
 Refuse = Callable[[str], OatError]
-"""Makes an error from what the code did, for example "raised ValueError: no number"."""
+"""Makes an error from a description of what the code did, such as "raised ValueError: no number"."""
 Place = Callable[[BaseException], str]
-"""Gives the place where an error was raised, to end that text."""
+"""Returns the place where an error was raised, as text that is appended to this description."""
 
 
 def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
-    """A context in which a user's code runs. Errors of ours, and exceptions of people's signals, pass
-    through.
+    """A context in which a user's code runs. It puts back the state of the process, and turns exceptions of
+    the code into errors of ours. Our own errors (`OatError`), and exceptions of a person's signal such as
+    Ctrl-C, pass through.
 
     Args:
-        name: of the code, for messages.
+        name: the name of the code, for messages.
+        refuse: makes the error.
+        place: adds the place of an exception; None: no place is added.
 
     Raises:
-        OatError: made by `refuse`: the code raised anything else, or left a state that cannot be put back.
+        OatError: the error that `refuse` makes, if the code raised anything else, or left a state that cannot
+            be put back.
     """
     return _Guarded(refuse, place, name)
 
 
 def raising(refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
-    """A context as `guarded` that handles only what is raised; the state of the process is not looked at."""
+    """A context like `guarded`, but for exceptions only; the state of the process is not looked at."""
     return _Raising(refuse, place)
 
 
 def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
-    """A context as `guarded` that handles only the state of the process; what is raised passes through."""
+    """A context like `guarded`, but for the state of the process only; exceptions pass through."""
     return _Restoring(refuse, None, name)
 
 
 def bare(what: str) -> str:
-    """The text of what code did, for a sentence that says already that it failed."""
+    """Return a description of what code did without the word "raised", for a sentence that already says that
+    the code failed."""
     return what.removeprefix("raised ")
 
 
 class _Raising(AbstractContextManager[None, None]):
-    """A class and no generator: `contextlib` takes a RuntimeError that was raised from a StopIteration for
-    that StopIteration."""
+    """Turns an exception of users' code into the error that `refuse` makes. This is a class and not a
+    generator, since `contextlib` mistakes a RuntimeError that was raised from a StopIteration for that
+    StopIteration."""
 
     def __init__(self, refuse: Refuse, place: Place | None):
         self._refuse, self._place = refuse, place
@@ -126,10 +132,10 @@ class _Restoring(_Guarded):
 
 
 class _Kept:
-    """The state of the process at the moment when this is made.
+    """The state of the process when this object is made.
 
     Attributes:
-        lost: the change that cannot be put back, in words; "" if there is none. `put_back` sets it.
+        lost: the change that cannot be put back, in words; "" if there is none. `put_back` sets this.
     """
 
     def __init__(self) -> None:
@@ -154,10 +160,10 @@ class _Kept:
         self.lost = ""
 
     def put_back(self, name: str) -> None:
-        """Put back everything that has changed, and warn of it.
+        """Put back the state that has changed, and warn of the changes.
 
         Args:
-            name: of the code that changed it.
+            name: the name of the code that made the changes.
         """
         with _lock:
             if self in _under_way:
@@ -205,15 +211,21 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """Correct the states kept for calls that began meanwhile. They hold what this call had changed, and
-        would put that back."""
+        """Correct the states kept for other calls that began while this call had the setting changed. They
+        have kept the changed value, and would put it back.
+
+        Args:
+            left: the value that this call left.
+            put_back: the value from before this call.
+        """
         for other in _under_way if setting not in _OF_THE_THREAD else ():
             if other._torch is not None and other._torch[setting] == left:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """The functions that read and set each setting, by the name of torch's function. The number of
-        threads is only among them on the main thread, since the run itself changes it meanwhile."""
+        """Return the functions that read and set each setting, by the name of torch's function. The number of
+        threads is a setting only on the main thread, since the run changes it while calls of other threads
+        are under way."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:
@@ -249,5 +261,5 @@ class _Kept:
 
 
 def _rings() -> bool:
-    """True if SIGALRM is still to come; its handler may raise anywhere."""
+    """True if a timer of SIGALRM is running. The handler of this signal may raise at any place."""
     return signal.getitimer(signal.ITIMER_REAL)[0] > 0

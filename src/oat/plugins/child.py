@@ -1,22 +1,24 @@
-"""The program of one worker: a process that makes a function once and then answers calls of it, until its
-input ends. `plugins/pool.py` starts it and may kill it.
+"""The program of one worker: a process that makes a function once and then answers calls of the function,
+until its input ends. `plugins/pool.py` starts the process and may kill it.
 
 Both sides send frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The
-first frame to the worker says what to make and within which limits; the first frame back says that it is
-made. Each later frame to the worker holds the arguments of a call, and the answer is one of
+first frame to the worker says what to make and within which limits. The first frame back says whether the
+function was made. Each later frame to the worker has the arguments of a call, and the answer is one of
 
     {"value": ...}      the function returned this
-    {"error": text}     the function says itself that somebody must repair something (`OracleError`)
-    {"failure": text}   the function raised anything else
+    {"error": text}     the function raised an error of ours: somebody must repair something (`OatError`)
+    {"failure": text}   the function raised anything else, or an error of ours because it ran out of memory,
+                        recursed too deeply or called for the exit
 
-The output of a function's prints goes to stderr, so that it cannot be taken for an answer.
+What the function prints goes to stderr, so that it is never mistaken for an answer.
 
 Every worker has limits: memory, seconds and processor seconds of a call, and no core files. The kernel
 enforces them: after the seconds of a call SIGALRM ends the process, even if the parent has died.
 
-A confined worker, for code of ours that reads what models write, also has no network (a namespace of its own,
-if the system allows one), writes no files and starts no processes (limits of the kernel, and an audit hook).
-The hook is no sandbox: it stops what a hostile text may make a parser do, and not native code.
+A confined worker is for code of ours that reads texts of models. It has, in addition, no network (it is in a
+namespace of its own, if the system allows one), and it cannot write files or start processes (limits of the
+kernel, and an audit hook). The hook is no sandbox: it stops what a hostile text may make a parser do, but it
+does not stop native code.
 """
 
 import ctypes
@@ -40,22 +42,22 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def frame(value: Any) -> bytes:
-    """The bytes of one message.
+    """Return the bytes of one message.
 
     Raises:
-        TypeError: something in the value is no plain data.
+        TypeError, ValueError, OverflowError: the value is not plain data, or cannot be encoded.
     """
     body = msgspec.msgpack.encode(value)
     return HEADER.pack(len(body)) + body
 
 
 def main() -> None:
-    """Serve the process at the other end of stdin and stdout."""
+    """Answer calls of the process at the other end of stdin and stdout."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    # so that only the function itself can raise a KeyboardInterrupt
+    # so that a KeyboardInterrupt can only come from the function itself
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     order = read_frame(calls)
     if order is None:
@@ -98,8 +100,8 @@ def _attempt(action: Callable[[], Any], *, is_call: bool = True) -> dict[str, An
 
 
 def _begin(seconds: float) -> None:
-    """Have the kernel end this process when the call takes longer. A function may catch the signal; it cannot
-    escape the limit of processor seconds."""
+    """Have the kernel end this process if the call takes longer than `seconds`. A function may catch the
+    signal, but cannot escape the limit of processor seconds."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -113,8 +115,8 @@ def _limit(what: int, most: int, *, is_final: bool = True) -> None:
 
 
 def _leave_network() -> None:
-    """Move this process into namespaces without a network, where it also loses root's powers. Some systems
-    forbid this."""
+    """Move this process into namespaces without a network, where it also loses root's powers. On a system
+    that forbids this, the process keeps its network."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK)
 
@@ -132,7 +134,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def read_frame(file: BinaryIO) -> Any:
-    """The next message; None if the other side is gone."""
+    """Return the next message; None if the other side is gone."""
     head = file.read(HEADER.size)
     body = file.read(HEADER.unpack(head)[0]) if len(head) == HEADER.size else b""
     return msgspec.msgpack.decode(body) if body else None

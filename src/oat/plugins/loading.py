@@ -23,16 +23,16 @@ given: dict[str, Any] = {}
 """The objects of this process that `python:Name` names (`oat.Trainer`)."""
 
 elsewhere: dict[str, str] = {}
-"""The results of `own_files` in worker processes of this one."""
+"""The hashes that `own_files` returned in worker processes of this process, by name."""
 
 _PREFIX = "oat_plugin_"
 _named: dict[Path, str] = {}
-"""The files that were named, each with the hash of the content that was run last."""
+"""The files that `load_symbol` has loaded, each with the hash of the content that was asked for last."""
 _folders: dict[Path, None] = {}
-"""The folders of the files and modules that were named."""
+"""The folders of the files and modules that `load_symbol` has loaded."""
 _seen: dict[str, tuple[Any, Path, str]] = {}
-"""Imported files: the module's spec, which is a new one after another import, the resolved path, and the hash
-at the import."""
+"""For each file of an imported module: the module's spec, the resolved path, and the hash of the content when
+`own_files` first met this spec. If the module is imported again, it has a new spec."""
 _INSTALLED = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     f"{Path(__file__).parent.parent}/",
@@ -41,7 +41,7 @@ _INSTALLED = (
 
 @contextmanager
 def naming(objects: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which `python:Name` names these objects too."""
+    """A context in which `python:Name` also names these objects."""
     before = dict(given)
     given.update(objects)
     try:
@@ -52,16 +52,16 @@ def naming(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def same_by_file(stored: Any, now: Any) -> Any:
-    """The value that a continued run is given, with `python:Name` in place of each `file.py:Name` or
-    `module:Name` that stands for it. From here on (within `naming`) such a `python:Name` names what the file
-    has.
+    """Return `now`, with each `file.py:Name` or `module:Name` replaced by `python:Name` if `stored` has
+    `python:Name` at the same place. The object is loaded from the file or module, and `python:Name` names it
+    until the enclosing `naming` ends.
 
     Args:
-        stored: a value of the run's configuration, as plain data.
-        now: the value that is given for it now.
+        stored: a value in the configuration of the run that is continued, as plain data.
+        now: the value of the same setting in the present configuration.
 
     Raises:
-        ConfigError: as `load_symbol`.
+        ConfigError: as in `load_symbol`.
     """
     if isinstance(stored, dict) and isinstance(now, dict):
         return {name: same_by_file(stored.get(name), value) for name, value in now.items()}
@@ -79,14 +79,14 @@ def same_by_file(stored: Any, now: Any) -> Any:
 
 
 def load_symbol(spec: str) -> Any:
-    """The object that `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
+    """Return the object that `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
-    A file is run once for each content that it has; naming it twice gives the same objects. The author of a
-    configuration is trusted: the code runs.
+    A file is run once for each content that it has; loading it again with the same content gives the same
+    objects. The author of a configuration is trusted: the code runs.
 
     Raises:
-        ConfigError: the name has none of these forms, the file or module is missing or fails while it is
-            imported, or it has no such attribute.
+        ConfigError: `spec` has none of these forms, the file or module is missing or fails while it is
+            imported, or there is no such attribute or object.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
@@ -107,7 +107,7 @@ def load_symbol(spec: str) -> Any:
             "repair it"
         )
 
-    with guarded(place, refuse):  # a module may import what it has only when it is asked for it
+    with guarded(place, refuse):  # a module may import an attribute only when the attribute is read
         has_it = hasattr(module, name)
     if not has_it:
         public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
@@ -116,11 +116,12 @@ def load_symbol(spec: str) -> Any:
 
 
 def own_files(base: Path) -> dict[str, str]:
-    """The hashes of the user's own files in this process, by `shown_name`.
+    """Return the hashes of the user's own files in this process and its workers, by `shown_name`.
 
-    These are the files below the working directory, or below the folder of code that was named, from which a
-    module was imported, each with the hash that it had when it was first seen. Installed files and the script
-    itself are not among them.
+    These are the files that `load_symbol` has loaded, and the files from which other modules were imported
+    that are below the working directory or below the folder of a loaded file or module. The hash of an
+    imported file is that of its content when this function first met it. Installed files and the main script
+    are left out.
 
     Args:
         base: the working directory.
@@ -140,8 +141,9 @@ def own_files(base: Path) -> dict[str, str]:
 
 
 def shown_name(path: Path, base: Path) -> str | None:
-    """The name of a user's file: its path from the working directory, or from the parent of a folder of code
-    that was named; None for other files."""
+    """Return the name of a user's file for people: its path relative to `base`; or else, if the file is below
+    the folder of a loaded file or module, that folder's own name and the path relative to it; None for any
+    other file, and for an installed one."""
     if _is_installed(str(path)):
         return None
     if path.is_relative_to(base):
@@ -159,7 +161,9 @@ def _hash(content: bytes) -> str:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Compile a user's file anew. Python's cache takes two versions of one second and one size for one."""
+    """Compiles a user's file at each import, without Python's bytecode cache. The cache identifies a version
+    of a file by its size and its modification time in whole seconds, so it can mistake a new version for an
+    old one."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -176,7 +180,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
             "to where you are"
         ) from error
     _named.pop(file, None)
-    _named[file] = _hash(content)  # behind the files that another run named
+    _named[file] = _hash(content)  # last, so that `own_files` prefers it to an equal name of another run
     _folders[file.parent] = None
     digest = hashlib.blake2b(str(file).encode() + b"\0" + content, digest_size=8).hexdigest()
     unique = f"{_PREFIX}{path.stem}_{digest}"
@@ -215,8 +219,8 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str | None:
-    """The last place of an error's traceback in code that was named, or that lies beside it, as "line 7 of
-    file.py"; None if there is none."""
+    """Return the last place of an error's traceback that is in a loaded file, or below the folder of a loaded
+    file or module, as "line 7 of file.py"; None if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
 
@@ -228,6 +232,7 @@ def _is_named(file: Path) -> bool:
 
 
 def _line(error: BaseException, file: str | None) -> str:
-    """The last line of a file in an error's traceback, as the end of a message."""
+    """Return the last line of an error's traceback that is in a file, as text to end a message; "" if there
+    is none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]})" if lines else ""

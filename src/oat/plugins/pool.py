@@ -1,8 +1,9 @@
-"""Workers: processes that call code which may hang, crash or fill the memory. A worker in which it does is
-killed and replaced.
+"""Workers: processes that call code which may hang, crash or fill the memory. If the code does so, its worker
+is killed and replaced.
 
-A worker is a new interpreter. It is never forked from this process, whose threads and models it must not
-have. The head of `plugins/child.py` says what a worker may do, and SECURITY.md what cannot be promised.
+A worker is a new interpreter. It is never forked from this process, since it must not have this process's
+threads and models. The docstring of `plugins/child.py` says what a worker may do, and SECURITY.md what cannot
+be promised.
 """
 
 import os
@@ -25,21 +26,21 @@ from oat.files import start
 from oat.plugins.child import HEADER, frame
 
 _START_S = 120.0
-"""Most seconds until a worker is ready; its imports may be large."""
+"""Seconds after its start within which a worker must be ready; its imports may be large."""
 _GRACE = 1.5
-"""A worker that did not end by itself after `timeout_s` is killed after this multiple of it."""
+"""A worker whose call has not ended is killed after this multiple of `timeout_s`, plus 0.1 s."""
 _MAX_BYTES = 64 * 2**20
-"""Most bytes of an answer."""
+"""Largest number of bytes in an answer."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
-"""Environment variables that confined workers get; keys are not among them."""
+"""The environment variables of this process that confined workers get; secret keys are not among them."""
 
 
 class Outcome(NamedTuple):
     """The outcome of a call.
 
     Attributes:
-        value: the returned value.
-        failure: what happened instead, as the end of a sentence about the call; "" if it returned.
+        value: the returned value; None if the call failed.
+        failure: what happened instead, as the end of a sentence about the call; "" if the call returned.
     """
 
     value: Any
@@ -47,19 +48,21 @@ class Outcome(NamedTuple):
 
 
 class Workers:
-    """Processes that call one function, each one call at a time.
+    """Processes that call one function. Each process makes one call at a time.
 
     Args:
-        target: `path/to/file.py:Name` or `package.module:Name` of the factory of the function. Each worker
-            loads and calls it.
-        arguments: of the factory; plain data.
-        count: most workers at once. They start when there is work for them, the first one immediately.
-        timeout_s: seconds of a call, after which it has failed.
-        memory_gb: most memory that a worker may address, in 10^9 bytes, shared libraries included.
-        is_confined: without network, keys, written files and processes; for code of ours.
+        target: `path/to/file.py:Name` or `package.module:Name` of a factory. Each worker loads the factory
+            and calls it once; the factory returns the function.
+        arguments: the arguments of the factory; plain data.
+        count: largest number of workers at a time. They start when there is work for them, the first one
+            immediately.
+        timeout_s: seconds of a call, after which the call has failed.
+        memory_gb: the memory that a worker may address, in 10^9 bytes, shared libraries included.
+        is_confined: True for code of ours: the workers have no network, get no keys from the environment, and
+            cannot write files or start processes.
 
     Attributes:
-        about: the attribute `about` of the made function, or None.
+        about: the attribute `about` of the function, as plain data; None if there is none.
 
     Raises:
         ConfigError: the function cannot be made, or a number is not above 0.
@@ -106,8 +109,8 @@ class Workers:
         self.about = first.about
 
     def send(self, ticket: str, *arguments: Any) -> None:
-        """Call the function with these arguments, which are plain data, as soon as a worker is free. A call
-        whose arguments cannot be encoded (half a surrogate) has failed."""
+        """Call the function with these arguments, which are plain data, as soon as a worker is free. If the
+        arguments cannot be encoded (for example a lone surrogate), the call has failed."""
         try:
             self._waiting.append((ticket, frame(arguments)))
         except (TypeError, ValueError, OverflowError):
@@ -115,11 +118,12 @@ class Workers:
         self._dispatch()
 
     def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
-        """The calls that have ended since the last time, each with its ticket; if there are none, those that
-        end first within `seconds`. Only this method reads what workers say, and kills those that are late.
+        """Return the outcomes of the calls that have ended since the last `collect`, each with its ticket. If
+        there are none, wait at most `seconds` for the first. Messages of workers are read, and late workers
+        are killed, only within this method, and within the constructor until the first worker is ready.
 
         Raises:
-            OracleError: the function says that it cannot be used, or no worker can be started any more.
+            OracleError: the function raised an error of ours, or a worker ended before it was ready.
         """
         end = time.monotonic() + seconds
         while not self._done and (
@@ -133,10 +137,10 @@ class Workers:
         return done
 
     def map(self, calls: Sequence[Sequence[Any]]) -> list[Outcome]:
-        """Call the function once for each list of arguments; the outcomes, in order.
+        """Call the function once for each list of arguments, and return the outcomes in the same order.
 
         Raises:
-            OracleError: as `collect`.
+            OracleError: as in `collect`.
         """
         for number, arguments in enumerate(calls):
             self.send(str(number), *arguments)
@@ -156,7 +160,7 @@ class Workers:
             ticket, message = self._waiting.popleft()
             try:
                 worker.call(ticket, message, self.timeout_s)
-            except OSError:  # it has died while it had nothing to do
+            except OSError:  # the worker has died while it had nothing to do
                 self._waiting.appendleft((ticket, message))
                 self._drop(worker)
         starting = sum(not worker.is_ready for worker in self._workers)
@@ -170,7 +174,8 @@ class Workers:
         return worker
 
     def _wait(self, end: float) -> None:
-        """Wait for the next message of a worker, at most until `end`, or until a worker is late."""
+        """Wait until a worker writes, at most until `end` or until a worker is late. Take the messages that
+        are there, and kill the workers that are late."""
         late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
         for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
             self._take_message(key.data)
@@ -209,15 +214,15 @@ class Workers:
             worker.ticket, worker.deadline = None, 0.0
 
     def _lose(self, worker: "_Worker", failure: str) -> None:
-        """End a worker that cannot be used any more."""
+        """Kill a worker that cannot be used any more; its call has failed."""
         self._drop(worker)
         self._on_worker_exit(worker, failure)
 
     def _on_worker_exit(self, worker: "_Worker", failure: str) -> None:
-        """Record that a worker is gone: its call has failed.
+        """Record that a worker has ended. If it had a call, the call has failed.
 
         Raises:
-            OracleError: it was gone before it was ready, so another one would be too.
+            OracleError: the worker ended before it was ready, so another worker would do the same.
         """
         if not worker.is_ready:
             raise OracleError(
@@ -237,8 +242,10 @@ class _Worker:
     """One process.
 
     Attributes:
-        ticket: of the call that it works on; None: it has none.
-        deadline: the time at which it is killed, in monotonic seconds; 0.0: it has none.
+        is_ready: True once the worker has made the function.
+        about: the attribute `about` of this function, once the worker is ready.
+        ticket: the ticket of the worker's call; None if it has no call.
+        deadline: the time at which the worker is killed, in monotonic seconds; 0.0 if it has no deadline.
     """
 
     def __init__(self, order: Mapping[str, Any]):
@@ -256,7 +263,7 @@ class _Worker:
             stderr=subprocess.DEVNULL if order["is_confined"] else None,
             env={**kept, **one, "PYTHONPATH": package},
             cwd=start(),
-            process_group=0,  # so that the processes that it starts end with it
+            process_group=0,  # so that the processes that the worker starts end with it
         )
         assert self.process.stdin is not None, "a pipe was asked for"
         assert self.process.stdout is not None, "a pipe was asked for"
@@ -266,20 +273,20 @@ class _Worker:
         self.about: Any = None
         self.ticket: str | None = None
         self.deadline = time.monotonic() + _START_S
-        with suppress(OSError):  # if it is dead already, its output says so
+        with suppress(OSError):  # if the worker is dead already, the end of its output tells
             self._write(frame(order))
 
     def call(self, ticket: str, message: bytes, seconds: float) -> None:
         """Have the worker call the function.
 
         Raises:
-            OSError: it is dead.
+            OSError: the worker is dead.
         """
         self._write(message)
         self.ticket, self.deadline = ticket, time.monotonic() + _GRACE * seconds + 0.1
 
     def read(self) -> bool:
-        """Read what the worker has written so far; False: it will write nothing more."""
+        """Read what the worker has written so far; return False if its output has ended."""
         with suppress(BlockingIOError):
             said = os.read(self.output.fileno(), 2**20)
             self._heard += said
@@ -287,8 +294,8 @@ class _Worker:
         return True
 
     def message(self) -> Any:
-        """The next message of the worker; None while it is incomplete. Something that is no dictionary stands
-        for bytes that are no message."""
+        """Return the next message of the worker; None as long as the message is incomplete. If the bytes are
+        no message, return something that is not a dictionary."""
         if len(self._heard) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self._heard)
@@ -304,13 +311,13 @@ class _Worker:
             return body
 
     def end(self, patience: float = 0.0) -> int:
-        """Kill the worker and the processes that it started, and wait.
+        """Kill the worker and the processes that it started, and wait until the worker has ended.
 
         Args:
-            patience: seconds in which it may end by itself.
+            patience: seconds in which the worker may end by itself.
 
         Returns:
-            The exit code, or minus the number of the signal that ended it.
+            The exit code, or minus the number of the signal that ended the worker.
         """
         end = time.monotonic() + patience
         while (
@@ -319,7 +326,7 @@ class _Worker:
         ):
             time.sleep(0.002)
         with suppress(ProcessLookupError, PermissionError):
-            # before the process is waited for, after which another group may have its number
+            # before the wait for the process: after it another group may get the same number
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(OSError):
             self.input.close()

@@ -1,7 +1,8 @@
-"""The parts of ours by name, one table for each kind. A part is loaded when somebody names it.
+"""Our parts by name, one table for each kind. The module of a part is imported when the part is first read
+from its table.
 
-A new part is one file, and one line here. A user's own part, `path/to/file.py:Name` or `package.module:Name`,
-is found through the same door.
+A new part is one file, and one line here. `Registry.load` also loads a user's own part, which is named as
+`path/to/file.py:Name` or `package.module:Name`.
 """
 
 import importlib
@@ -14,13 +15,13 @@ from oat.plugins.loading import load_symbol
 
 
 class Registry(Mapping[str, Any]):
-    """The parts of one kind. Iteration and `in` read the names alone; an item imports its module.
+    """The parts of one kind. Iteration and `in` use only the names; reading an item imports its module.
 
     Args:
-        unknown: the message about a name that no part has, of `{name}` and of `{nearest}`, which proposes
-            names.
-        symbols: where each part stands, as `package.module:Name`.
-        users: the form of the names of users' own parts; None: there are none of this kind.
+        unknown: the message about a name that no part has, with the fields `{name}` and `{nearest}`, a
+            proposal of similar names.
+        symbols: the place of each part by name, as `package.module:Name`.
+        users: a regular expression of the names of users' own parts; None: users have no parts of this kind.
     """
 
     def __init__(self, unknown: str, symbols: Mapping[str, str], *, users: str | None = ".*:.*"):
@@ -42,24 +43,26 @@ class Registry(Mapping[str, Any]):
         return len(self._symbols)
 
     def symbol(self, name: str) -> str:
-        """The place of a part, for another process to load: ours as `package.module:Name`, a user's as
-        named."""
+        """Return the place of a part, for another process to load: of one of ours as `package.module:Name`,
+        of a user's part its name."""
         return self._symbols.get(name, name)
 
     def refuse_unknown(self, name: str) -> None:
-        """
+        """Check the form of a name.
+
         Raises:
-            ConfigError: the name is neither one of ours nor of the form of a user's.
+            ConfigError: the name is neither one of ours nor of the form of a user's part.
         """
         is_users = self._users is not None and re.fullmatch(self._users, name, re.DOTALL)
         if name not in self._symbols and not is_users:
             raise ConfigError(self._unknown.format(name=name, nearest=did_you_mean(name, self._symbols)))
 
     def load(self, name: str) -> Any:
-        """The part of this name: ours, or a user's.
+        """Return the part of this name: one of ours, or a user's.
 
         Raises:
-            ConfigError: as `refuse_unknown`, and as `load_symbol` for a user's.
+            ConfigError: the name is unknown (`refuse_unknown`), or a user's part cannot be loaded
+                (`load_symbol`).
         """
         self.refuse_unknown(name)
         return self[name] if name in self else load_symbol(name)

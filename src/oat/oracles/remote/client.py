@@ -1,7 +1,7 @@
 """The oracle `remote`: asks a reward server, which may be `oat serve reward`, the predecessor's server, or
 any other that speaks the format of `format.py`.
 
-Each question is a request of its own, so that one that cannot be answered takes no other down with it. The
+Each question is a request of its own, so that a question that cannot be answered does not spoil others. The
 server makes the batches.
 """
 
@@ -22,7 +22,7 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A question that was sent, and the reply to come."""
+    """A question that was sent, with a future of the values in the reply."""
 
     question: Question
     since: float
@@ -32,21 +32,24 @@ class _Call:
 class RemoteOracle(Oracle):
     """Asks a reward server, or several that share the questions.
 
-    A value that the server does not give, because its model cannot read so much, is an abstention. A question
-    counts as failed if it has no answer after `max_tries` tries, or within `max_outage_s` and one more try.
-    It also counts as failed if the server refuses it (400, 413, 422) and answers others. Three things end the
-    run: any other refusal, the refusal of all first questions, and a server that is away for `max_outage_s`.
-    The same command then asks again what is unanswered.
+    If a text is too long for the server's model, the server gives no value, and the oracle abstains. A
+    question counts as failed after `max_tries` failed tries, or if it has no answer within `max_outage_s` +
+    `timeout_s`. It also counts as failed if the server refuses it (400, 413, 422) but answers others. Three
+    things end the run: a refusal with any other status; refusals before the first answer, once no question is
+    under way that the server might answer; and `max_outage_s` without any answer. If the same command
+    continues the run, the unanswered questions are asked again.
 
     Args:
-        url: of the server without the route, or a list of servers with the same model.
+        url: the URL of the server without the route, or a list of servers with the same model.
         answers: "score", or "compare" for the server's own preferences.
-        timeout_s: seconds of one try. It should exceed the server's own limit; otherwise slow answers are
-            thrown away and asked for again.
+        timeout_s: seconds of one try. Set more than the server's own limit; otherwise slow answers are thrown
+            away and asked for again.
+        max_tries: number of failed tries after which a question counts as failed. A try that cannot reach the
+            server (no connection, 429, 502, 503, 504) is not one of them.
         max_outage_s: seconds without any answer after which the run ends.
-        concurrency: questions under way together.
+        concurrency: largest number of questions under way together.
         token_env: environment variable with the server's token; if it is not set, no token is sent.
-        version: of the model behind the URL, as text; answers of another version are not used again.
+        version: a text that names the model behind the URL; answers of another version are not used again.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -104,13 +107,13 @@ class RemoteOracle(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """The answers that are there, or come within `seconds`.
+        """Return the answers to those of `tickets` that are answered. If there are none, wait at most
+        `seconds` for the first. If `collect` raises, its next call sends the failed questions again.
 
         Raises:
-            RefusalError: the server refuses what every question needs. Or it refuses a question, has never
-                answered one, and nothing is under way that it might answer. The next call of `collect` sends
-                the question again.
-            OutageError: no server has answered for `max_outage_s`. The next call sends the question again.
+            RefusalError: the server refuses a question with a status other than 400, 413 and 422. Or it
+                refuses a question, has never answered one, and no other question is under way.
+            OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
         for ticket in self._again.intersection(due):
@@ -146,7 +149,8 @@ class RemoteOracle(Oracle):
         self._client.close()
 
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
-        """The tickets whose end is known, each with its error."""
+        """Return those of `tickets` whose questions have ended, each with its error, or None if there is an
+        answer. Refused questions whose meaning is unclear are left out (`_is_unclear`)."""
         return {
             ticket: self._calls[ticket].future.exception()
             for ticket in tickets
@@ -154,8 +158,8 @@ class RemoteOracle(Oracle):
         }
 
     def _is_unclear(self, ticket: str) -> bool:
-        """True if a question was refused, the server has answered none so far, and others are under way: the
-        refusal may concern one question or all of them."""
+        """True if a question was refused, the server has not answered any question so far, and others are
+        under way: the refusal may concern one question or all of them."""
         future = self._calls[ticket].future
         is_refused = future.done() and _is_of_one(future.exception())
         return (
@@ -184,7 +188,7 @@ def _is_of_one(error: BaseException | None) -> bool:
 
 
 def _answer(call: _Call) -> Answer:
-    """The answer of a call that ended with values, or without a reply."""
+    """Return the answer of a call that has ended: its values, or "failed" if it ended in an error."""
     question, seconds = call.question, time.monotonic() - call.since
     if call.future.exception() is not None:
         return nothing(question, "failed", question.oracle, seconds)

@@ -1,4 +1,4 @@
-"""The wire format of reward servers: MessagePack maps, one a request and one a reply.
+"""The wire format of reward servers: a request is one MessagePack map, and so is a reply.
 
     POST /get_feedback
     request  batch_prompt           b prompts: strings, or conversations as lists of {role, content}
@@ -7,14 +7,14 @@
     reply    batch_first_win_prob   b probabilities that the first of a pair wins; or empty
              batch_score            b scores; or empty
 
-The fields are those of the predecessor's server, so that its client or its server may be the other side.
-Departures:
+The fields are those of the predecessor's server, so that our client can ask its server, and its client can
+ask ours. Departures:
 1. A request with both kinds of responses, with neither, or with lists of unequal lengths is refused.
 2. A prompt may be a conversation. A single message of a user is sent as a string, which every server
    understands.
-3. A response that is too long for the model has the value nil, and so has its pair.
-4. A reply with too many values, too few, or one that is not finite or no probability is a failure, and no
-   answer.
+3. A response that is too long for the model has the value nil, and so has a pair with such a response.
+4. A reply with too many or too few values, or with a value that is not finite or not a probability, is a
+   failed try and not an answer.
 """
 
 import math
@@ -32,8 +32,8 @@ CONTENT_TYPE = "application/msgpack"
 ANSWERED = b"+"
 REFUSED = b"-"
 FAILED = b"!"
-"""The first byte of a worker's reply to the server's front. Behind it stands the reply, the reason why this
-request cannot be scored, or what went wrong."""
+"""The first byte of a worker's reply to the server's front. After `ANSWERED` follows the reply to the client,
+after `REFUSED` the reason why this request cannot be scored, and after `FAILED` what went wrong."""
 
 
 class ChatMessage(msgspec.Struct):
@@ -50,7 +50,7 @@ class FeedbackRequest(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Responses to be scored."""
+        """Number of responses to be scored."""
         return 2 * len(self.batch_candidates) or len(self.batch_response)
 
     @property
@@ -73,7 +73,7 @@ class FeedbackReply(msgspec.Struct):
 
 
 def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kind: Kind) -> bytes:
-    """The bytes of a request about conversations and their candidates.
+    """Return the bytes of a request about conversations and their candidates.
 
     Args:
         asked: each conversation with its candidates: two to compare, or any number to score.
@@ -100,10 +100,11 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
 
 
 def decode_request(body: bytes) -> FeedbackRequest:
-    """The request in a body.
+    """Return the request in a body.
 
     Raises:
-        WireError: the body is no request, or contradicts itself.
+        WireError: the body is no request; or it has no responses, has both kinds of responses, has not one
+            prompt for each, or has a conversation without messages.
     """
     try:
         request = msgspec.msgpack.decode(body, type=FeedbackRequest)
@@ -128,8 +129,8 @@ def decode_request(body: bytes) -> FeedbackRequest:
 
 
 def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> bytes:
-    """The bytes of the reply to a request whose `items` have these scores. For pairs it holds preferences by
-    Bradley and Terry (1952): p = sigmoid(first - second)."""
+    """Return the bytes of the reply to a request whose `items` have these scores. The reply to pairs has
+    preferences by Bradley and Terry (1952): p = sigmoid(first - second)."""
     if request.batch_response:
         return msgspec.msgpack.encode(FeedbackReply([], list(scores)))
     half = len(scores) // 2
@@ -139,11 +140,11 @@ def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> by
 
 
 def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
-    """The values in a reply.
+    """Return the values in a reply; None for a value that the server does not give.
 
     Raises:
-        ValueError: the body is no reply, it has not `count` values of this kind, or a value is not finite or
-            no probability.
+        ValueError: the body is no reply, the reply has not `count` values of this kind, or a value is not
+            finite or not a probability.
     """
     try:
         reply = msgspec.msgpack.decode(body, type=FeedbackReply)

@@ -4,14 +4,15 @@ Mosec answers `/`, `/metrics` and `/openapi` itself, hands no header to its work
 of a batch the status of the one that failed. So Mosec listens on the loopback only, and every request passes
 the front first:
 
-1. without the token every route, even one that does not exist, answers 401;
-2. a request that is malformed, too large or too many gets 400, 404, 405, 408, 413, 422 or 429, and reaches no
-   worker;
-3. a request that no worker can answer now gets 503 or 504, and is worth another try.
+1. If the server has a token, a request without it gets 401, whatever its route.
+2. A request that is malformed or too large, or that is one too many, gets 400, 404, 405, 408, 413, 422, 429
+   or 431. A request that a worker cannot encode also gets 422.
+3. A request that no worker can answer now gets 503 or 504, and may be tried again.
+4. A request whose scoring fails gets 500.
 
-Not covered: TLS (put a proxy with a certificate before the front if the network is not yours), and other
-users of this machine, who reach Mosec's own port: there, requests for scores need a secret of this process,
-and its counters do not.
+Not covered: TLS (if the network is not yours, use a proxy with a certificate before the front), and other
+users of this machine, who can reach Mosec's own port. There, a request for scores needs a secret of this
+process, but Mosec's counters can be read without it.
 """
 
 import asyncio
@@ -40,10 +41,10 @@ class Limits:
     """The limits of requests and connections.
 
     Attributes:
-        body: most bytes of a body.
-        responses: most responses in one request.
-        open: most requests that are answered together; others are refused with 429.
-        connections: most connections; others are closed at once.
+        body: largest number of bytes in a body.
+        responses: largest number of responses in one request.
+        open: largest number of requests that are answered together; others are refused with 429.
+        connections: largest number of connections; others are closed at once.
         read_s: seconds in which a request has to arrive, from its first byte on.
         idle_s: seconds that a connection may stay silent.
         answer_s: seconds that the workers have for an answer.
@@ -70,7 +71,7 @@ class Refused(Exception):
     """A request is refused.
 
     Attributes:
-        response: the response to it.
+        response: the response to the request.
     """
 
     def __init__(self, status: int, why: str, *headers: tuple[str, str]):
@@ -82,8 +83,8 @@ class MosecClient:
     """Sends requests to Mosec, which hands them to its workers.
 
     Args:
-        port: of Mosec's loopback address.
-        secret: the beginning of each body that Mosec gets.
+        port: the port of Mosec's loopback address.
+        secret: the beginning of each body that is sent to be scored.
         answer_s: seconds for one request, including its time in the queue.
     """
 
@@ -92,10 +93,10 @@ class MosecClient:
         self._answered = 0.0
 
     async def feedback(self, body: bytes) -> Response:
-        """The response to a sound request.
+        """Return the response to a request that has been checked.
 
         Raises:
-            Refused: no worker answers it.
+            Refused: no worker answers the request, or a worker refuses it or fails.
         """
         try:
             status, reply = await self._mosec.ask("POST", ROUTE, self._secret + body)
@@ -115,7 +116,7 @@ class MosecClient:
         return Response(200, reply[1:], CONTENT_TYPE)
 
     async def are_well(self) -> bool:
-        """True if a worker has answered within the last seconds, or answers now."""
+        """True if a worker has answered within the last `_FRESH_S` seconds, or answers a test request now."""
         if time.monotonic() - self._answered > _FRESH_S:
             with contextlib.suppress(Refused, TimeoutError):
                 async with asyncio.timeout(_FRESH_S):
@@ -140,7 +141,7 @@ class Front:
     """Answers connections.
 
     Args:
-        token: the token that each request has to bear; None: requests need none.
+        token: the token that each request must have; None: requests need no token.
 
     Attributes:
         routes: handlers by method and path.
@@ -181,9 +182,10 @@ class Front:
             writer.close()
 
     def check_token(self, request: h11.Request) -> None:
-        """
+        """Check the token of a request.
+
         Raises:
-            Refused: the request does not bear the token.
+            Refused: the request does not have the token.
         """
         if self._token is None:
             return
@@ -196,10 +198,10 @@ class Front:
             )
 
     def handler(self, method: str, path: str) -> Callable[[bytes], Awaitable[Response]]:
-        """The handler of a method and a path.
+        """Return the handler of a method and a path.
 
         Raises:
-            Refused: there is no such route.
+            Refused: there is no such route, or it does not take the method.
         """
         if (method, path) in self.routes:
             return self.routes[method, path]
@@ -283,7 +285,7 @@ class _Connection:
             self._http.start_next_cycle()
 
     async def _answer_one(self) -> Response | None:
-        """The response to the next request; None: no request comes."""
+        """Return the response to the next request; None if no request comes."""
         if not await self._first_byte():
             return None
         until = asyncio.get_running_loop().time() + self._limits.read_s
@@ -301,7 +303,7 @@ class _Connection:
         return await self._front.answer(handler, await self._body(until))
 
     async def _first_byte(self) -> bool:
-        """Wait for the first byte of a request; False: none comes."""
+        """Wait for the first byte of a request, and return False if none comes."""
         if self._http.trailing_data[0]:
             return True
         try:
@@ -325,10 +327,10 @@ class _Connection:
         return b"".join(parts)
 
     async def _event(self, until: float) -> object:
-        """The next event of the connection.
+        """Return the next event of the connection.
 
         Raises:
-            Refused: it has not arrived in time.
+            Refused: the event has not arrived in time.
             ConnectionError: the client is gone.
         """
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -357,8 +359,8 @@ class _Connection:
             await self._writer.drain()
 
     async def _linger(self) -> None:
-        """Read and drop for a moment what the client still sends, since closing the connection at once could
-        lose the response."""
+        """Read and drop what the client still sends, for `_LINGER_S` seconds at most. If the connection were
+        closed at once, the client could lose the response."""
         with contextlib.suppress(TimeoutError, OSError):
             if self._writer.can_write_eof():
                 self._writer.write_eof()

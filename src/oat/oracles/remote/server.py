@@ -1,4 +1,4 @@
-"""The reward server: a front that others reach, and behind it Mosec's worker processes with the model.
+"""The reward server: a front that receives requests, and Mosec's worker processes, which have the model.
 
 `oat serve reward` starts it, and so does the predecessor's command:
 
@@ -43,13 +43,14 @@ class ServerConfig:
 
     Attributes:
         model: a directory or `org/name` of a sequence-classification model.
-        devices: one process for each, such as cpu or cuda:0; "auto" is one process over all visible devices.
+        devices: the devices, such as cpu or cuda:0, with one process for each; "auto" alone is one process
+            over all visible devices.
         visible: the CUDA devices that processes see, in the form of CUDA_VISIBLE_DEVICES; None: all.
-        host: address to listen on; any but the loopback needs a token.
-        port: 0 takes a free one.
-        token: the token that requests have to bear.
-        dtype, label, batch_tokens, max_tokens: as for `oat.models.scoring.Scorer`.
-        max_batch_size: most requests that a process scores together.
+        host: address to listen on; every address except the loopback needs a token.
+        port: port to listen on; 0: a free one.
+        token: the token that each request must have; None: requests need no token.
+        dtype, label, batch_tokens, max_tokens: as in `oat.models.scoring.Scorer`.
+        max_batch_size: largest number of requests that a process scores together.
         max_wait_ms: milliseconds that the first request of a batch waits for others.
     """
 
@@ -69,15 +70,15 @@ class ServerConfig:
 
 
 def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
-    """Serve until the process is told to end (SIGTERM, Ctrl-C).
+    """Serve until SIGTERM or Ctrl-C.
 
     Args:
-        say: gets the lines that people should read.
+        say: called with each line that people should read.
 
     Raises:
-        ConfigError: an address that is not the loopback has no token, an address cannot be listened on, or
-            there is no such device.
-        ModelError: the model is no reward model, as far as its configuration and tokenizer tell.
+        ConfigError: the host is not the loopback and there is no token, the server cannot listen on the
+            address, a device does not exist, or Mosec is not installed.
+        ModelError: by its configuration or tokenizer, the model is no reward model.
         OracleError: the worker processes ended before they were ready.
     """
     if config.token is None and not _is_loopback(config.host):
@@ -105,14 +106,18 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
 
 
 _Start = Callable[[], AbstractContextManager[subprocess.Popen]]
-"""Starts the worker processes."""
+"""Makes a context that starts Mosec's process, and ends it at its exit."""
 
 
 async def _front(
     config: ServerConfig, start: _Start, workers: MosecClient, say: Callable[[str], None]
 ) -> None:
-    """Answer requests until a signal comes. Worker processes that end are started again, unless they end
-    before they are ready."""
+    """Answer requests until a signal comes. If Mosec ends after it was ready, it is started again.
+
+    Raises:
+        ConfigError: the server cannot listen on the address.
+        OracleError: Mosec ended before it was ready.
+    """
     front, told = Front(workers, config.token, config.limits), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -158,7 +163,8 @@ async def _front(
 
 @contextmanager
 def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> Iterator[subprocess.Popen]:
-    """Mosec with its worker processes, none of which outlives this process."""
+    """A context with Mosec's process, which has the worker processes. All of them end with the context, or if
+    this process dies."""
     try:
         from oat.oracles.remote.worker import SETTINGS, WorkerSettings
     except ImportError as error:
@@ -201,10 +207,10 @@ def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> It
 
 
 def read_token(file: Path) -> str:
-    """The token in a file, without blanks around it.
+    """Return the token in a file, without blanks around it.
 
     Raises:
-        ConfigError: the file cannot be read, or no header can hold what is in it.
+        ConfigError: the file cannot be read, or its content cannot be sent in a header.
     """
     try:
         token = file.read_text(encoding="ascii").strip()
@@ -221,7 +227,7 @@ def read_token(file: Path) -> str:
 
 
 def all_devices() -> tuple[str, ...]:
-    """Every CUDA device of this machine, or the CPU."""
+    """Return the names of all CUDA devices of this machine; "cpu" if there are none."""
     return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count())) or ("cpu",)
 
 
@@ -242,7 +248,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The predecessor's command; returns the exit code."""
+    """Run the predecessor's command, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m oat.oracles.remote.server", allow_abbrev=False)
     parser.add_argument(
         "--remote_rm_model", "--remote-rm-model", default="Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"

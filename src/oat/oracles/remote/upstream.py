@@ -1,9 +1,8 @@
-"""The HTTP client of a reward server's front: its requests to Mosec, over connections of the loopback that
-stay open.
+"""The HTTP client with which a reward server's front asks Mosec, over loopback connections that stay open.
 
-It is no client library, since the pool of one looks at every connection for each request; with 64 connections
-that takes more of a core than everything else in the front. There is one address, and no TLS, redirect or
-proxy. h11 speaks the protocol.
+No client library is used, since the connection pool of such a library looks at every connection for each
+request; with 64 connections this takes more CPU time than all other work of the front. There is one address,
+without TLS, redirects or proxies. The package h11 handles the protocol.
 """
 
 import asyncio
@@ -17,7 +16,8 @@ class Upstream:
     """Sends requests to one port of the loopback.
 
     Args:
-        answer_s: seconds for a request, including its connection.
+        port: the port of the loopback.
+        answer_s: seconds for a request, with the time to connect.
     """
 
     def __init__(self, port: int, answer_s: float):
@@ -25,8 +25,8 @@ class Upstream:
         self._idle: list[_Line] = []
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """The status and the body of the reply. If the other side has closed an idle connection meanwhile,
-        the request is sent again over another one.
+        """Send a request, and return the status and the body of the reply. If the other side has closed an
+        idle connection, the request is sent again over another connection.
 
         Raises:
             TimeoutError: there was no reply in time.
@@ -58,7 +58,7 @@ class _Line:
     """One connection.
 
     Attributes:
-        is_used: it has carried a reply.
+        is_used: True if a reply has come over this connection.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
@@ -69,7 +69,8 @@ class _Line:
 
     @classmethod
     async def to(cls, port: int) -> "_Line":
-        """
+        """Connect to a port of the loopback.
+
         Raises:
             ConnectionError: nobody listens.
         """
@@ -99,7 +100,8 @@ class _Line:
         return status, b"".join(parts)
 
     def renew(self) -> bool:
-        """Make the connection ready for another request; False: it takes none, and is closed."""
+        """Make the connection ready for another request. If it takes no more requests, close it and return
+        False."""
         self.is_used = True
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()

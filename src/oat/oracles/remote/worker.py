@@ -1,8 +1,8 @@
-"""The worker processes of a reward server, which hold its model. Mosec starts one for each device, and hands
-it the requests that it has gathered meanwhile.
+"""The worker processes of a reward server, which have its model. Mosec starts one worker for each device,
+gathers requests into batches, and hands the batches to the workers.
 
-The module runs as a program, with Mosec's own arguments and `WorkerSettings` in the environment. It serves
-until it is told to end, or until its standard input closes, as it does when the parent process dies.
+The module runs as a program, with Mosec's own arguments and with `WorkerSettings` in the environment. It
+serves until a signal ends it, or until its standard input closes, which happens when the parent process dies.
 """
 
 import hmac
@@ -43,9 +43,9 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         devices: one for each process.
-        secret: the beginning of each body that is to be answered.
-        max_batch_size: most requests that are scored together.
-        max_wait_ms: how long the first of them waits for the others.
+        secret: the beginning that the body of a request must have to be answered.
+        max_batch_size: largest number of requests that are scored together.
+        max_wait_ms: milliseconds that the first request of a batch waits for others.
     """
 
     model: str
@@ -60,8 +60,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class RewardWorker(MosecWorker):
-    """Scores requests. A request that cannot be scored gets a reply of its own, and takes no other of its
-    batch down with it."""
+    """Scores requests. A request that cannot be scored gets a reply that says why; the other requests of its
+    batch are scored."""
 
     def __init__(self) -> None:
         import torch  # here, since the process that starts these needs no model
@@ -90,7 +90,7 @@ class RewardWorker(MosecWorker):
         return data
 
     def forward(self, data: list[bytes] | bytes) -> list[bytes] | bytes:
-        """The replies to bodies, or the reply to one body if Mosec does not batch."""
+        """Return the replies to bodies, or the reply to one body if Mosec does not batch."""
         return self._replies(data) if isinstance(data, list) else self._replies([data])[0]
 
     def _replies(self, bodies: Sequence[bytes]) -> list[bytes]:
@@ -99,7 +99,7 @@ class RewardWorker(MosecWorker):
         return [each if isinstance(each, bytes) else next(scored) for each in read]
 
     def _read(self, body: bytes) -> _Encoded | bytes:
-        """A request with its encoded rows, or the reply that refuses it."""
+        """Return the request in a body with its encoded rows, or the reply that refuses the request."""
         if not hmac.compare_digest(body[: len(self.secret)], self.secret):
             return REFUSED + b"ask the server, not its workers"
         try:

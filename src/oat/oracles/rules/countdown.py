@@ -1,5 +1,5 @@
-"""The rule of countdown, the task of TinyZero: reach a target with + - * / and every given number exactly
-once.
+"""The rule of countdown, the task of TinyZero: write an expression that equals a target, with + - * / and
+each given number exactly once.
 
 The answer is the last <answer>...</answer> of a response. Its grammar is
 
@@ -7,12 +7,13 @@ The answer is the last <answer>...</answer> of a response. Its grammar is
     product = factor (("*" | "/") factor)*
     factor  = ("+" | "-")* (number | "(" sum ")")
 
-and it is evaluated in exact fractions; no text is handed to Python's own parser. There is no power and no
-floor division.
+and the answer is evaluated in exact fractions, without Python's own parser. Power and floor division are
+malformed.
 
 Departures from TinyZero:
-1. The tag may stand on any line.
-2. The given numbers are compared with whole tokens, by value: 1.5 is not the numbers 1 and 5.
+1. The tag may be on any line.
+2. The given numbers are compared with the numbers of the expression by value: 1.5 is one number, and not 1
+   and 5.
 3. An expression of more than 256 characters, with more than 32 open brackets, or with a number of more than
    16 characters is malformed.
 """
@@ -49,20 +50,19 @@ def countdown(
     nums: Sequence[Any] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """1.0 for an answer that uses each number once and comes within 1e-5 of the target, 0.1 for any other
-    answer, 0.0 for none.
-
-    If neither form of the task is there, there is no reward (None).
+    """Return 1.0 for an answer that uses each number once and is within 1e-5 of the target, 0.1 for any other
+    answer, and 0.0 for a completion without an answer. A record without a task, in either form, has no reward
+    (None).
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read if the columns do not give
-            it.
+        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read for a record whose columns
+            `target` and `nums` have no task.
         target, nums: the task as two columns, a number and a list of numbers. Text ("24", "[4, 6, 1]") is
-            read too, since a CSV file has nothing else.
+            read too, since all columns of a CSV file are text.
 
     Raises:
-        OracleError: the data have neither the reference nor the columns.
+        OracleError: the data have neither a reference nor both columns.
     """
     if reference is None and (target is None or nums is None):
         raise OracleError(
@@ -83,10 +83,11 @@ def countdown(
 
 
 def grade(response: str, target: _Number, numbers: Sequence[_Number]) -> float:
-    """The score of one response.
+    """Return the score of one response.
 
     Args:
-        numbers: in ascending order.
+        target: the number to be reached.
+        numbers: the numbers to be used, in ascending order.
     Returns:
         1.0, 0.1 or 0.0; see `countdown`.
     """
@@ -104,18 +105,18 @@ def grade(response: str, target: _Number, numbers: Sequence[_Number]) -> float:
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value of an expression.
+    """Return the exact value of an expression.
 
     Raises:
-        ValueError: it does not follow the grammar, or exceeds a limit.
-        ZeroDivisionError: it divides by zero.
+        ValueError: the expression does not follow the grammar, or exceeds a limit.
+        ZeroDivisionError: the expression divides by zero.
     """
     return _value(_tokens(expression))
 
 
 def tagged_answer(response: str) -> str | None:
-    """The text in the last <answer>...</answer> of a response, without blanks around it; None: there is
-    none."""
+    """Return the text in the last <answer>...</answer> of a response, without blanks around it; None if
+    there is no such tag."""
     start = response.rfind(_OPEN, 0, max(response.rfind(_CLOSE), 0))
     return None if start < 0 else response[start + len(_OPEN) : response.find(_CLOSE, start)].strip()
 
@@ -180,7 +181,7 @@ def _task_of_json(reference: Any) -> tuple[_Number, list[_Number]] | None:
 
 
 def _of_json(text: Any) -> Any:
-    """The value of a JSON text; None: it is none."""
+    """Return the value of a JSON text; None if this is no text, is no JSON, or is too long."""
     if not isinstance(text, str) or len(text) > _MAX_JSON_CHARACTERS:
         return None
     try:
@@ -190,7 +191,7 @@ def _of_json(text: Any) -> Any:
 
 
 def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
-    """The task in the data, with its numbers in ascending order; None: they have none."""
+    """Return the target and the numbers in ascending order; None if these values of the data are no task."""
     numbers = _of_json(numbers) if isinstance(numbers, str) else numbers
     if not isinstance(numbers, list | tuple) or not numbers:
         return None

@@ -7,8 +7,8 @@ from typing import Any
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[str | None], **columns: Any
 ) -> list[float | None]:
-    """1.0 for a completion that equals its reference but for blanks around both, else 0.0; no reward (None)
-    without a reference.
+    """Return 1.0 for a completion that equals its reference apart from blanks around either, else 0.0; no
+    reward (None) without a reference.
 
     The signature is that of TRL's reward functions: lists of the same length, with one entry for each
     completion, and every column of the data by name.

@@ -1,15 +1,15 @@
 r"""The notation of answers in LaTeX: one normal form for the many ways to write an answer, and the parts of
 matrices and lists.
 
-Nothing here evaluates an answer. Every pattern takes time that is linear in the text, or quadratic in a text
-of at most `MAX_CHARACTERS`.
+No function here evaluates an answer. The time of every pattern is linear in the length of the text, or
+quadratic for a text of at most `MAX_CHARACTERS`.
 """
 
 import re
 from typing import Any, NamedTuple
 
 MAX_CHARACTERS = 10_000
-"""Characters of an answer that are read."""
+"""Largest number of characters of an answer that are read."""
 _MAX_ELEMENTS = 32
 _MAX_ENCLOSING = 4
 _MAX_NAME = 60
@@ -132,10 +132,10 @@ class Listed(NamedTuple):
     r"""An answer with several elements.
 
     Attributes:
-        fence: its two brackets, such as "()" or "[)", if the order counts; "" for a set, and without
-            brackets.
-        is_set: it has the braces of a set.
-        elements: as they are written.
+        fence: the two brackets, such as "()" or "[)", if the order of the elements counts; "" for a set in
+            braces, and for a list without brackets.
+        is_set: True if the elements are in the braces of a set.
+        elements: the texts of the elements.
     """
 
     fence: str
@@ -144,9 +144,10 @@ class Listed(NamedTuple):
 
 
 def normalise(answer: str) -> str:
-    r"""The normal form of an answer. It has no blanks, $, \left and \right, units, `x =` of a single
-    equation, thousands separators, and no full stop or row end behind it. \dfrac is \frac, \frac12 and 1/2
-    are \frac{1}{2}, and every matrix is `\begin{pmatrix}a&b\\c&d\end{pmatrix}`."""
+    r"""Return the normal form of an answer. The normal form has no $, \left or \right, no unit, no thousands
+    separators, no `x =` of a single equation, no full stop or row end at its end, and no blanks except
+    between a command and a letter. \dfrac becomes \frac; \frac12 and 1/2 become \frac{1}{2}; a matrix becomes
+    an environment such as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`, with the letter that `matrix` describes."""
     text = _LAYOUT.sub(_layout, _arguments(" ".join(answer[:MAX_CHARACTERS].split())))
     text = _ENVIRONMENT.sub(_canonical, _without_end(" ".join(text.split())))
     for pattern, new in _REPLACED:
@@ -168,15 +169,16 @@ def normalise(answer: str) -> str:
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """The kind of a normalised matrix (p: in brackets, B: in braces, v and V: between lines) and its rows;
-    None: it is no matrix, or more than one."""
+    """Return the kind of a normalised matrix (p: in round or square brackets, or in none; B: in braces; v and
+    V: between lines) and its rows; None if the text is not exactly one matrix."""
     found = _MATRIX.fullmatch(text)
     return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
 
 
 def unnamed(text: str) -> str:
-    r"""A normalised answer without the plain name before its first `=` (`A`, `\vec{v}`, `A_1`, `A^{-1}`,
-    `A^T`, not `2x`, `A^2` or `AB`)."""
+    r"""Return a normalised answer without the plain name before its first `=`, and without this `=`. Plain
+    names are `A`, `\vec{v}`, `A_1`, `A^{-1}` and `A^T`, but not `2x`, `A^2` or `AB`. An answer that does not
+    begin in this way is returned unchanged."""
     name, equals, rest = text.partition("=")
     if not equals or len(name) > _MAX_NAME:
         return text
@@ -187,13 +189,13 @@ def unnamed(text: str) -> str:
 
 
 def is_relation(text: str) -> bool:
-    """True if a normalised answer states a relation: equals, is less than, is in, ..."""
+    """True if a normalised answer states a relation, such as equals, is less than, or is in."""
     return _RELATED.search(text) is not None
 
 
 def listed(text: str) -> Listed | None:
-    """The elements of a normalised list, set, tuple or interval with at least two and at most `_MAX_ELEMENTS`
-    elements; None: it is none."""
+    """Return the elements of a normalised list, set, tuple or interval with at least two and at most
+    `_MAX_ELEMENTS` elements; None for any other text."""
     places = [0]
     depth = 0
     closed_at = len(text)
@@ -233,8 +235,8 @@ def _layout(found: re.Match[str]) -> str:
 
 
 def _arguments(text: str) -> str:
-    r"""The text without commands that take room and are not seen (\phantom{-}, \hspace{2mm}), and with the
-    matrices of TeX, \pmatrix{1 \cr 2}, as environments."""
+    r"""Return the text without commands that only leave space (\phantom{-}, \hspace{2mm}), and with the
+    matrices of plain TeX, such as \pmatrix{1 \cr 2}, as environments."""
     parts = list[str]()
     opened = list[tuple[str, str, int]]()
     place = 0
@@ -254,8 +256,8 @@ def _arguments(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """The text without full stops and row ends at its end; if it has an environment, also without commas and
-    semicolons there."""
+    """Return the text without full stops and row ends at its end. If the text has an environment, commas and
+    semicolons at its end are removed too."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text
@@ -280,7 +282,7 @@ def _canonical(found: re.Match[str]) -> str:
 
 
 def _without_columns(body: str) -> str:
-    """The body of an array without its column specification, in which braces may stand in braces."""
+    """Return the body of an array without its column specification, which may have nested braces."""
     depth = 0
     for token in _TOKEN.finditer(body) if body.startswith("{") else ():
         depth += {"{": 1, "}": -1}.get(token[0], 0)
@@ -290,7 +292,7 @@ def _without_columns(body: str) -> str:
 
 
 def _opened(text: str) -> str:
-    r"""The text without braces, or a \mathbf{...}, around all of it."""
+    r"""Return the text without braces, or a command such as \mathbf{...}, that enclose all of it."""
     for _ in range(_MAX_ENCLOSING):
         opening = _ENCLOSING.match(text)
         if opening is None or not text.endswith("}"):

@@ -9,25 +9,27 @@ digits in the same base. Any other two answers are equal if they are equal
 2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
 3. as mathematics, by math-verify.
 
-Matrices are equal if their shapes and all their cells are equal; round and square brackets are the same, the
-lines of a determinant are not. A plain name before a matrix (`A^{-1} =`) is not read; with anything else
-before it (`2x =`) it is another answer. Lists, sets and tuples that are not equal as a whole are compared
-element by element, sets and lists without brackets in any order.
+Matrices are equal if their kinds, their shapes and all their cells are equal. Round and square brackets are
+the same kind; the lines of a determinant are another kind. A plain name before a matrix (`A^{-1} =`) is not
+read; with anything else before it (`2x =`) the answer does not equal the matrix alone. Lists, sets and tuples
+that are not equal as a whole are compared element by element. Sets and lists without brackets are compared in
+any order.
 
-Only the third way uses a parser of LaTeX. Its simplifications may never end, and its relatives evaluate what
-they read. So it runs in workers that are confined, and killed when they take too long (`plugins/pool.py`).
-Answers of more than 300 characters never get there.
+Only the third way uses a parser of LaTeX. The parser's simplifications may never end, and similar parsers
+evaluate what they read as code. So math-verify runs in confined workers, which are killed when they take too
+long (`plugins/pool.py`). It never gets a text of more than 300 characters.
 
 An answer that cannot be compared in time is wrong (0.0), and not failed: otherwise a text that hangs the
 parser would be worth more than a wrong answer.
 
 Departures from the grader that comes with the data set:
-1. Percent signs, degrees and units behind an answer are not read, on either side: 50\% equals 50.
+1. Percent signs, degrees and units after an answer are not read, in the response or the reference: 50\%
+   equals 50.
 2. Without a box the last number counts.
-3. Numbers are compared exactly: 0.3333 is not 1/3, though math-verify, which rounds to six digits, takes
-   0.333333 for it.
+3. Two numbers are compared exactly: neither 0.3333 nor 0.333333 is 1/3. Expressions are compared by
+   math-verify, which rounds to six digits, so that 0.333333x equals x/3.
 4. 1\frac{1}{2} is a mixed number, as in the data set, and not a product, as in LaTeX.
-5. In words that are marked as text, capitals do not count.
+5. Words that are marked as text (\text) are compared without regard to capitals.
 6. Units are words from our own list, or words that are marked as text. The units of math-verify are turned
    off, since single letters are among them (3t would equal 3).
 """
@@ -91,7 +93,7 @@ class MathRule(CallableOracle):
     def grade(
         self, prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """One score a completion, in TRL's signature.
+        """Return one score for each completion. The signature is that of TRL's reward functions.
 
         Args:
             completions: texts; for conversations, lists that hold one assistant message.
@@ -131,7 +133,8 @@ class MathRule(CallableOracle):
 
 
 def answer_of(response: str) -> str | None:
-    """The answer of a response: its last boxed one, or else its last number; None: it has neither."""
+    """Return the answer of a response: the last boxed answer, or else the last number; None if the response
+    has neither."""
     found = last_boxed(response)
     if found is not None:
         return found
@@ -140,16 +143,17 @@ def answer_of(response: str) -> str | None:
 
 
 def reference_answer(reference: str) -> str | None:
-    """The answer of a reference: the boxed one, or else the whole reference; None: it is empty."""
+    """Return the answer of a reference: the last boxed answer, or else the whole reference; None if this is
+    empty."""
     found = last_boxed(reference)
     return (reference if found is None else found).strip() or None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of that closed \boxed{...} which begins last, or the word behind a last \boxed without
-    braces; None: there is none.
+    r"""Return the content of the closed \boxed{...} or \fbox{...} that begins last. If a \boxed without
+    braces comes later, return the word after it. None if there is neither.
 
-    One pass over the text. Escaped braces do not count.
+    This takes one pass over the text. Escaped braces do not count.
     """
     opened: list[int | None] = []
     best: tuple[int, str | None] = (-1, None)
@@ -170,7 +174,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare(found: str, right: str) -> bool | None:
-    """True if two answers are equal as texts or as numbers, also element by element; None: undecided."""
+    """Return True if two answers are equal as texts or as numbers, also element by element; False if they are
+    unequal; None if math-verify has to decide."""
     if max(len(found), len(right)) > MAX_CHARACTERS:
         return found == right
     one, other = normalise(found), normalise(right)
@@ -184,7 +189,8 @@ def compare(found: str, right: str) -> bool | None:
 
 
 def agree(one: str, other: str, prove: Prove) -> bool | None:
-    """True if two normalised answers are equal. `prove` decides what texts and numbers do not decide."""
+    """Return True if two normalised answers are equal, False if they are unequal, None if this is undecided.
+    `prove` decides what texts and numbers do not decide."""
     if one == other or not one or not other:
         return bool(one) and one == other
     based = [_BASED.fullmatch(one), _BASED.fullmatch(other)]
@@ -202,8 +208,8 @@ def agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def verifier() -> Callable[[str, str], bool]:
-    """A function that says whether math-verify takes a normalised reference and answer as equal; workers make
-    it."""
+    """Make the function that workers call. It says whether a normalised reference and a normalised answer are
+    equal, by `agree` and math-verify."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
@@ -222,7 +228,8 @@ def verifier() -> Callable[[str, str], bool]:
 
 
 def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool | None:
-    """True if all pairs are equal; False if one is unequal, else None if one is undecided."""
+    """Return True if all pairs are equal. Return False if a pair is unequal or the lengths differ, else None
+    if a pair is undecided."""
     if len(ones) != len(others):
         return False
     verdicts = {agree(one, other, prove) for one, other in zip(ones, others, strict=True)}
@@ -230,8 +237,10 @@ def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool
 
 
 def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Compare matrices of one kind and shape cell by cell, with or without a plain name and `=` before them.
-    `prove` decides about any other expression with a matrix, unless only one side is an equation."""
+    """Compare two answers of which at least one has a matrix; None if this is undecided. Two matrices are
+    compared cell by cell, without the same text or a plain name, and `=`, before them. They are unequal if
+    their kinds or shapes differ. For expressions with a matrix `prove` decides, if both answers or neither
+    state a relation; otherwise they are unequal, and so are a matrix and a text without one."""
     (before, _, one_side), (also, _, other_side) = one.rpartition("="), other.rpartition("=")
     if before and before == also and matrix(one_side) and matrix(other_side):
         one, other = one_side, other_side
@@ -249,8 +258,8 @@ def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
-    """True if the elements are equal, in any order if neither list is ordered; False for a set and an ordered
-    list; None: undecided."""
+    """Return True if the elements are equal, in any order if neither list is ordered; False for a set and an
+    ordered list; None in all other cases, which are undecided."""
     if one is None or other is None:
         return None
     if one.fence != other.fence:

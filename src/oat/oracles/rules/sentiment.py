@@ -1,11 +1,11 @@
 """The rule `cheerful`, a reward for cheerful stories by VADER, a published lexicon of sentiment (C.J. Hutto
 and E. Gilbert, ICWSM 2014; the package vaderSentiment).
 
-VADER's `compound` of a sentence lies in [-1, 1]. It is the normalised sum of the words' valences, with rules
-for negation, degree and capitals. For a whole story it would saturate at 1, so the reward of a story is the
-mean over its sentences.
+VADER's `compound` of a sentence is in [-1, 1]. It is the normalised sum of the words' valences, with rules
+for negation, degree and capitals. For a complete story it would be near its limits, so the reward of a story
+is the mean over its sentences.
 
-Not handled: languages other than English; meaning. A sentence is cheerful by its words.
+Not handled: languages other than English; the meaning of a sentence beyond its words.
 """
 
 import re
@@ -20,8 +20,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The mean of VADER's compound over a completion's sentences, from -1 (gloomy) to 1 (cheerful); 0 for a
-    completion without a sentence.
+    """Return, for each completion, the mean of VADER's compound over its sentences, from -1 (gloomy) to 1
+    (cheerful); 0 for a completion without a sentence.
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message. The prompt does not
@@ -37,9 +37,9 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: pieces with a letter that end at the end of a line, or at . ! or ? before a
-    blank, without the closing quotes and brackets there. The text after the last full stop is a sentence
-    too."""
+    """Return the sentences of a text. A sentence ends at the end of a line, or at . ! or ? before a blank;
+    closing quotes and brackets between these are left out. The text after the last end is a sentence too.
+    Pieces without a letter are dropped."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 
 

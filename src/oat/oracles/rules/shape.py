@@ -1,8 +1,8 @@
 """Rules about the shape of a response, not its content: `format`, `length`, `regex`.
 
-RE2 matches patterns in time that is linear in the text, whatever the text is. A pattern that needs what RE2
-lacks (look-around, back-references) is matched by Python's `re`, in a worker that is killed when it takes too
-long.
+RE2 matches a pattern in time that is linear in the length of the text, whatever the text is. RE2 lacks
+look-around and back-references. For patterns that need these, the oracle `regex` has `engine: python`, which
+runs Python's `re` in a worker that is killed when it takes too long.
 """
 
 import importlib.util
@@ -23,11 +23,11 @@ class RegexRule(CallableOracle):
     """The oracle `regex`: 1.0 for a response that matches a pattern, else 0.0.
 
     Args:
-        pattern: a regular expression; a dot is any character, line ends included.
-        match: "search" finds the pattern anywhere; "whole" requires that the whole response matches, without
-            blanks around it.
-        engine: "re2", or "python" for patterns that RE2 lacks.
-        timeout_s: with "python", seconds for one response; one that takes longer does not match.
+        pattern: a regular expression; a dot matches any character, line ends included.
+        match: "search" finds the pattern anywhere; "whole" requires that all of the response matches, apart
+            from blanks around it.
+        engine: "re2", or "python" for patterns that RE2 does not take.
+        timeout_s: with "python", seconds for one response; a response that takes longer does not match.
         workers: with "python", number of processes that match.
 
     Raises:
@@ -67,7 +67,7 @@ class RegexRule(CallableOracle):
         self.close = pool.close
 
     def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """One score a completion, in TRL's signature."""
+        """Return one score for each completion. The signature is that of TRL's reward functions."""
         texts = _texts(completions)
         return [
             float(does)
@@ -76,18 +76,20 @@ class RegexRule(CallableOracle):
 
 
 class FormatRule(CallableOracle):
-    """The oracle `format`: 1.0 for a response that has the given form as a whole, else 0.0.
+    """The oracle `format`: 1.0 for a response that, as a whole, has the form of a template or of a pattern,
+    else 0.0.
 
     Args:
-        template: a text in which each gap `...` stands for anything that is not blank, such as
-            "<think>...</think> <answer>...</answer>". A tag is a piece `<...>`. Every tag must occur exactly
-            once in the response, in the order of the template; blanks between and around tags do not count.
-            The template's other words must occur as they are, exactly once, between the same tags.
-        pattern: a regular expression for the whole response instead, as `regex` with match "whole".
+        template: a text such as "<think>...</think> <answer>...</answer>". Each gap `...` matches any text
+            that is not blank. Every tag (a piece such as `<think>`) must occur exactly once in the response,
+            in the order of the template. Blanks between and around tags do not count. The template's other
+            words must occur unchanged, exactly once, between the same tags.
+        pattern: a regular expression of RE2 that all of the response must match, apart from blanks around it.
 
     Raises:
-        ConfigError: neither is given, or both are; a template has no gap, or only gaps, or two gaps with
-            nothing between them; the pattern is refused as by `RegexRule`.
+        ConfigError: neither a template nor a pattern is given, or both are; a template has no gap, or only
+            gaps, or two gaps with only blanks between them; RE2 does not take the pattern, or google-re2 is
+            not installed.
     """
 
     def __init__(self, template: str | None = None, pattern: str | None = None):
@@ -113,12 +115,13 @@ class FormatRule(CallableOracle):
             self._matches = _linear(str(pattern), "whole")
 
     def grade(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """One score a completion, in TRL's signature."""
+        """Return one score for each completion. The signature is that of TRL's reward functions."""
         return [float(does) for does in self._matches([text.strip() for text in _texts(completions)])]
 
 
 class LengthRule(CallableOracle):
-    """The oracle `length`: rewards a response for its nearness to a length, or punishes it beyond one.
+    """The oracle `length`: rewards a response for a length near a target, or punishes a response that is too
+    long.
 
     Args:
         target: the length with reward 1. A response of length n gets 1 - |n - target| / target, at least 0.
@@ -127,8 +130,9 @@ class LengthRule(CallableOracle):
         unit: "tokens", the end of turn included, "characters" or "words" (between blanks).
 
     Raises:
-        ConfigError: neither `target` nor `most` is given, or both are; a number is below 1; the buffer is
-            greater than `most`.
+        ConfigError: neither `target` nor `most` is given, or both are; `most` is given without `buffer`, or
+            `buffer` without `most`; a number is not a whole number from 1; `buffer` is greater than `most`;
+            the unit is unknown.
     """
 
     def __init__(
@@ -165,11 +169,11 @@ class LengthRule(CallableOracle):
     def grade_tokens(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]]
     ) -> list[float | None]:
-        """One score a completion, from its tokens."""
+        """Return one score for each completion, from its number of tokens."""
         return [self._score(len(ids)) for ids in completion_ids]
 
     def grade_text(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float | None]:
-        """One score a completion, from its text."""
+        """Return one score for each completion, from its number of characters or words."""
         return [
             self._score(len(text.split() if self._unit == "words" else text)) for text in _texts(completions)
         ]
@@ -183,7 +187,7 @@ class LengthRule(CallableOracle):
 
 
 def matcher(pattern: str, match: str) -> Callable[[str], bool]:
-    """A function that says whether a text matches a pattern by Python's `re`; workers make it.
+    """Make the function that workers call. It says whether a text matches a pattern by Python's `re`.
 
     Raises:
         ConfigError: the pattern is no regular expression.
@@ -197,7 +201,11 @@ def matcher(pattern: str, match: str) -> Callable[[str], bool]:
 
 
 def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
-    """A function that says whether each of several texts matches a pattern by RE2."""
+    """Return a function that says of each of several texts whether it matches a pattern by RE2.
+
+    Raises:
+        ConfigError: RE2 does not take the pattern, or google-re2 is not installed.
+    """
     if importlib.util.find_spec("re2") is None:
         raise ConfigError(
             "patterns need the package google-re2, which is not installed; pip install "
@@ -220,10 +228,10 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
 
 
 def _form(template: str) -> Callable[[str], bool]:
-    """A function that says whether a text has the form of a template.
+    """Return a function that says whether a text has the form of a template.
 
-    The tags part template and text into stretches. The words of a stretch, which may occur in other stretches
-    too, part it into gaps.
+    The tags split template and text into stretches. The words of a stretch split the stretch into gaps; the
+    same words may occur in other stretches.
     """
     pieces = _TAG.split(template)
     part, fits = _parter(pieces[1::2]), [_stretch(piece) for piece in pieces[::2]]
@@ -236,8 +244,9 @@ def _form(template: str) -> Callable[[str], bool]:
 
 
 def _stretch(template: str) -> Callable[[str], bool]:
-    """A function that says the same of a stretch, the text between two tags or at an end: words, and gaps
-    that are not blank."""
+    """Return a function that says whether a text has the form of one stretch of a template: its words, and
+    for each gap a text that is not blank. A stretch is the part between two tags, or before the first tag,
+    or after the last tag."""
     literals = template.split(_GAP)
     if len(literals) == 1:
         return lambda text: text.split() == template.split()
@@ -257,8 +266,8 @@ def _stretch(template: str) -> Callable[[str], bool]:
 
 
 def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
-    """A function that splits a text at these literals into the pieces before, between and behind them; None
-    if the literals do not occur once each, in this order.
+    """Return a function that splits a text at these literals and returns the pieces before, between and after
+    them. It returns None if the literals do not occur exactly once each, in this order.
 
     A blank within a literal matches any blanks. A literal that begins or ends with a letter must begin or end
     there with a word.
