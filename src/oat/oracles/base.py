@@ -49,7 +49,7 @@ class Oracle:
     where_asked: str = "in this process"
     """Where the oracle answers, in words for `oat check`, with the model and the address if there are any."""
     when_it_abstains: str = ""
-    """What a user should look at when the oracle abstains, for warnings; "": only the data that it reads."""
+    """What a user should look at when the oracle abstains, for warnings; "": its data."""
 
     @property
     def metrics(self) -> Mapping[str, float]:

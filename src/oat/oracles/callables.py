@@ -113,8 +113,9 @@ class CallableOracle(Oracle):
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Unless an answer to one of the tickets is ready, wait at most `seconds` until a call for some of
-        them ends. Make the answers of ended calls ready. Tickets whose earlier call failed get a new call."""
+        """Call the function again for tickets whose call failed. Unless an answer to one of the tickets is
+        ready, wait at most `seconds` until a call for some of them ends. Keep the answers of ended calls in
+        `_ready`."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)

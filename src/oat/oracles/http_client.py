@@ -15,10 +15,10 @@ are not decompressed.
 
 Back-off is exponential with full jitter
 (https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). Each URL has a circuit
-breaker: a URL with several faults in a row rests, and then one call at a time probes it. If a reply 429, 502,
-503 or 504 has `Retry-After`, its URL rests for this time, at most until the call's deadline, and no call uses
-it. A reply 429 is not a fault for the circuit breaker, but it is not an answer either, so an outage may begin
-with it and go on through further replies 429.
+breaker: after several faults in a row no call uses the URL for a while (the URL rests), and then one call at
+a time probes it. If a reply 429, 502, 503 or 504 has `Retry-After`, the URL rests for this time, at most
+until the call's deadline. A reply 429 is not a fault for the circuit breaker, but it is not an answer either,
+so an outage may begin with a reply 429 and go on through further ones.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """

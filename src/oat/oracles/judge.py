@@ -215,8 +215,8 @@ class Judge(Oracle):
 
     def _is_there(self, ticket: str) -> bool:
         """True if all calls of a question have ended, and it is known whether their errors end the run. A
-        refusal before the endpoint's first answer may concern one question or all questions. It counts as
-        one of all questions if every other call ends without an answer too."""
+        refusal before the endpoint's first answer may concern one question or all questions. It is taken for
+        a refusal of all questions if every other call ends without an answer, too."""
         if ticket not in self._open or self._open[ticket].left:
             return False
         is_refused = any(

@@ -165,9 +165,8 @@ class Mixture(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the sources (the first source's if several report the same name), and, for each
-        source, the mean of its scores, before they are normalised, of the newest round of training that it
-        scored."""
+        """The metrics of the sources (the first source's if several report the same name), and the mean of
+        each source's scores, before normalisation, in the newest round of training in which it gave any."""
         return {
             name: value
             for source in [*self._sources.values()][::-1]
@@ -221,7 +220,7 @@ class Mixture(Oracle):
         `seconds` for a round.
 
         Raises:
-            OracleError: a source raises it or breaks the contract, or the recipe has no sources for a value.
+            OracleError: a source raises it, or breaks the contract.
         """
         end = time.monotonic() + seconds
         while not self._ready.keys() & set(tickets) and self._rounds:

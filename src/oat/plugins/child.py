@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _made(target: str, arguments: list[Any]) -> Callable[..., Any]:
-    from oat.plugins.loading import load_symbol  # behind the limits
+    from oat.plugins.loading import load_symbol  # only after the limits are set
 
     function: Callable[..., Any] = load_symbol(target)(*arguments)
     return function

@@ -141,9 +141,9 @@ def own_files(base: Path) -> dict[str, str]:
 
 
 def shown_name(path: Path, base: Path) -> str | None:
-    """Return the name of a user's file for people: its path relative to `base`; or else, if the file is below
-    the folder of a loaded file or module, that folder's own name and the path relative to it; None for any
-    other file, and for an installed one."""
+    """Return the name under which a user's file is shown and stored. For a file below `base` this is its path
+    relative to `base`; for another file below the folder of a loaded file or module, the folder's name and
+    the path in the folder. Return None for installed files, and for files anywhere else."""
     if _is_installed(str(path)):
         return None
     if path.is_relative_to(base):

@@ -64,7 +64,7 @@ class RewardWorker(MosecWorker):
     batch are scored."""
 
     def __init__(self) -> None:
-        import torch  # here, since the process that starts these needs no model
+        import torch  # here, since the process that starts the workers needs no model
 
         from oat.models.scoring import Scorer
 

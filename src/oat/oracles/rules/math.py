@@ -26,8 +26,8 @@ Departures from the grader that comes with the data set:
 1. Percent signs, degrees and units after an answer are not read, in the response or the reference: 50\%
    equals 50.
 2. Without a box the last number counts.
-3. Two numbers are compared exactly: neither 0.3333 nor 0.333333 is 1/3. Expressions are compared by
-   math-verify, which rounds to six digits, so that 0.333333x equals x/3.
+3. Two numbers are compared exactly: neither 0.3333 nor 0.333333 is 1/3. Only a number and another expression
+   are compared by math-verify, which rounds to six digits: 1.414214 equals \sqrt{2}.
 4. 1\frac{1}{2} is a mixed number, as in the data set, and not a product, as in LaTeX.
 5. Words that are marked as text (\text) are compared without regard to capitals.
 6. Units are words from our own list, or words that are marked as text. The units of math-verify are turned
@@ -214,7 +214,7 @@ def verifier() -> Callable[[str, str], bool]:
 
     from math_verify import LatexExtractionConfig, parse, verify
 
-    logging.disable()  # it warns that its own timeouts are off; ours end the process
+    logging.disable()  # math-verify warns that its timeouts are off; ours end the process
     usual: Any = LatexExtractionConfig()
     # otherwise t would be a unit in 3t
     read = replace(usual, normalization_config=replace(usual.normalization_config, units=False))
@@ -237,10 +237,13 @@ def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool
 
 
 def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Compare two answers of which at least one has a matrix; None if this is undecided. Two matrices are
-    compared cell by cell, without the same text or a plain name, and `=`, before them. They are unequal if
-    their kinds or shapes differ. For expressions with a matrix `prove` decides, if both answers or neither
-    state a relation; otherwise they are unequal, and so are a matrix and a text without one."""
+    """Compare two answers of which at least one has a matrix; None if this is undecided.
+
+    First `name =` before a matrix is removed if the name is plain, and any other text with `=` if both
+    answers begin with it. Then two matrices are compared cell by cell; they are unequal if their kinds or
+    shapes differ. If an answer is not one matrix alone, `prove` decides, provided that both have a matrix,
+    and that both or neither state a relation; otherwise the answers are unequal.
+    """
     (before, _, one_side), (also, _, other_side) = one.rpartition("="), other.rpartition("=")
     if before and before == also and matrix(one_side) and matrix(other_side):
         one, other = one_side, other_side
