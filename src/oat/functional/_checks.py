@@ -6,10 +6,10 @@ from oat.errors import ShapeError
 
 
 def check_same_shape(**tensors: Tensor) -> None:
-    """Raise unless all tensors have one shape.
+    """Raise an error unless all tensors have the same shape.
 
     Raises:
-        ShapeError: names each tensor with its shape.
+        ShapeError: two shapes differ. The message names each tensor with its shape.
     """
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         listed = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())

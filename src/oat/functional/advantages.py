@@ -21,26 +21,27 @@ def group_advantages(
 
     A_n = (r_n - mean of the group) / (std of the group + eps),   std unbiased
 
-    Samples belong together by group id, so the order of the rows does not matter. The advantage is exactly 0
-    in a group with one valid sample, or whose rewards are all equal. The rewards are constants of the loss:
-    the gradient of a group without spread is undefined.
+    Samples with the same group id form a group, in whatever order the rows are. The advantage is exactly 0 if
+    the group has one valid sample only, or if all rewards of the group are equal. Rewards must be constants
+    of the loss: if all rewards of a group are equal, their gradient is undefined.
 
     Args:
-        rewards_N: one a sample, any unit; may be NaN where not valid.
-        group_of_N: the group of each sample, in [0, num_groups).
-        valid_N: False where the reward is missing; such a sample is left out of the statistics and has the
-            advantage 0. None: no reward is missing.
+        rewards_N: the reward of each sample, any unit; may be NaN where `valid_N` is False.
+        group_of_N: the group id of each sample, in [0, num_groups).
+        valid_N: False if the sample's reward is missing. Such a sample does not count in mean and std, and
+            its advantage is 0. None: no reward is missing.
         normalise: False leaves out the division (Dr. GRPO, arXiv:2503.20783).
-        eps: in units of reward.
+        eps: added to the std, in units of reward.
     Returns:
-        (N,) without unit, or in units of reward when not normalised.
+        (N,) advantages; without unit if `normalise`, else in units of reward.
 
     Raises:
         ShapeError: shapes disagree.
     """
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
-    # relative to the lowest reward of the group, equal rewards are exact zeros whatever their rounding
+    # the group's lowest reward is subtracted first, so equal rewards become exact zeros and no rounding is
+    # left
     present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
     lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
         0, group_of_N.long(), present_N, "amin"

@@ -1,10 +1,14 @@
-"""Losses of pairs beyond the margin over the reference, and of responses that are judged one by one.
+"""Further losses of pairs, beside those of `preference.py`, and KTO, whose responses are judged one by one.
 
-Most take the log-ratios of a pair's two responses, each the log-probability under the policy minus that under
-the reference; two have no reference. All are elementwise over pairs, or over responses, whose axis is `U`.
+EXO and DiscoPOP take the margin of `dpo_margin`. NCA, APO, SPPO and KTO take log-ratios: a response's
+log-probability under the policy minus that under the reference. ORPO and CPO have no reference. All losses
+are
+elementwise over pairs or, for KTO, over responses; this axis is `U`.
 
-Where a formula overflows as it is written (the product in DiscoPOP, the odds in ORPO) it is rearranged or
-clamped, and the bound has a name. So every loss of pairs is finite, with its gradient, down to
+The formulas of DiscoPOP (a product) and ORPO (the odds) would overflow as they are written, so the code
+rearranges
+the first and clamps the second at a named bound. Every loss of pairs is finite, and so is its gradient, down
+to
 log-probabilities of -10,000.
 """
 
@@ -19,22 +23,22 @@ from oat.functional._checks import check_same_shape
 from oat.functional.preference import dpo_loss
 
 ORPO_EPS = 1e-6
-"""Keeps the odds of `orpo_loss` finite: a mean log-probability above -ORPO_EPS counts as -ORPO_EPS."""
+"""Keeps the odds of `orpo_loss` finite. A mean log-probability above -ORPO_EPS counts as -ORPO_EPS."""
 
 
 def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
-    """EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL from the policy's choice between two
-    responses to the smoothed label.
+    """EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL divergence between the policy's
+    choice of one of two responses, chosen with probability q, and the smoothed label.
 
     term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
 
-    The term is least, and 0, at beta h = log((1 - label_smoothing) / label_smoothing). It has no gradient
-    where the policy is certain, on either side.
+    The term has its minimum, 0, at beta h = log((1 - label_smoothing) / label_smoothing). Its gradient
+    vanishes as q approaches 0 or 1.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
         beta: the paper's beta_pi, positive.
-        label_smoothing: probability that the label leaves to the rejected response, in (0, 0.5).
+        label_smoothing: probability that the smoothed label gives to the rejected response, in (0, 0.5).
     Returns:
         Unreduced terms, nats.
     """
@@ -48,14 +52,15 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
 def nca_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369): each response against those of
-    the reference.
+    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369). Each response is compared with
+    responses of the reference, which are the noise, and not with the other response of its pair.
 
     term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,
     r = beta times the log-ratio
 
     Args:
-        chosen_U, rejected_U: log-ratios of the two responses of each pair, nats, with grad.
+        chosen_U, rejected_U: for each pair, the log-ratio of the chosen and of the rejected response, nats,
+            with grad.
         beta: the paper's alpha, positive.
     Returns:
         Unreduced terms, nats.
@@ -71,12 +76,12 @@ def nca_loss(
 def apo_zero_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7): the chosen response up, the
-    rejected one down.
+    """Anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7). It raises the probability of the
+    chosen response and lowers that of the rejected one.
 
     term = 1 - sigmoid(r_chosen) + sigmoid(r_rejected),   r = beta times the log-ratio
 
-    Arguments as in `nca_loss`; terms are without unit, in [0, 2].
+    Arguments and errors as in `nca_loss`, but beta is the paper's beta. Terms have no unit and are in [0, 2].
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
     return torch.sigmoid(-beta * chosen_U) + torch.sigmoid(beta * rejected_U)
@@ -85,12 +90,12 @@ def apo_zero_loss(
 def apo_down_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8): both responses down, the rejected
-    one further.
+    """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8). It lowers the probability of both
+    responses, that of the rejected one further.
 
     term = sigmoid(r_chosen) + 1 - sigmoid(r_chosen - r_rejected),   r = beta times the log-ratio
 
-    Arguments as in `nca_loss`; terms are without unit, in [0, 2].
+    Arguments and errors as in `apo_zero_loss`. Terms have no unit and are in [0, 2].
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
     return torch.sigmoid(beta * chosen_U) + torch.sigmoid(-beta * (chosen_U - rejected_U))
@@ -104,7 +109,7 @@ def sppo_hard_loss(
 
     term = (log-ratio of the chosen - 1 / (2 beta))^2 + (log-ratio of the rejected + 1 / (2 beta))^2
 
-    Arguments as in `nca_loss`, beta being one over the paper's eta; terms are in nats squared.
+    Arguments and errors as in `nca_loss`, but beta is 1 / eta of the paper. Terms are in nats squared.
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
     target = 0.5 / beta
@@ -112,20 +117,19 @@ def sppo_hard_loss(
 
 
 def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> Float[Tensor, " U"]:
-    """DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5): logistic where the margin is
-    negative, exponential where it is positive.
+    """DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5): mostly logistic if the margin is
+    negative, mostly exponential if it is positive.
 
     term = - (1 - m) log sigmoid(beta h) + m exp(-beta h),   m = sigmoid(beta h / tau)
 
-    It is not convex: with a tau below about 0.1 the term rises with h at h = 0. The second part is computed
-    as one exponential, since m and exp(-beta h) alone leave the range of float32, and 0 times infinity is
-    NaN.
+    The term is not convex: if tau is below about 0.1, it rises with h at h = 0. Its second part is computed
+    as one exponential. As a product it could be 0 times infinity in float32, which is NaN.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
         beta: positive.
-        tau: width of the change from one part to the other, in (0, 1]; beyond 1 the second part would be
-        exponential at negative margins too.
+        tau: width of the transition from the first part to the second, in (0, 1]. With a tau above 1 the
+            second part would also grow exponentially at negative margins.
     Returns:
         Unreduced terms, nats.
     """
@@ -137,12 +141,12 @@ def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) ->
     """The odds ratio term of ORPO (arXiv:2403.07691, Eqs. 4 and 7), which has no reference.
 
     term = - log sigmoid(log odds(chosen) - log odds(rejected)),
-    odds = p / (1 - p),   log p the mean log-probability a token
+    odds = p / (1 - p),   log p the mean log-probability per token
 
     Args:
-        chosen_U, rejected_U: mean log-probabilities a token of the two responses of each pair under the
-            policy, nats, with grad. Above -`ORPO_EPS` they count as -`ORPO_EPS`, without gradient; at
-            -`ORPO_EPS` they have a gradient.
+        chosen_U, rejected_U: for each pair, the mean log-probability per token of the chosen and of the
+            rejected response under the policy, nats, with grad. A value above -`ORPO_EPS` counts as
+            -`ORPO_EPS` and gets no gradient; a value of exactly -`ORPO_EPS` gets one.
     Returns:
         Unreduced terms, nats.
 
@@ -163,8 +167,8 @@ def cpo_loss(
     term = - log sigmoid(beta (chosen - rejected))
 
     Args:
-        chosen_U, rejected_U: summed log-probabilities of the two responses of each pair under the policy,
-        nats, with grad.
+        chosen_U, rejected_U: for each pair, the summed log-probability of the chosen and of the rejected
+            response under the policy, nats, with grad.
         beta: positive.
     Returns:
         Unreduced terms, nats.
@@ -183,14 +187,14 @@ def kto_loss(
     *,
     beta: float,
 ) -> Float[Tensor, " U"]:
-    """KTO (arXiv:2402.01306, Eq. 7) of single responses, without its weights.
+    """KTO (arXiv:2402.01306, Eq. 7) of single responses, without the paper's weights lambda.
 
     term = 1 - sigmoid(beta (ratio - baseline)) for a desirable response,
-           1 - sigmoid(beta (baseline - ratio)) for another
+           1 - sigmoid(beta (baseline - ratio)) for an undesirable one
 
     Args:
         ratio_U: log-ratio of each response, nats, with grad.
-        is_desirable_U: True for a desirable response.
+        is_desirable_U: True for a desirable response, False for an undesirable one.
         baseline_U: the paper's z_0, an estimate of KL(policy || reference), nats, at least 0, no grad.
         beta: positive.
     Returns:
@@ -206,14 +210,15 @@ def kto_loss(
 
 
 def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:
-    """For each value of `first_U`, the place of the value of `second_U` that has the same rank (AOT,
+    """Return, for each value of `first_U`, the index of the value of `second_U` that has the same rank (AOT,
     arXiv:2406.05882, Section 3).
 
-    AOT's loss compares the k-th smallest values of two sets, which is their optimal transport. Once values of
-    the same rank are paired, what is left is DPO's loss of each pair. Equal values keep their order.
+    AOT pairs the k-th smallest value of one set with the k-th smallest of the other, which is the optimal
+    transport between the sets. AOT's loss is then DPO's loss of each pair. Equal values are ranked by their
+    index.
 
     Returns:
-        (U,) places in `second_U`, each once.
+        (U,) indices into `second_U`, each once.
 
     Raises:
         ShapeError: shapes disagree.

@@ -1,13 +1,18 @@
-"""Functionals of the logits of a linear head, in chunks: neither the logits nor their gradient is ever whole.
+"""Functionals of the logits of a linear head, such as log-probabilities, computed in chunks of tokens. So
+memory holds
+the logits of one chunk at a time, and never the logits of all tokens or their gradient.
 
-The forward pass keeps one number a token, its logsumexp, and the last chunk of logits. The backward pass
-begins with that chunk, computes the others again, turns each in place into the gradient of its logits, and
-adds to the gradients of the head. The gradients of the raw log-probability and of the entropy are written
-out:
+The forward pass keeps the logsumexp of each token's logits (its entropy too, if that was asked for) and the
+last chunk
+of logits. The backward pass takes the chunks in reverse order. It uses the kept chunk and computes the other
+chunks
+again; it overwrites each chunk with its gradient, and adds this chunk's part to the gradients of hidden
+states and
+head. The gradients of the raw log-probability and of the entropy are written out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
 
-Where one chunk is all, nothing is computed twice.
+If all tokens fit into one chunk, no logits are computed twice.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +26,8 @@ from oat.errors import ConfigError, ShapeError
 from oat.functional.products import add_product, linear, product
 
 _BLOCK = 2**20
-"""Logits of a block that several elementwise operations process one after another."""
+"""Largest number of logits in a block, unless one row has more. Several elementwise operations process a
+block one after another."""
 
 
 def linear_functionals(
@@ -35,19 +41,19 @@ def linear_functionals(
     others: Mapping[str, Callable[[Tensor, slice], Tensor]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Functionals of each token's logits, `hidden @ weight.T + bias`, which are at least float32.
+    """Compute functionals of each token's logits, `hidden @ weight.T + bias`, in at least float32.
 
     Args:
-        hidden_KD: last hidden states.
-        ids_K: in [0, V).
-        chunk: most tokens at a time.
+        hidden_KD: last hidden state of each token.
+        ids_K: one id for each token, in [0, V).
+        chunk: largest number of tokens whose logits are computed at a time.
         entropy: compute the entropy too.
-        others: by name, a function of (C, V) logits and the slice of the K tokens to which they belong, which
-            gives (C,) values; autograd differentiates it.
-        dtype: of the matrix products; None: that of the weights.
+        others: further functionals by name. Each is a function of a chunk's logits (C, V) and of the slice of
+            the K tokens that the chunk holds; it returns (C,) values, and autograd differentiates it.
+        dtype: precision of the matrix products; None: that of the weights.
     Returns:
-        "raw", (K,) log-probability of each id, nats; "entropy", (K,) nats, with 0 log 0 = 0; and (K,) for
-        each of the others.
+        A dict: "raw", the log-probability of each id, (K,) nats; "entropy", if asked for, (K,) nats, with 0
+        log 0 = 0; and the values of each of the others, (K,).
 
     Raises:
         ShapeError: shapes disagree.
@@ -169,7 +175,8 @@ class _LinearFunctionals(torch.autograd.Function):
 
 
 def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
-    """The logsumexp of each row, and the mean of its logits under their softmax, if wanted."""
+    """Return the logsumexp of each row of logits; and the mean of each row's logits under their softmax, or
+    None unless `mean`."""
     top = logits.amax(-1)
     weights = (logits - top[:, None]).exp_()
     normaliser = weights.sum(-1)
@@ -185,7 +192,14 @@ def _turn_into_slope(
     of_entropy: Tensor | None,
     entropies: Tensor | None = None,
 ) -> None:
-    """Turn logits in place into their gradient, from the gradients of log-probabilities and entropies."""
+    """Overwrite logits with the gradient with respect to them.
+
+    Args:
+        total: logsumexp of each row.
+        of_raw, of_entropy: gradients with respect to the log-probability and the entropy of each row; None:
+            no gradient.
+        entropies: entropy of each row; needed with `of_entropy`.
+    """
     scores = logits.sub_(total[:, None])
     if of_entropy is not None and entropies is not None:
         inner = (scores + entropies[:, None]).mul_(of_entropy[:, None])
@@ -202,7 +216,8 @@ def _turn_into_slope(
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Slices of rows whose logits stay in the processor's cache while several operations process them."""
+    """Yield slices of rows, each small enough for its logits to stay in the processor's cache while several
+    operations process them."""
     size = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), size):
         yield slice(start, min(start + size, len(logits)))
@@ -213,7 +228,8 @@ def _spans(count: int, chunk: int) -> list[slice]:
 
 
 def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
-    """New logits, in at least float32, which the caller may overwrite."""
+    """Return the logits of hidden states, in at least float32, as a new tensor that the caller may
+    overwrite."""
     logits = linear(hidden.to(narrow.dtype), narrow, None if bias is None else bias.to(narrow.dtype))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -221,7 +237,8 @@ def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
 def _slopes_of_others(
     logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]
 ) -> Tensor | None:
-    """The share, in the gradient of a chunk's logits, of the functionals that autograd differentiates."""
+    """Return the part of the gradient of a chunk's logits that comes from the functionals `others`, by
+    autograd; None if none of them has a gradient."""
     wanted = [
         (other, gradient[span])
         for other, gradient in zip(others, gradients, strict=True)

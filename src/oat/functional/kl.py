@@ -1,15 +1,17 @@
 """Estimators of the divergence KL(policy || reference) from tokens that the policy sampled (J. Schulman,
-"Approximating KL divergence", http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, the
-expectation of each under the policy:
+"Approximating KL divergence", http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, their
+terms and
+the expectations of these under the policy are:
 
     k1 = d               the divergence; single terms may be negative
-    k2 = d^2 / 2         biased, small when the two are close
-    k3 = e^-d - 1 + d    the divergence; never negative
+    k2 = d^2 / 2         not the divergence, but close to it if policy and reference are close
+    k3 = e^-d - 1 + d    the divergence; no term is negative
+
+The estimators clamp nothing: in float32, e^-d overflows to infinity if d is below -88 nats. They are
+elementwise;
+their two tensors have the same shape, any, usually (K,) trained tokens.
 
 `adapted_coef` adapts the coefficient of a penalty on such a divergence.
-
-Nothing is clamped: e^-d overflows to infinity past 88 nats in float32. The functions are elementwise; tensors
-have any common shape, usually (K,) trained tokens.
 """
 
 import math
@@ -28,7 +30,7 @@ def kl_k1(
 
     Args:
         logps: log-probabilities of the sampled tokens under the policy, nats.
-        reference_logps: the same under the reference.
+        reference_logps: log-probabilities of the same tokens under the reference, nats.
     Returns:
         Unreduced terms, nats.
 
@@ -42,7 +44,8 @@ def kl_k1(
 def kl_k2(
     logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """The estimator k2: half the square of k1. Arguments, units and errors as in `kl_k1`."""
+    """The estimator k2: half the square of k1. Arguments and errors as in `kl_k1`; unreduced terms, nats
+    squared."""
     return 0.5 * kl_k1(logps, reference_logps).square()
 
 
@@ -55,24 +58,25 @@ def kl_k3(
 
 
 MOST_ERROR = 0.2
-"""Bound of the relative error that moves a coefficient."""
+"""Largest absolute relative error that `adapted_coef` takes into account."""
 
 
 def adapted_coef(coef: float, divergence: float, *, target: float, samples: int, horizon: int) -> float:
-    """The next coefficient of a KL penalty: a proportional controller in log space moves the divergence
-    towards its target (arXiv:1909.08593, Section 2.2).
+    """Return the next coefficient of a KL penalty. A proportional controller in log space changes the
+    coefficient so that the divergence moves towards its target (arXiv:1909.08593, Section 2.2).
 
     coef * (1 + samples / horizon * e),   e = clip((divergence - target) / target, -0.2, 0.2)
 
-    The paper has a constant K = 0.1 instead of samples / horizon. The ratio is that of its code: the same
-    number of responses moves the coefficient equally far in steps of any size. Arguments and result are
-    numbers without gradient, so the bounds of the clip are no kinks of a loss.
+    The paper has a constant K = 0.1 instead of samples / horizon. The ratio is from the paper's code: with
+    it, the same number of responses changes the coefficient by about as much, whether they come in many small
+    steps or in a few large ones. The clip is not part of a loss: arguments and result are numbers without
+    gradient.
 
     Args:
-        divergence: KL(policy || reference) now, nats; if it is NaN the coefficient stays.
-        target: nats, positive.
-        samples: responses that the divergence was measured on.
-        horizon: responses; at least as many as `samples`, so that the factor stays within 0.8 and 1.2.
+        divergence: KL(policy || reference) now, nats. If it is NaN, the coefficient stays.
+        target: the divergence to reach, nats, positive.
+        samples: number of responses that the divergence was measured on.
+        horizon: number of responses, at least `samples`, so that the factor stays in [0.8, 1.2].
     """
     if math.isnan(divergence):
         return coef

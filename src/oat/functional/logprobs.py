@@ -1,6 +1,8 @@
-"""Log-probabilities and entropies of logits, in chunks, so that the matrix of logits is never whole.
+"""Log-probabilities and entropies of tokens from their logits. `chunked_head` computes them a chunk of tokens
+at a time,
+so that memory need not hold the logits of all tokens.
 
-Everything here computes in at least float32, whatever the precision of the logits; float64 stays float64.
+Every function computes in at least float32, whatever the precision of the logits; float64 stays float64.
 """
 
 import functools
@@ -17,21 +19,22 @@ from oat.functional._checks import check_same_shape
 from oat.functional.segments import segment_sum
 
 KeptTokens: TypeAlias = tuple[Int64[Tensor, " S"], Int64[Tensor, " S"]]
-"""(S,) kept ids of K tokens, and for each the token, in [0, K), to whose kept set it belongs."""
+"""The kept sets of K tokens: (S,) kept ids; and (S,) for each of these ids the index, in [0, K), of the token
+to whose kept set it belongs."""
 
 
 def token_logps(logits_KV: Float[Tensor, "K V"], ids_K: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """The raw log-probability of one id a token: the id's logit minus the logsumexp of the row. A logit of
-    -inf is a probability of 0.
+    """The raw log-probability of one id for each token: the id's logit minus the logsumexp of the token's
+    logits. A logit of -inf means a probability of 0.
 
     Args:
         logits_KV: any floating-point type, with grad.
         ids_K: in [0, V).
     Returns:
-        (K,) float32 nats.
+        (K,) nats, in at least float32.
 
     Raises:
-        ShapeError: not one id a row of logits.
+        ShapeError: the logits are not a matrix, or there is not one id for each of its rows.
     """
     _check_one_a_row(logits_KV, ids_K=ids_K)
     logits_KV = _at_least_float32(logits_KV)
@@ -39,13 +42,13 @@ def token_logps(logits_KV: Float[Tensor, "K V"], ids_K: Int[Tensor, " K"]) -> Fl
 
 
 def token_entropy(logits_KV: Float[Tensor, "K V"]) -> Float[Tensor, " K"]:
-    """The entropy of each token's raw distribution, - sum of p log p, with 0 log 0 = 0. It is finite, as is
-    its gradient, also with logits of -inf.
+    """The entropy of each token's raw distribution, - sum of p log p, with 0 log 0 = 0. Entropy and gradient
+    are finite even if some logits are -inf.
 
     Args:
-        logits_KV: any floating-point type, with grad; at least one finite logit a row.
+        logits_KV: any floating-point type, with grad; at least one finite logit in each row.
     Returns:
-        (K,) float32 nats.
+        (K,) nats, in at least float32.
 
     Raises:
         ShapeError: the logits are not a matrix.
@@ -62,19 +65,20 @@ def sampled_logps(
     num_tokens: int,
     kept: KeptTokens | None = None,
 ) -> Float[Tensor, " K"]:
-    """The log-probability of one id a token under the distribution that was drawn from: logits over
-    temperature, renormalised over the ids that the sampler's top-k, top-p and min-p left.
+    """The sampled log-probability of one id for each token: its log-probability under the distribution that
+    the sampler drew from. This is the softmax of logits divided by temperature, over the ids that top-k,
+    top-p and min-p left.
 
     Args:
         logits_KV: any floating-point type, with grad.
         ids_K: in [0, num_tokens).
-        temperature_K: of each token, positive.
-        num_tokens: size of the tokenizer's vocabulary; further columns are padding of the LM head and do not
-            count.
-        kept: the ids that could be drawn, with their tokens, each pair once. For a token without a kept id,
-            and for all if this is None, the whole vocabulary could be drawn.
+        temperature_K: temperature at which each token was drawn, positive.
+        num_tokens: size of the tokenizer's vocabulary. Further columns of the logits are padding of the head
+            and are ignored.
+        kept: the kept sets, each pair of an id and a token once. If a token has no kept id, its kept set is
+            the complete vocabulary; None: so it is for every token.
     Returns:
-        (K,) float32 nats; -inf, without gradient, for an id outside the kept ids of its token.
+        (K,) nats, in at least float32; -inf, without gradient, for an id outside its token's kept set.
 
     Raises:
         ShapeError: shapes disagree, or num_tokens is not in [1, V].
@@ -114,23 +118,25 @@ def chunked_head(
     functionals: Mapping[str, Callable[[Tensor, slice], Tensor]],
     chunk: int,
 ) -> dict[str, Tensor]:
-    """Functionals of the logits of K tokens, `chunk` tokens at a time, so that the (K, V) matrix is never
-    whole.
+    """Compute functionals of the logits of K tokens, `chunk` tokens at a time, so that memory need not hold
+    all (K, V) logits.
 
-    With gradients enabled and more than one chunk, no chunk is kept: the backward pass computes each again.
+    If gradients are enabled and there is more than one chunk, no logits are kept for the backward pass, which
+    computes each chunk again.
 
     Args:
         hidden_KD: last hidden states, with grad.
         head: maps (C, D) hidden states to (C, V) logits; deterministic.
-        functionals: by name, a function of (C, V) float32 logits and the slice of the K tokens to which they
-            belong, which gives (C,) values.
-        chunk: most tokens at a time.
+        functionals: functions by name. Each takes a chunk's logits (C, V), in at least float32, and the slice
+            of the K tokens that the chunk holds; it returns (C,) values.
+        chunk: largest number of tokens whose logits are computed at a time.
     Returns:
-        By name, (K,). With K = 0, empty tensors of the same graph.
+        The values of each functional by name, (K,). If K is 0, they are empty tensors with the same autograd
+        graph.
 
     Raises:
-        ShapeError: the hidden states are not a matrix, or the head or a functional does not give one row, or
-        one value, a token.
+        ShapeError: the hidden states are not a matrix; the head does not return one row of logits for each
+            token; or a functional does not return one value for each token.
         ConfigError: chunk is below 1.
     """
     if hidden_KD.ndim != 2:
@@ -163,10 +169,11 @@ def _chunk_values(
     hidden_CD: Tensor,
     span: slice,
 ) -> tuple[Tensor, ...]:
-    """(C,) values of each functional for the C tokens of one chunk.
+    """Return the (C,) values of each functional for the C tokens of one chunk.
 
     Raises:
-        ShapeError: the head does not give one row a token, or a functional one value.
+        ShapeError: the head does not return one row of logits for each token, or a functional does not return
+            one value for each token.
     """
     logits_CV = head(hidden_CD)
     if logits_CV.ndim != 2 or len(logits_CV) != len(hidden_CD):
@@ -208,7 +215,7 @@ def _at(logits_KV: Tensor, ids_K: Tensor) -> Tensor:
 
 
 def _segment_logsumexp(values_S: Tensor, row_of_S: Tensor, num_rows: int) -> Tensor:
-    """logsumexp of the values of each row; every row has a finite one."""
+    """Return the logsumexp of the values of each row. Every row must have a finite value."""
     largest_K = values_S.new_full((num_rows,), -torch.inf).scatter_reduce(
         0, row_of_S, values_S.detach(), "amax"
     )

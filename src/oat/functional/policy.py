@@ -10,15 +10,16 @@ from oat.functional._checks import check_same_shape
 def log_ratio(
     logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"], *, max_log_ratio: float = 20.0
 ) -> Float[Tensor, "*shape"]:
-    """The log of the importance ratio, logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so that
-    its exponential stays finite. Beyond the clamp it has no gradient; at exactly +-max_log_ratio it has one.
+    """The logarithm of the importance ratio, logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so
+    that its exponential stays finite. A value outside this range gets no gradient; a value of exactly
+    +-max_log_ratio gets one.
 
-    Elementwise; any common shape.
+    The function is elementwise; both tensors have the same shape, any.
 
     Args:
-        logps: log-probabilities of the taken tokens under the policy, nats, with grad.
-        old_logps: the same under the policy at `prepare`, nats, no grad.
-        max_log_ratio: nats, against overflow only; e^20 is 4.9e8.
+        logps: log-probabilities of the sampled tokens under the policy, nats, with grad.
+        old_logps: log-probabilities of the same tokens under the policy at `prepare`, nats, no grad.
+        max_log_ratio: nats. It only prevents overflow: e^20 is 4.9e8.
 
     Raises:
         ShapeError: shapes disagree.
@@ -41,21 +42,21 @@ def clipped_policy_loss(
 
     term = - min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),   r = exp(logps - old_logps)
 
-    A ratio that is exactly at a bound is within it: it has its whole gradient, and does not count as clipped.
+    A ratio that is exactly at a bound gets its full gradient and does not count as clipped.
 
-    Elementwise; tensors have any common shape, usually (K,) trained tokens. The learner masks, weights and
-    reduces. Departure: the log-ratio is clamped as in `log_ratio`. There is no second bound for negative
-    advantages (dual clip).
+    The function is elementwise; all tensors have the same shape, usually (K,) trained tokens. The learner
+    masks, weights and reduces the terms. Departure: the log-ratio is clamped as in `log_ratio`. There is no
+    second bound for negative advantages (dual clip).
 
     Args:
-        logps: log-probabilities of the taken tokens under the policy, nats, with grad.
-        old_logps: the same under the policy at `prepare`, nats, no grad.
-        advantages: one a token, in units of reward, no grad.
-        clip_low, clip_high: how far the ratio may fall below and rise above 1 before its gradient stops.
+        logps: log-probabilities of the sampled tokens under the policy, nats, with grad.
+        old_logps: log-probabilities of the same tokens under the policy at `prepare`, nats, no grad.
+        advantages: the advantage of each token, no grad; without unit, or in units of reward.
+        clip_low, clip_high: how far below and above 1 the ratio may be before clipping stops its gradient.
         max_log_ratio: see `log_ratio`.
     Returns:
-        Unreduced terms, and 1 where the clipped branch is the larger loss, else 0 (also where both are
-        equal).
+        Unreduced terms; and for each token 1 if the clipped branch is the larger loss, else 0 (also if both
+        are equal).
 
     Raises:
         ShapeError: shapes disagree.

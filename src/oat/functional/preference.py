@@ -1,8 +1,10 @@
 """Losses and probabilities of pairs.
 
-A direct loss is a margin h, changed by a few options, and a function that is large where the margin is small.
-All functions are elementwise over pairs, whose axis is `U`; `chosen` and `rejected` are the two responses of
-a pair.
+A direct loss is a function of a margin h, which is low if the policy prefers the rejected response. Options
+may
+change the margin before the loss is taken. Tensors with the axis `U` have one value for each pair; `chosen`
+and
+`rejected` are the two responses of a pair.
 """
 
 import torch
@@ -13,7 +15,7 @@ from torch.nn.functional import logsigmoid, relu
 from oat.functional._checks import check_same_shape
 
 BNF_EPS = 1e-6
-"""Keeps the targets of `bnf_scores` finite where a probability is 0 or 1."""
+"""Keeps the targets of `bnf_scores` finite if a probability is 0 or 1."""
 
 
 def dpo_margin(
@@ -28,9 +30,10 @@ def dpo_margin(
     h = (policy_chosen - policy_rejected) - (reference_chosen - reference_rejected)
 
     Args:
-        policy_chosen_U, policy_rejected_U: log-probabilities of the two responses of each pair under the
-            policy, nats, with grad; sums or means over tokens, as the loss wants.
-        reference_chosen_U, reference_rejected_U: the same under the reference, no grad.
+        policy_chosen_U, policy_rejected_U: for each pair, the log-probability of the chosen and of the
+            rejected response under the policy, nats, with grad; the sum or the mean over the response's
+            tokens, as the loss requires.
+        reference_chosen_U, reference_rejected_U: the same log-probabilities under the reference, no grad.
     Returns:
         (U,) nats.
 
@@ -54,19 +57,19 @@ def length_margin(
     alpha: float,
     beta: float,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO against a reward that pays `alpha` less a token (length-regularised DPO,
-    arXiv:2403.19159, Eq. 9).
+    """The margin of DPO for a reward that is lower by `alpha` for each token of the response
+    (length-regularised DPO, arXiv:2403.19159, Eq. 9).
 
     h' = h + (alpha / beta) (chosen_length - rejected_length),
     so that beta h' = beta h + alpha (chosen_length - rejected_length)
 
-    A longer chosen response starts ahead, and is pushed less.
+    If the chosen response is the longer one, its margin starts higher, and the loss raises it less.
 
     Args:
         margin_U: h of `dpo_margin` from summed log-probabilities, nats.
-        chosen_length_U, rejected_length_U: trained tokens of the responses.
-        alpha: nats a token.
-        beta: that of the loss.
+        chosen_length_U, rejected_length_U: number of trained tokens of each response.
+        alpha: nats per token.
+        beta: the beta of the loss that takes the margin.
 
     Raises:
         ShapeError: shapes disagree.
@@ -83,21 +86,21 @@ def positive_margin(
     weight: float,
     rounding_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3): it is smaller where the chosen response has
-    become less probable than under the reference.
+    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3). It is lower than h if the chosen response is less
+    probable under the policy than under the reference.
 
     h' = h - weight max(0, reference_chosen - policy_chosen)
 
-    Where the two are equal, as at the start of every run, the second term has no gradient: only a chosen
-    response that has fallen below the reference is pulled back. Departure: a fall of at most `rounding_U`
-    does not count, since two passes of the same weights differ by rounding.
+    If the two log-probabilities are equal, as they are while the policy still equals the reference, the
+    second term has no gradient. Departure: a difference of at most `rounding_U` counts as 0, since two passes
+    of the same weights differ by rounding.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
-        policy_chosen_U, reference_chosen_U: log-probabilities of the chosen responses as `dpo_margin` got
-        them, nats.
+        policy_chosen_U, reference_chosen_U: the arguments of `dpo_margin` with these names, nats.
         weight: the paper's lambda, at least 0.
-        rounding_U: how far the two log-probabilities may be apart by rounding, nats; None: 0.
+        rounding_U: largest difference of the two log-probabilities that may come from rounding, nats; None:
+            0.
 
     Raises:
         ShapeError: shapes disagree.
@@ -121,9 +124,9 @@ def simpo_margin(
     h = policy_chosen - policy_rejected - gamma_beta_ratio
 
     Args:
-        policy_chosen_U, policy_rejected_U: mean log-probabilities a token of the responses under the policy,
-        nats, with grad.
-        gamma_beta_ratio: the paper's target margin gamma over beta, nats.
+        policy_chosen_U, policy_rejected_U: for each pair, the mean log-probability per token of the chosen
+            and of the rejected response under the policy, nats, with grad.
+        gamma_beta_ratio: the paper's target margin gamma, divided by beta, nats.
 
     Raises:
         ShapeError: shapes disagree.
@@ -141,7 +144,7 @@ def dpo_loss(
     term = - (1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
 
     Args:
-        margin_U: h of `dpo_margin`, nats.
+        margin_U: h of `dpo_margin`, or of another function of this module that returns a margin, nats.
         beta: strength of the tie to the reference, positive.
         label_smoothing: probability that a label is wrong, in [0, 0.5).
     Returns:
@@ -154,13 +157,13 @@ def dpo_loss(
 def robust_dpo_loss(
     margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float
 ) -> Float[Tensor, " U"]:
-    """Robust DPO (arXiv:2403.00409): its mean over labels flipped with probability `label_smoothing` is the
-    loss of DPO on the right labels.
+    """Robust DPO (arXiv:2403.00409). If labels are flipped with probability `label_smoothing`, the
+    expectation of this loss is the loss of DPO on the labels before the flips.
 
     term = (- (1 - label_smoothing) log sigmoid(beta h) + label_smoothing log sigmoid(-beta h))
            / (1 - 2 label_smoothing)
 
-    Arguments and units as in `dpo_loss`. Not bounded below as soon as label_smoothing is positive.
+    Arguments and units as in `dpo_loss`. If `label_smoothing` is positive, the loss has no lower bound.
     """
     logits = beta * margin_U
     return (-(1.0 - label_smoothing) * logsigmoid(logits) + label_smoothing * logsigmoid(-logits)) / (
@@ -169,7 +172,7 @@ def robust_dpo_loss(
 
 
 def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """IPO (arXiv:2310.12036, Eq. 17): it draws the margin to 1 / (2 beta), from both sides.
+    """IPO (arXiv:2310.12036, Eq. 17): it draws the margin towards 1 / (2 beta), from below and from above.
 
     term = (h - 1 / (2 beta))^2
 
@@ -183,13 +186,13 @@ def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U
 
 
 def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """The hinge of SLiC (SLiC-HF, arXiv:2305.10425, its calibration term) on a margin times beta; 0, and
-    without gradient, as soon as beta h reaches 1.
+    """The hinge loss of SLiC (the calibration term of SLiC-HF, arXiv:2305.10425) on beta times the margin. It
+    is 0, without gradient, if beta h is at least 1.
 
     term = max(0, 1 - beta h)
 
-    Departure: the margin is corrected by the reference, as in RSO (arXiv:2309.06657, Section 3); SLiC-HF's
-    own is not.
+    Departure: with `dpo_margin`, the margin is relative to the reference, as in RSO (arXiv:2309.06657,
+    Section 3). The margin of SLiC-HF is not.
 
     Args:
         margin_U: h of `dpo_margin` or `simpo_margin`, nats.
@@ -214,16 +217,16 @@ def bnf_scores(
         rest  = sum over v of sg(pi_v) log pi_v - sg(p) log p
         score = tau log p + omega rest,   eps = 1e-6
 
-    The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. Its value is
-    minus the entropy, which is all that is needed of the vocabulary, and the gradient of a score is
-    (tau - omega p) grad log p. For p >= q that is the gradient of the log-likelihood. For p < q it falls as
-    p / q (1 - q) / (1 - p), which is 1 at p = q too, so the gradient has no jump, and the feedback on a
-    rejected token dies out as its probability does.
+    The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. The value of
+    this sum is minus the entropy, so no other value of the vocabulary is needed. The gradient of a score is
+    (tau - omega p) grad log p. If p >= q, the factor is 1, up to eps, so this is the gradient of the
+    log-likelihood. If p < q, the factor is p / q (1 - q) / (1 - p). It is also 1 at p = q, so the gradient
+    has no jump. It goes to 0 with p, so a rejected token is pushed down less the less probable it is.
 
     Args:
         logps_K: raw log-probabilities of the trained tokens under the policy, nats, with grad.
-        reference_logps_K: the same under the reference, no grad.
-        entropy_K: entropy of the policy at each of them, raw, nats; its gradient is not used.
+        reference_logps_K: raw log-probabilities of the same tokens under the reference, nats, no grad.
+        entropy_K: entropy of the policy's raw distribution at each token, nats; its gradient is not used.
     Returns:
         (K,) nats.
 
@@ -251,11 +254,12 @@ def bnf_loss(
     term = rejected / n - chosen / n,   n the length of the pair's shorter response
 
     Args:
-        chosen_U, rejected_U: sums of `bnf_scores` over the tokens of the responses, nats, with grad.
-        chosen_length_U, rejected_length_U: trained tokens of the responses, no grad; 0 counts as 1.
-        own_length: divide each response by its own length instead.
+        chosen_U, rejected_U: for each pair, the sum of `bnf_scores` over the trained tokens of the chosen and
+            of the rejected response, nats, with grad.
+        chosen_length_U, rejected_length_U: number of trained tokens of each response, no grad; 0 counts as 1.
+        own_length: divide each response's sum by its own length instead of n.
     Returns:
-        Unreduced terms, nats a token.
+        Unreduced terms, nats per token.
 
     Raises:
         ShapeError: shapes disagree.
@@ -274,11 +278,11 @@ def bnf_loss(
 
 
 def bradley_terry(difference: Float[Tensor, "*shape"], *, scale: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Probability that the first of two wins: sigmoid((score_first - score_second) / scale) (Bradley and
-    Terry, Biometrika 39, 1952).
+    """Probability that the first of two responses wins: sigmoid((score_first - score_second) / scale)
+    (Bradley and Terry, Biometrika 39, 1952).
 
     Args:
-        difference: score of the first minus score of the second; any shape.
-        scale: the difference at which the odds are e to 1, positive, in units of the score.
+        difference: score of the first minus score of the second response; any shape.
+        scale: the difference of scores at which the odds are e to 1, positive, in units of the score.
     """
     return torch.sigmoid(difference / scale)

@@ -1,15 +1,18 @@
 """Matrix products in float32 on a CPU, by oneDNN where MKL is slower.
 
-torch gives products in float32 to MKL, and MKL does not use the 512-bit instructions of processors that are
-not Intel's. oneDNN, which torch includes for half precision, uses them: twice the operations a second on a
-Zen 5, at 1.4 to 2.6 times the rounding error (docs/performance.md).
+torch computes products in float32 with MKL, and MKL does not use the 512-bit instructions of processors that
+are
+not Intel's. oneDNN, which torch includes for half precision, uses them. On a Zen 5 it does twice the
+operations per
+second, at 1.4 to 2.6 times the rounding error (docs/performance.md).
 
-1. The choice depends on the processor, the precision and the size of the product, never on a measurement, so
-   a run that is continued rounds as before.
-2. oneDNN makes a kernel for every shape, in half precision too, which takes half a millisecond and half a
-   megabyte, and keeps 1,024 of them. Here it keeps 16, unless the environment says otherwise: as many as a
-   pass uses again and again. Code that would meet a new shape at every call, as the engine would, rounds
-   shapes up.
+1. The choice of the library depends on the processor, the precision, the layout and the size of the product,
+   and on torch's settings. It never depends on a measurement, so a run that is continued on the same machine
+   rounds as before.
+2. oneDNN makes a kernel for every shape of a product, in half precision too. A kernel takes half a
+   millisecond to make and half a megabyte of memory. By default oneDNN keeps 1,024 kernels. Here it keeps 16,
+   about as many as the passes of a model use again and again; environment variables that are already set take
+   precedence. The engine would have a new shape at almost every call, so it rounds its shapes up.
 """
 
 import functools
@@ -28,21 +31,22 @@ for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "16")
 
 _LEAST = 2**21
-"""Multiplications of a product below which a call of oneDNN costs more than it saves."""
+"""Least number of multiplications in a product for which oneDNN is called; in a smaller product the call
+costs more than it saves."""
 _BLOCK = 2**20
-"""Elements of a product that are added at a time, so that they stay in the processor's cache."""
+"""Number of elements of a product that `add_product` adds at a time, so that they stay in the processor's
+cache."""
 _MANY = 1024
-"""Rows from which on the gradient of a weight with more outputs than inputs is computed transposed."""
+"""Least number of rows of the input for which the gradient of a weight with more outputs than inputs is
+computed transposed."""
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`, differentiable once.
+    """Return `x @ weight.T + bias`, (..., O). It can be differentiated once.
 
     Args:
         x: (..., I).
-        weight_OI: in any layout.
-    Returns:
-        (..., O).
+        weight_OI: in any memory layout.
     """
     is_plain = x.ndim > 1 and (
         bias_O is None or (bias_O.dtype == torch.float32 and bias_O.shape == weight_OI.shape[:1])
@@ -59,12 +63,13 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def product(a_NI: Tensor, b_OI: Tensor) -> Tensor:
-    """(N, O): `a @ b.T` of two matrices in any layout. It is not differentiable if oneDNN computes it."""
+    """Return `a @ b.T`, (N, O), of two matrices in any memory layout. If oneDNN computes the product, it
+    cannot be differentiated."""
     return _onednn(a_NI, b_OI) if _by_onednn(a_NI, b_OI) else a_NI @ b_OI.T
 
 
 def add_product(to_NO: Tensor, a_NI: Tensor, b_OI: Tensor) -> None:
-    """Add `a @ b.T` to a matrix, in place."""
+    """Add `a @ b.T` to the matrix `to_NO`, in place."""
     if _by_onednn(a_NI, b_OI):
         size = max(1, _BLOCK // to_NO.shape[1])
         for start in range(0, len(to_NO), size):
@@ -96,7 +101,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _of_weight(slope_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """(O, I) the gradient of a weight."""
+    """Return the gradient of the weight, (O, I)."""
     if len(x_NI) >= _MANY and slope_NO.shape[1] > x_NI.shape[1]:
         return _onednn(x_NI.T, slope_NO.T).T
     return _onednn(slope_NO.T, x_NI.T)
@@ -125,7 +130,7 @@ def _by_onednn(a: Tensor, b_OI: Tensor) -> bool:
 
 @functools.cache
 def _is_faster() -> bool:
-    """True if torch has MKL, on a processor whose 512-bit instructions MKL does not use."""
+    """Return true if torch has MKL and the processor has 512-bit instructions that MKL does not use."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -134,7 +139,7 @@ def _is_faster() -> bool:
 
 
 def _vendor() -> str:
-    """The vendor of the processor, as the system names it."""
+    """Return the system's name for the vendor of the processor; "" if it is not reported."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith("vendor_id")), "")

@@ -14,15 +14,16 @@ def reward_loss(
     rejected_U: Float[Tensor, " U"],
     margin_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
-    """The negative log-likelihood of Bradley and Terry (1952) of the chosen response (Stiennon et al.,
-    arXiv:2009.01325, Section 3.4).
+    """The negative log-likelihood, under the model of Bradley and Terry (1952), that the chosen response wins
+    (Stiennon et al., arXiv:2009.01325, Section 3.4).
 
     term = - log sigmoid(chosen - rejected - margin)
 
-    With a margin the chosen score has to be higher by that much (Llama 2, arXiv:2307.09288, Eq. 2).
+    A margin asks that the chosen score be higher than the rejected one by this much (Llama 2,
+    arXiv:2307.09288, Eq. 2).
 
     Args:
-        chosen_U, rejected_U: scores of the two responses of each pair, with grad.
+        chosen_U, rejected_U: scores of the chosen and of the rejected response of each pair, with grad.
         margin_U: how much better the chosen response is, in units of score; None: 0.
 
     Raises:
@@ -36,15 +37,16 @@ def reward_loss(
 
 
 def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """A penalty that holds scores around 0, since the loss depends on their differences alone (Eisenstein et
-    al., arXiv:2312.09244).
+    """A penalty that keeps scores near 0 (Eisenstein et al., arXiv:2312.09244). Without it nothing does,
+    since the loss depends on differences of scores alone.
 
     term = (chosen + rejected)^2
 
     Args:
-        chosen_U, rejected_U: scores of the two responses of each pair, with grad.
+        chosen_U, rejected_U: scores of the chosen and of the rejected response of each pair, with grad.
     Returns:
-        (U,) scores squared; TRL's `center_rewards_coefficient` multiplies their mean.
+        (U,) unreduced terms, in units of score squared. TRL's `center_rewards_coefficient` multiplies their
+        mean.
 
     Raises:
         ShapeError: shapes disagree.
@@ -54,8 +56,8 @@ def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> 
 
 
 def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The squared error of the probability that the chosen response wins (Brier, 1950): 0 for a prediction
-    that is certain and right, 1/4 for a probability of one half.
+    """The squared error of the predicted probability that the chosen response wins (Brier, 1950): 0 if the
+    prediction is certain and right, 1/4 if the probability is one half.
 
     term = (1 - sigmoid(chosen - rejected))^2
 
@@ -67,12 +69,12 @@ def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) 
 
 
 def confidence(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The probability, at least 1/2, that the response with the higher score wins. For a model that is
-    calibrated on average, its mean is the accuracy.
+    """The predicted probability, at least 1/2, that the response with the higher score wins. If the reward
+    model is calibrated on average, the mean of these terms equals its accuracy.
 
     term = sigmoid(|chosen - rejected|)
 
-    Equal scores give 1/2, and no gradient to either.
+    If the scores are equal, the term is 1/2, and neither score gets a gradient.
 
     Raises:
         ShapeError: shapes disagree.

@@ -9,7 +9,8 @@ from torch import Tensor
 from oat.errors import ShapeError
 
 _NUCLEUS_WIDTH = 1024
-"""Tokens that top-p without top-k ranks first; the whole vocabulary is sorted only for a wider nucleus."""
+"""Number of most probable tokens among which top-p without top-k first looks for the nucleus. If the nucleus
+is larger, the complete vocabulary is sorted."""
 
 
 def truncated_logits(
@@ -19,26 +20,27 @@ def truncated_logits(
     top_p_R: Float[Tensor, " R"],
     min_p_R: Float[Tensor, " R"],
 ) -> Float[Tensor, "R V"]:
-    """Logits over temperature, with tokens that cannot be drawn at -inf: a row's token is drawn from the
-    softmax of the row.
+    """Divide logits by temperature, and set the logits of tokens that cannot be drawn to -inf. Each row's
+    token is then drawn from the softmax of the row.
 
-    Three truncations apply in this order, each to what the one before it left. Top-k keeps the k most
-    probable tokens. Top-p (arXiv:1904.09751, Sec. 3.1) keeps the smallest set of most probable tokens whose
-    renormalised mass reaches p, at least one. Min-p (arXiv:2407.01082, Sec. 3) keeps the tokens at least
-    min_p times as probable as the most probable one. Of equal logits the one of the lower id counts as more
-    probable.
+    Three truncations apply in this order, each to the tokens that the truncation before it left. Top-k keeps
+    the k most probable tokens. Top-p (arXiv:1904.09751, Sec. 3.1) keeps the smallest set of most probable
+    tokens whose renormalised mass reaches p, at least one. Min-p (arXiv:2407.01082, Sec. 3) keeps tokens
+    whose probability is at least the fraction min_p of the most probable token's. If logits are equal, the
+    token with the lower id counts as more probable.
 
     Args:
-        logits_RV: raw logits of R rows; -inf for a token that must not be drawn, at least one finite a row.
-        temperature_R: 0 or more; at 0 only the most probable token is kept, at a logit of 0.
-        top_k_R: 0 keeps all.
-        top_p_R: in (0, 1]; 1 keeps all.
-        min_p_R: in [0, 1]; 0 keeps all.
+        logits_RV: raw logits of R rows; -inf for a token that must not be drawn. Each row has at least one
+            finite logit.
+        temperature_R: 0 or more. At 0 only the most probable token is kept, and its logit becomes 0.
+        top_k_R: 0 keeps all tokens.
+        top_p_R: in (0, 1]; 1 keeps all tokens.
+        min_p_R: in [0, 1]; 0 keeps all tokens.
     Returns:
         (R, V) float32.
 
     Raises:
-        ShapeError: the logits are not a matrix, or a setting does not have one value a row.
+        ShapeError: the logits are not a matrix, or a setting does not have one value for each row.
     """
     if logits_RV.ndim != 2:
         raise ShapeError(f"logits_RV has shape {tuple(logits_RV.shape)}; give a (rows, vocabulary) matrix")
@@ -69,20 +71,20 @@ def truncated_logits(
 
 
 def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
-    """Draw a token of each row: the first one, in the order of ids, at which the cumulative distribution, in
-    float64, exceeds the row's uniform number.
+    """Draw a token of each row: the lowest id at which the cumulative distribution, in float64, exceeds the
+    row's uniform number.
 
-    A token with a logit of -inf is never drawn. At 1, to which a number below it may be rounded, the last
-    token with another logit is.
+    A token with a logit of -inf is never drawn. A uniform number of 1, which may come from rounding, draws
+    the last token whose logit is not -inf.
 
     Args:
-        logits_RV: at least one finite a row.
+        logits_RV: at least one finite logit in each row.
         uniforms_R: in [0, 1].
     Returns:
         (R,) int64 ids.
 
     Raises:
-        ShapeError: not one uniform number a row of logits.
+        ShapeError: the logits are not a matrix, or there is not one uniform number for each row.
     """
     if logits_RV.ndim != 2 or uniforms_R.shape != logits_RV.shape[:1]:
         raise ShapeError(
@@ -101,28 +103,27 @@ def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]
 
 
 def kept_ids(logits_RV: Float[Tensor, "R V"]) -> tuple[Int[Tensor, " S"], Int[Tensor, " R"]]:
-    """The kept set of each row.
+    """Return the kept set of each row: the ids whose logit is finite.
 
     Returns:
-        (S,) ids with a finite logit, row after row, ascending within a row; (R,) the number of them in each
-        row.
+        (S,) kept ids, row after row, ascending within a row; and (R,) the number of kept ids of each row.
     """
     rows_S, ids_S = logits_RV.isfinite().nonzero(as_tuple=True)
     return ids_S, torch.bincount(rows_S, minlength=len(logits_RV))
 
 
 def _some(which_R: Tensor) -> list[Tensor]:
-    """A list of one index with the rows that are true, or an empty list, so that a setting that no row uses
-    costs nothing."""
+    """Return a list with one tensor, the indices of the rows that are true; or an empty list if no row is
+    true. A loop over the list then skips a setting that no row uses."""
     rows = which_R.nonzero().squeeze(1)
     return [rows] if len(rows) else []
 
 
 def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """The logits after top-k and top-p, with the other tokens at -inf.
+    """Return the logits after top-k and top-p; those of tokens that are not kept are -inf.
 
     Args:
-        size_R: tokens that top-k keeps; the size of the vocabulary for all.
+        size_R: number of tokens that top-k keeps in each row; V if it keeps all.
         top_p_R: float64.
     """
     vocabulary = logits_RV.shape[1]
@@ -146,7 +147,8 @@ def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor
 
 
 def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The values and the ids of the `width` most probable tokens of each row, the most probable first."""
+    """Return the logits and the ids of the `width` most probable tokens of each row, the most probable first;
+    if logits are equal, the lower id first."""
     if width == logits_RV.shape[1]:
         return logits_RV.sort(dim=-1, descending=True, stable=True)
     values_RW, ids_RW = logits_RV.topk(width)

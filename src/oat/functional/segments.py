@@ -1,4 +1,4 @@
-"""Sums and means over the tokens of each sequence, in the flat layout."""
+"""Sums and means over the tokens of each row. The values of all rows are in one flat tensor (K,)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,17 +10,17 @@ from oat.errors import ShapeError
 def segment_sum(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """The sum of the values of each row.
+    """The sum of the values of each row; 0 for a row without values.
 
     out_n = sum of values_k over the k with row_of_k = n.
 
     Args:
-        values_K: any unit; keeps its gradient.
-        row_of_K: row of each value, in [0, num_rows).
-        num_rows: N; a row without values sums to 0.
+        values_K: any unit; the gradient flows back to it.
+        row_of_K: index of the row of each value, in [0, num_rows).
+        num_rows: N.
 
     Raises:
-        ShapeError: the two first arguments differ in shape.
+        ShapeError: the first two arguments differ in shape.
     """
     if values_K.shape != row_of_K.shape:
         raise ShapeError(
@@ -33,10 +33,10 @@ def segment_sum(
 def segment_mean(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """The mean of the values of each row; 0 for a row without values.
+    """The mean of the values of each row; 0 for a row without values. Arguments as in `segment_sum`.
 
     Raises:
-        ShapeError: the two first arguments differ in shape.
+        ShapeError: the first two arguments differ in shape.
     """
     totals = segment_sum(values_K, row_of_K, num_rows)
     counts = segment_sum(torch.ones_like(values_K), row_of_K, num_rows)

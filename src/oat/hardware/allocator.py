@@ -6,15 +6,16 @@ from contextlib import suppress
 _MMAP_THRESHOLD = -3
 """M_MMAP_THRESHOLD of glibc's malloc.h."""
 _SIZE = 2**20
-"""Bytes from which on a block is mapped by itself."""
+"""Bytes of the smallest block that gets a memory mapping of its own."""
 
 
 def give_back_freed_memory() -> None:
-    """Make glibc map every block of a megabyte or more by itself, so that it goes back to the system when it
-    is freed.
+    """Make glibc give every block of a mebibyte or more a memory mapping of its own. Such a block goes back
+    to the system when it is freed.
 
-    Otherwise glibc keeps freed blocks of up to 32 MB, and the gaps between them: at 0.6 billion parameters a
-    quarter of the peak. For small models keeping them is faster. With another C library this does nothing.
+    By default glibc keeps freed blocks of up to 32 MB, and the gaps between them. At 0.6 billion parameters
+    these were a quarter of the peak. Small models run faster with the default. With another C library this
+    function does nothing.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(_MMAP_THRESHOLD, _SIZE)

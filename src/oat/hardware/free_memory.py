@@ -7,10 +7,12 @@ import torch
 
 
 def free_memory(profile: str) -> int | None:
-    """Bytes that a run may still take on its device; None where the system does not say.
+    """Return the bytes that a run may still allocate on its device, or None if the system does not report
+    them.
 
     Args:
-        profile: `compute.profile`: "gpu", or the CPU.
+        profile: the setting `compute.profile`; "gpu" asks for the GPU's memory, any other value for the
+            CPU's.
     """
     if profile == "gpu":
         return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
@@ -24,7 +26,8 @@ def free_memory(profile: str) -> int | None:
 
 
 def _free_in_group() -> list[int]:
-    """The bytes that the limit of a container leaves, where there is one."""
+    """Return, in a list, the bytes that are left below the memory limit of this container (cgroup); an empty
+    list if there is no limit."""
     group = Path("/sys/fs/cgroup")
     try:
         most, used, stat = (

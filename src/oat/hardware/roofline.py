@@ -1,22 +1,29 @@
 """Roofline model: the share of this machine's limits that a computation reached (Williams, Waterman,
 Patterson 2009, doi:10.1145/1498765.1498785).
 
-A pass through a model takes at least the bytes that it must read over the bandwidth, and at least its
-operations over the rate of matrix products. The least time of many passes is the sum of each one's larger
-bound; the share reached is this least time over the time that they took.
+A pass through a model has two lower bounds on its time: the bytes that it must read, divided by the
+bandwidth; and
+its operations, divided by the rate of matrix products. An engine's pass takes at least the larger of the two.
+For
+a learner's pass only the operations are counted. The least time of many passes is the sum of their bounds.
+The
+share reached is this least time divided by the time that the passes took.
 
-1. The bandwidth is measured by summing a float32 tensor again and again: bytes read over seconds; nothing is
-   written. The tensor is as large as the model's weights, up to 256 MiB, because weights that fit into a
-   processor's cache are read from there. The matrix rate is 2 n^3 over the seconds of a product of two n x n
-   matrices, where n is doubled until a product takes 2 ms. Both are the best of several rounds, since a
+1. The bandwidth is measured by summing a float32 tensor again and again: bytes read divided by seconds;
+   nothing is written. The tensor has the largest power of two of bytes that is not above the bytes of the
+   model's weights, but at least 1 MiB and at most 256 MiB. Its size matters, because weights that fit into a
+   processor's cache are read from there. The matrix rate is 2 n^3 divided by the seconds of a product of two
+   n x n matrices; n is doubled until a product takes 2 ms. Both rates are the best of several rounds, since a
    disturbance only slows a round.
 2. Operations counted: 2 for each token and element of every matrix with which the token is multiplied; 4 x
-   head width for every head, layer, token and token that it attends to. Bytes counted: matrices, and the
-   keys and values to which a step attends, each once even if several rows share it. In a mixture of experts,
-   only the share of experts that a token goes through is counted.
+   head width for each head, each layer and each pair of a token and a token that it attends to. Bytes
+   counted: the matrices, and the keys and values to which a step attends, once even if several rows share
+   them. In a mixture of experts, a matrix of the experts counts by the share of experts that a token goes
+   through.
 3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
-   optimiser, and everything that the backward pass computes a second time. So a share can be below 1 though
-   nothing is left to gain. It is above 1 only if the machine was busier when it was measured than later.
+   optimiser, and everything that the backward pass computes a second time. So a share can be below 1 although
+   nothing can be made faster. A share above 1 means that the machine was slower while its rates were measured
+   than later.
 """
 
 import functools
@@ -35,12 +42,12 @@ from oat.models.nf4 import count
 from oat.types import Work
 
 LARGEST = 2**28
-"""Bytes of the largest tensor that is read to measure a bandwidth: far more than any cache."""
+"""Bytes of the largest tensor that is read to measure a bandwidth: more than the cache of most processors."""
 _SMALLEST = 2**20
 _ROUNDS = 3
-"""Least rounds of a measurement, after one to warm up."""
+"""Least number of timed rounds of a measurement, after one to warm up."""
 _SECONDS = 0.05
-"""Seconds for which a measurement goes on at least."""
+"""Least sum of the seconds of a measurement's timed rounds."""
 _PRODUCT_S = 0.002
 _WIDEST = 8192
 
@@ -50,8 +57,8 @@ class Rates:
     """The limits of a machine.
 
     Attributes:
-        bandwidth: bytes a second.
-        matrix: floating-point operations a second.
+        bandwidth: bytes per second.
+        matrix: floating-point operations per second, in matrix products.
     """
 
     bandwidth: float
@@ -60,8 +67,9 @@ class Rates:
 
 @functools.cache
 def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
-    """Measure the bytes a second that threads read from a tensor of `size` bytes: once a process, in about a
-    tenth of a second and the time to make the tensor."""
+    """Measure the bytes per second that `threads` threads read from a tensor of `size` bytes. A process
+    measures once for the same arguments; this takes about a tenth of a second, and the time to make the
+    tensor."""
     with on_threads(threads):
         tensor = torch.ones(size // 4, device=device)
         return tensor.nbytes / _least_s(tensor.sum, device)
@@ -69,8 +77,9 @@ def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
 
 @functools.cache
 def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
-    """Measure the operations a second of threads in matrix products, with the present settings of torch: once
-    a process, in about a tenth of a second."""
+    """Measure the floating-point operations per second of `threads` threads in matrix products, under the
+    present settings of torch. A process measures once for the same arguments, in about a tenth of a
+    second."""
     with on_threads(threads):
         width = 256
         seconds = 0.0
@@ -90,7 +99,8 @@ def synchronise(device: torch.device | str) -> None:
 
 
 def _least_s(work: Callable[[], object], device: str) -> float:
-    """Return the seconds of the fastest round."""
+    """Return the seconds of the fastest timed round of `work`; the first round, which warms up, is not
+    timed."""
     times: list[float] = []
     with torch.inference_mode():
         while len(times) <= _ROUNDS or sum(times[1:]) < _SECONDS:
@@ -103,13 +113,14 @@ def _least_s(work: Callable[[], object], device: str) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """The least that a model must read and compute.
+    """Sizes of a model, from which follows what a pass must read and compute at least.
 
     Attributes:
-        backbone, head: elements of the matrices with which a token is multiplied.
-        trained_backbone, trained_head: elements among them that learning changes.
-        attention: operations for one token that attends to one token, in all layers.
-        dtype: of the weights.
+        backbone, head: number of elements of the matrices with which a token is multiplied, in the backbone
+            and in the head.
+        trained_backbone, trained_head: number of those elements that learning changes.
+        attention: floating-point operations, in all layers, for one token that attends to one token.
+        dtype: precision of the weights.
     """
 
     backbone: int
@@ -124,14 +135,16 @@ class Cost:
         return (self.backbone + self.head) * self.dtype.itemsize
 
     def flops(self, tokens: int, pairs: int, heads: int, *, learning: bool = False) -> int:
-        """Return the operations of one pass.
+        """Return the floating-point operations of one pass.
 
         Args:
-            tokens: tokens that go through the backbone.
-            pairs: pairs of a token and one that it attends to, itself included.
-            heads: tokens that go through the head.
+            tokens: number of tokens that go through the backbone.
+            pairs: number of pairs of a token and a token that it attends to; each token also attends to
+                itself.
+            heads: number of tokens that go through the head.
             learning: count the backward pass too. The gradient of a matrix's input takes as many operations
-                as the forward pass; the gradient of the matrix as many again, if learning changes it.
+                as the forward pass. The gradient of the matrix takes as many again; it is counted if learning
+                changes the matrix.
         """
         matrices, attention = 2 * (self.backbone * tokens + self.head * heads), self.attention * pairs
         if not learning:
@@ -140,7 +153,7 @@ class Cost:
 
 
 def cost_of(lm: CausalLM) -> Cost:
-    """Return the cost of a model in its present form, with its adapter or without."""
+    """Return the cost of a model. An adapter's matrices are counted unless `lm.is_base`."""
     config = lm.module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 0)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
@@ -173,8 +186,8 @@ def cost_of(lm: CausalLM) -> Cost:
 
 
 def rates_of(device: torch.device, threads: int, cost: Cost) -> Rates:
-    """Return the limits of the machine for a model: the bandwidth is that of the memory in which its weights
-    fit."""
+    """Return the limits of the machine for a model. The bandwidth is measured with a tensor about as large as
+    the model's weights."""
     size = min(LARGEST, max(_SMALLEST, 1 << cost.weight_bytes.bit_length() - 1))
     return Rates(bandwidth(str(device), threads, size), matrix_rate(str(device), threads, cost.dtype))
 
@@ -183,7 +196,7 @@ class Meter:
     """Adds up what an engine computes with one model.
 
     Args:
-        key_bytes: bytes of the keys and values of one token, in all layers.
+        key_bytes: bytes that the keys and values of one token take in the KV cache, in all layers.
 
     Attributes:
         rates: limits of the machine; nothing is counted while this is None.
@@ -197,8 +210,8 @@ class Meter:
         self._done = Work()
 
     def work(self, threads: int) -> Work:
-        """Return the work that was counted so far. Counting begins with the first call. The limits are those
-        of the machine with this number of threads."""
+        """Return the work counted since the first call of this method. From this call on, `rates` are the
+        machine's limits with `threads` threads."""
         self.rates = rates_of(self.device, threads, self.cost)
         return self._done
 
@@ -207,8 +220,9 @@ class Meter:
 
         Args:
             tokens, pairs: as in `Cost.flops`.
-            seen: cached keys to which rows attend.
-            keys: cached keys with which the pass computes.
+            seen: number of cached tokens to which the rows attend; a token that several rows share counts
+                once.
+            keys: number of cached tokens with which the pass computes, padding included.
         """
         self._add(
             self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes,
@@ -217,12 +231,12 @@ class Meter:
         self._count(Work(keys=keys, padded_keys=keys - seen))
 
     def head(self, tokens: int) -> None:
-        """Count a pass of tokens through the head."""
+        """Count a pass of `tokens` tokens through the head."""
         self._add(self.cost.head * self.cost.dtype.itemsize, self.cost.flops(0, 0, tokens))
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """Count the time of the body."""
+        """Count the seconds that the body takes."""
         begin = time.perf_counter()
         yield
         self._count(Work(seconds=time.perf_counter() - begin))
@@ -240,7 +254,8 @@ class WorkCounter:
     """Counts the operations of a learner's passes through one model.
 
     Attributes:
-        flops: operations so far, with those of the backward pass if gradients are on.
+        flops: floating-point operations counted since it was last set to 0. A pass counts with its backward
+            pass if gradients are enabled.
     """
 
     def __init__(self, lm: CausalLM, *, autocast: bool):
@@ -253,9 +268,9 @@ class WorkCounter:
         """Count a pass.
 
         Args:
-            places: for each sequence, the places of its tokens in the pass. A token that several sequences
-                share has one place.
-            heads: tokens that go through the head.
+            places: for each sequence, the indices of its tokens in the pass. Sequences that share a token
+                have the same index for it.
+            heads: number of tokens that go through the head.
         """
         seen_T = np.zeros(1 + max(int(place[-1]) for place in places), dtype=np.int64)
         for place in places:
@@ -266,7 +281,8 @@ class WorkCounter:
 
 
 class Stopwatch:
-    """Times computations: every `with` adds to the present measurement, until `end` begins the next."""
+    """Times computations. Every `with` block adds its seconds to the present measurement; `end` ends this
+    measurement and begins the next."""
 
     def __init__(self, work_counters: Sequence[WorkCounter]):
         self.work_counters = work_counters
@@ -288,8 +304,8 @@ class Stopwatch:
                 )
 
     def end(self) -> float | None:
-        """End a measurement. Return the share of the machine's limit that was reached, or None if no pass was
-        counted."""
+        """End the present measurement. Return the share of the machine's matrix rate that was reached, or
+        None if no operation was counted."""
         share = self._least_s / self._seconds if self._least_s else None
         self._seconds = self._least_s = 0.0
         return share

@@ -1,8 +1,9 @@
 """The number of threads to compute with.
 
-For small models one thread is faster than two, and many times faster on a busy machine, where threads wait
-for each other. So the number is measured once, when a run is created. It is kept with the run, because the
-rounding of some results depends on it.
+For small models one thread is faster than two. It is many times faster on a busy machine, where threads wait
+for each other. So the fastest number is measured once, when a run is created. The run keeps this number,
+because
+the rounding of some results depends on it.
 """
 
 import os
@@ -15,14 +16,15 @@ import torch
 
 _ROUNDS = 3
 LARGE = 200_000_000
-"""A model with more parameters is large."""
+"""Parameters above which a model counts as large."""
 _GAIN = 0.95
-"""More threads are chosen if they take at most this share of the time of fewer."""
+"""A larger number of threads is chosen if its time is at most this fraction of the time of the number chosen
+so far."""
 
 
 @contextmanager
 def on_threads(count: int | None) -> Iterator[None]:
-    """Run the kernels of the body on `count` threads; None: on as many as now."""
+    """Run torch's kernels in the body on `count` threads. If `count` is None, the number of threads stays."""
     before = torch.get_num_threads()
     if count is not None and count != before:
         torch.set_num_threads(count)
@@ -34,9 +36,13 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 
 def candidates(parameters: int) -> list[int]:
-    """Return the numbers of threads to measure: powers of two up to the number that torch would use now, and
-    that number. For a large model it is that number alone: fewer are never faster, and a measurement would
-    take long."""
+    """Return the numbers of threads to measure, ascending: the powers of two up to the highest number, and
+    the highest number itself. The highest number is the one that torch would use now, but at most that of the
+    processors.
+
+    For a large model, return the highest number alone: fewer threads were not faster, and measuring takes
+    long.
+    """
     most = min(torch.get_num_threads(), os.cpu_count() or 1)
     if parameters > LARGE:
         return [most]
@@ -46,11 +52,12 @@ def candidates(parameters: int) -> list[int]:
 def fastest(
     work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """Return the number of threads on which the work is fastest, by the median of three rounds after one to
-    warm up. Each round runs every number once.
+    """Return the number of threads on which `work` is fastest. Each round runs `work` once on every number of
+    threads. After one round to warm up, three rounds are timed, and their medians are compared.
 
     Args:
-        counts: the numbers to try, ascending; among numbers with nearly the same time the lowest is chosen.
+        counts: the numbers of threads to try, ascending. If several take nearly the same time, the lowest of
+            them is chosen.
     """
     if len(counts) == 1:
         return counts[0]
