@@ -2,14 +2,11 @@
 
 EXO and DiscoPOP take the margin of `dpo_margin`. NCA, APO, SPPO and KTO take log-ratios: a response's
 log-probability under the policy minus that under the reference. ORPO and CPO have no reference. All losses
-are
-elementwise over pairs or, for KTO, over responses; this axis is `U`.
+are elementwise over pairs or, for KTO, over responses; this axis is `U`.
 
 The formulas of DiscoPOP (a product) and ORPO (the odds) would overflow as they are written, so the code
-rearranges
-the first and clamps the second at a named bound. Every loss of pairs is finite, and so is its gradient, down
-to
-log-probabilities of -10,000.
+rearranges the first and clamps the second at a named bound. Every loss of pairs is finite, and so is its
+gradient, down to log-probabilities of -10,000.
 """
 
 import math

@@ -1,15 +1,13 @@
 """Estimators of the divergence KL(policy || reference) from tokens that the policy sampled (J. Schulman,
 "Approximating KL divergence", http://joschu.net/blog/kl-approx.html). With d = logps - reference_logps, their
-terms and
-the expectations of these under the policy are:
+terms and the expectations of these under the policy are:
 
     k1 = d               the divergence; single terms may be negative
     k2 = d^2 / 2         not the divergence, but close to it if policy and reference are close
     k3 = e^-d - 1 + d    the divergence; no term is negative
 
 The estimators clamp nothing: in float32, e^-d overflows to infinity if d is below -88 nats. They are
-elementwise;
-their two tensors have the same shape, any, usually (K,) trained tokens.
+elementwise; their two tensors have the same shape, any, usually (K,) trained tokens.
 
 `adapted_coef` adapts the coefficient of a penalty on such a divergence.
 """
@@ -44,8 +42,7 @@ def kl_k1(
 def kl_k2(
     logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """The estimator k2: half the square of k1. Arguments and errors as in `kl_k1`; unreduced terms, nats
-    squared."""
+    """The estimator k2: half the square of k1. Arguments, units and errors as in `kl_k1`."""
     return 0.5 * kl_k1(logps, reference_logps).square()
 
 

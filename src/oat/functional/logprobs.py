@@ -1,6 +1,5 @@
 """Log-probabilities and entropies of tokens from their logits. `chunked_head` computes them a chunk of tokens
-at a time,
-so that memory need not hold the logits of all tokens.
+at a time, so that memory need not hold the logits of all tokens.
 
 Every function computes in at least float32, whatever the precision of the logits; float64 stays float64.
 """

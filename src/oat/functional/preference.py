@@ -1,10 +1,8 @@
 """Losses and probabilities of pairs.
 
-A direct loss is a function of a margin h, which is low if the policy prefers the rejected response. Options
-may
-change the margin before the loss is taken. Tensors with the axis `U` have one value for each pair; `chosen`
-and
-`rejected` are the two responses of a pair.
+A direct loss is a function of a margin h, which is the higher the more the policy prefers the chosen
+response. Options may change the margin before the loss is taken. Tensors with the axis `U` have one value for
+each pair; `chosen` and `rejected` are the two responses of a pair.
 """
 
 import torch

@@ -2,12 +2,9 @@
 Patterson 2009, doi:10.1145/1498765.1498785).
 
 A pass through a model has two lower bounds on its time: the bytes that it must read, divided by the
-bandwidth; and
-its operations, divided by the rate of matrix products. An engine's pass takes at least the larger of the two.
-For
-a learner's pass only the operations are counted. The least time of many passes is the sum of their bounds.
-The
-share reached is this least time divided by the time that the passes took.
+bandwidth; and its operations, divided by the rate of matrix products. An engine's pass takes at least the
+larger of the two. For a learner's pass only the operations are counted. The least time of many passes is the
+sum of their bounds. The share reached is this least time divided by the time that the passes took.
 
 1. The bandwidth is measured by summing a float32 tensor again and again: bytes read divided by seconds;
    nothing is written. The tensor has the largest power of two of bytes that is not above the bytes of the

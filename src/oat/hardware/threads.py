@@ -2,8 +2,7 @@
 
 For small models one thread is faster than two. It is many times faster on a busy machine, where threads wait
 for each other. So the fastest number is measured once, when a run is created. The run keeps this number,
-because
-the rounding of some results depends on it.
+because the rounding of some results depends on it.
 """
 
 import os
