@@ -1,16 +1,17 @@
-"""Attention without padding, for engine and learner: sequences of any lengths lie end to end in one row of
-tokens.
+"""Attention for engine and learner, over sequences of any lengths that follow each other in one row of tokens
+without padding.
 
-Transformers' models call `attention` under the name `oat`. With a `layout`, the layout decides which token
-attends to which; without one, `attention` is transformers' scaled dot-product attention. There are two
-layouts: `Packed`, below, and the step of a KV cache (`engines/paged_cache.py`).
+Transformers' models call `attention` under the name `oat`. If the call has a `layout`, the layout decides
+which token attends to which; otherwise `attention` is transformers' scaled dot-product attention. `Packed`,
+below, is the layout of such a row. `engines/paged_cache.py` has the layouts of a KV cache.
 
 `Packed` computes spans of nearly equal length in one call, as the rows of a batch (a bucket). On a GPU in
-half precision, one kernel of variable-length attention computes all spans, provided that its values and
-gradients agree with those of the buckets; this is checked once for every shape of heads.
+half precision, one kernel of variable-length attention computes all spans instead, if its values and
+gradients agree with those of the buckets. This is checked once for each device, precision and shape of heads.
 
-One call for each span took 0.3 ms forward and backward, whatever it computed, which was half of a tiny
-model's update. So spans of nearly equal length share a call, padded by an eighth at most.
+A call for each single span took 0.3 ms forward and backward, however short the span; this was half of a tiny
+model's update. So spans of nearly equal length share a call. Their padding adds at most an eighth to their
+length.
 """
 
 from collections.abc import Sequence
@@ -31,10 +32,11 @@ from oat.models.packing import Span
 
 NAME = "oat"
 _NEAR_UP_TO = 512
-"""Keys of a span up to which spans of nearly equal length share a bucket. Spans with more keys share one only
-if they are equally long."""
+"""Largest number of keys of a span that may share a bucket with spans of nearly equal length. Spans with more
+keys share a bucket only if they are equally long."""
 _AGREEMENT = 5e-2
-"""Largest difference between the kernel in half precision and the buckets, relative to the largest number."""
+"""Largest difference allowed between results of the kernel in half precision and those of the buckets,
+relative to the largest absolute value of the latter."""
 
 
 class AttentionLayout(Protocol):
@@ -46,8 +48,10 @@ class AttentionLayout(Protocol):
         """Compute one layer's attention.
 
         Args:
-            module: the layer; it tells layers apart.
-            query: (R, heads, L, head width); key and value may have fewer heads.
+            module: the layer's attention module; a layout that keeps something for each layer tells the
+                layers apart by it.
+            query, key, value: (R, heads, L, head width); key and value may have fewer heads than query.
+            scale: factor of the scalar products of queries and keys.
 
         Returns:
             (R, L, heads, value width).
@@ -55,13 +59,15 @@ class AttentionLayout(Protocol):
 
 
 class Bounds(NamedTuple):
-    """Spans in the form of a kernel of variable-length attention: S sequences of queries and of keys, end to
-    end.
+    """S spans in the form that a kernel of variable-length attention takes: S sequences of queries, and S
+    sequences of keys, each end to end.
 
     Attributes:
-        queries, keys: (S + 1,) int32, the place where each sequence begins, and the end of the last.
-        tokens: the token of each key; those of a shared prefix are repeated for every span that attends to
-            it. None: each token is a key once, in order.
+        queries, keys: (S + 1,) int32, the index at which each sequence begins; last, the index at which the
+            last sequence ends.
+        longest_query, longest_key: length of the longest sequence of queries and of keys.
+        tokens: for each key, the index of its token. The tokens of a shared prefix are repeated for every
+            span that attends to them. None: each token is a key once, in order.
     """
 
     queries: Tensor
@@ -73,12 +79,12 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Spans of nearly equal length, which attend in one call.
+    """Spans of nearly equal length, whose attention one call computes.
 
     Attributes:
         count: number of spans.
         queries, keys: number of queries and of keys of each span, padding included.
-        mask: as `_mask` makes it; None: causal.
+        mask: a mask made by `_mask`; None: attention is causal.
     """
 
     count: int
@@ -92,15 +98,17 @@ class Packed:
     meaning.
 
     Spans of nearly equal length are computed together, as the rows of a batch, since a call for each span
-    would take longer than its arithmetic. A shorter row is padded with copies of its last token, to which no
-    real token of the row attends.
+    would take longer than its arithmetic. A shorter span is padded on the right with copies of its last
+    token. No real token attends to these copies, since attention is causal. A shorter prefix is padded on the
+    left, and the mask hides its padding.
 
     Args:
-        width: number of tokens of every row, with all spans in one bucket; None: spans share a bucket if
-            their lengths differ by an eighth at most, or, if they are long, not at all.
+        width: number of tokens to which every span is padded, its prefix not counted; spans with equally long
+            prefixes then share a bucket. None: spans share a bucket if their lengths round up to the same of
+            eight steps between two powers of two; long spans, if their lengths are equal.
 
     Attributes:
-        uses: number of calls by layers.
+        uses: number of calls of `attend`, one for each layer of each pass.
     """
 
     def __init__(self, spans: Sequence[Span], *, width: int | None = None):
@@ -124,7 +132,7 @@ class Packed:
         return self.at_once(query.to(dtype), key.to(dtype), value.to(dtype), scale)
 
     def at_once(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Compute all spans by one kernel. There must be no tokens between them."""
+        """Compute the attention of all spans by one kernel. There must be no tokens between the spans."""
         if self._bounds is None:
             self._bounds = self.bounds(query.device)
         bounds = self._bounds
@@ -134,7 +142,8 @@ class Packed:
         return variable_length(query_THd, key_THd, value_THd, bounds, scale)[None]
 
     def bounds(self, device: torch.device) -> Bounds:
-        """Return the spans for a kernel that aligns the last query of a sequence with its last key."""
+        """Return the spans in the form that the kernel takes. The kernel aligns the last query of a sequence
+        with its last key."""
         own = [np.arange(span.start, span.stop) for span in self.spans]
         keys = [
             ids if span.prefix is None else np.concatenate([own[span.prefix], ids])
@@ -149,7 +158,7 @@ class Packed:
         return Bounds(query_starts, key_starts, max(map(len, own)), max(map(len, keys)), tokens)
 
     def in_buckets(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Compute the spans bucket by bucket, by scaled dot-product attention."""
+        """Compute the attention of the spans bucket by bucket, by scaled dot-product attention."""
         if self._plan is None:
             self._plan = self._make_plan(query)
         buckets, query_rows, key_rows, back = self._plan
@@ -173,8 +182,8 @@ class Packed:
         """Put the spans into buckets.
 
         Returns:
-            The buckets; the places of their queries and of their keys among the tokens; and the place of each
-            token among the outputs of the buckets.
+            The buckets; the tokens that are the buckets' queries; the tokens that are their keys; and, for
+            each token, its index among the outputs of the buckets.
         """
         groups: dict[tuple[int, int], list[int]] = {}
         before = [0 if span.prefix is None else _length(self.spans[span.prefix]) for span in self.spans]
@@ -209,19 +218,19 @@ class Packed:
         return buckets, queries, keys, Rows(back_T, place, like.device)
 
     def _shape(self, before: int, own: int) -> tuple[int, int]:
-        """Return the padded lengths of the bucket for a span with `before` tokens in its prefix and `own` of
-        its own."""
+        """Return the padded lengths of prefix and span in the bucket of a span. The span has `before` tokens
+        in its prefix, and `own` tokens of its own."""
         if self.width is not None:
             return before, self.width
         return (before, own) if before + own > _NEAR_UP_TO else (_near(before), _near(own))
 
 
 class Rows:
-    """A selection of rows of a matrix, with repetitions. The gradient of a row is the sum of the gradients of
-    its copies.
+    """Selects rows of a matrix; a row may be selected several times. The gradient of a row is the sum of the
+    gradients of its copies.
 
     Args:
-        numbers: numbers of the selected rows.
+        numbers: indices of the selected rows.
         count: number of rows of the matrix.
     """
 
@@ -232,7 +241,7 @@ class Rows:
         self.starts = torch.from_numpy(np.searchsorted(np.sort(numbers), np.arange(count))).to(device)
 
     def take(self, matrix: Tensor) -> Tensor:
-        """Select from a matrix (rows, ...); return (numbers, ...)."""
+        """Return the selected rows of a matrix (`count`, ...), in the order of `numbers`."""
         if self.is_every:
             return matrix
         taken: Tensor = _Take.apply(matrix.flatten(1), self)
@@ -251,8 +260,8 @@ class _Take(torch.autograd.Function):
 
 
 def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Compute the attention of a bucket, (rows, heads, width). Query heads that share a key head are a
-    dimension of their own, so that no key is copied for them."""
+    """Compute the attention of a bucket, (count * queries, heads, value width). Query heads that share a key
+    head become an axis of their own, so that no key is copied for them."""
     heads, key_heads = query.shape[1], key.shape[1]
     query = (
         query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1)
@@ -280,13 +289,14 @@ def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: f
 
 
 def _mask(sees_nP: np.ndarray, own: int, like: Tensor) -> Tensor:
-    """Return the mask of a bucket: (n, 1, L, P + L), or n = 1 if all rows are equal. It is 0 where a query
-    attends, to its real prefix and causally to its own span, and -inf elsewhere.
+    """Return the mask of a bucket of n spans: (n, 1, L, P + L), or (1, 1, L, P + L) if no prefix is padded.
+    The mask is 0 if the query attends to the key, else -inf. A query attends to the real tokens of its
+    prefix, and causally to its own span.
 
     Args:
-        sees_nP: (n, P), true where a key of the prefix is no padding.
-        own: L.
-        like: a tensor of the precision and device of the mask.
+        sees_nP: (n, P), true if the key of the prefix is a real token, false if it is padding.
+        own: L, the padded length of the spans.
+        like: a tensor that has the precision and the device of the mask.
     """
     sees_nP = sees_nP[:1] if sees_nP.all() else sees_nP
     causal = np.tril(np.ones((own, own), dtype=bool))
@@ -306,14 +316,14 @@ def _length(span: Span) -> int:
 
 
 def _near(length: int) -> int:
-    """Round a length up to the next of eight steps between two powers of two."""
+    """Round a length up to the next of the eight equal steps between two powers of two."""
     step = max(1, (1 << length.bit_length()) // 16)
     return -(-length // step) * step
 
 
 def half_dtype(like: Tensor) -> torch.dtype | None:
-    """Return the half precision in which a GPU computes the attention of such a tensor; None on a CPU, and
-    for a higher precision."""
+    """Return the half precision, of autocast or else of the tensor `like`, in which a GPU computes the
+    attention of this tensor; None if the tensor is not on a GPU, or the precision is higher."""
     if not like.is_cuda:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else like.dtype
@@ -323,8 +333,8 @@ def half_dtype(like: Tensor) -> torch.dtype | None:
 def variable_length(
     query_THd: Tensor, key_SHd: Tensor, value_SHd: Tensor, bounds: Bounds, scale: float
 ) -> Tensor:
-    """Compute causal attention within each sequence by torch's kernel, (T, heads, width). The last query of a
-    sequence is aligned with its last key."""
+    """Compute causal attention within each sequence by torch's kernel; return (T, heads, value width). The
+    last query of a sequence is aligned with its last key."""
     from torch.nn.attention.varlen import varlen_attn
 
     # the causal window is aligned at the lower right, as in flash attention since 2.1
@@ -338,10 +348,10 @@ def variable_length(
 def kernel_agrees(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int
 ) -> bool:
-    """Check that values and gradients of the kernel agree with those of the buckets, for spans with a prefix
-    and without. False if they do not, or if there is no kernel.
+    """Return true if the kernel's values and gradients agree with those of the buckets, for spans with and
+    without a prefix; false if they do not agree, or if the kernel fails or does not exist.
 
-    The computation stays outside of the caller's autograd graph and of its hooks on saved tensors.
+    The caller's autograd graph, and its hooks on saved tensors, do not see this computation.
     """
     packed = Packed([Span(0, 5), Span(5, 8, prefix=0), Span(8, 9, prefix=0), Span(9, 20)])
     scale = width**-0.5
@@ -385,11 +395,11 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention where transformers calls it in every layer.
+    """Compute the attention of one layer. Transformers calls this function in every layer.
 
     Raises:
         ModelError: there is a layout, and the layer needs more than scaled dot products: soft caps, sinks or
-            a bias of positions.
+            a position bias.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

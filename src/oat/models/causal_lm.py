@@ -1,8 +1,8 @@
-"""A causal language model of transformers as the engine and the learner use it: a backbone that computes
-hidden states, and a head.
+"""A causal language model of transformers in the form that the engine and the learner use: a backbone that
+computes hidden states, and a head that computes logits.
 
-Logits must be the output embeddings applied to the last hidden states of the backbone, and nothing more. A
-model that scales or caps its logits is refused when it is loaded (`compatibility.py`).
+The logits must be the output embeddings applied to the last hidden states of the backbone, and nothing more.
+A model that scales or caps its logits is refused when it is loaded (`compatibility.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,8 @@ from oat.models.linear import Linear
 from oat.models.packing import pack, pack_groups
 
 NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""A mask of four axes, which keeps transformers from making one of its own. Layouts ignore it."""
+"""A mask of four axes. If transformers is given such a mask, it makes none of its own. Layouts ignore the
+mask."""
 
 
 class CausalLM:
@@ -28,9 +29,10 @@ class CausalLM:
 
     Attributes:
         module: the `...ForCausalLM` module itself; the code that trains it sets its mode and its gradients.
-        adapter: PEFT's handle of the LoRA layers within the module (`oat.models.lora`), or None.
-        is_base: the operations compute without the adapter.
-        takes_layouts: the module's attention is ours (`oat.models.attention`), so sequences need no padding.
+        adapter: PEFT's object for the LoRA layers within the module (`oat.models.lora`), or None.
+        is_base: if true, the operations compute without the adapter.
+        takes_layouts: if true, the module's attention is ours (`oat.models.attention`), so sequences need no
+            padding.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class CausalLM:
         self.takes_layouts = takes_layouts
 
     def base(self) -> "CausalLM":
-        """Return the model without its adapter, on the same module: no second copy of the weights."""
+        """Return the model without its adapter. It uses the same module, so there is no second copy of the
+        weights."""
         return CausalLM(self.module, adapter=self.adapter, is_base=True, takes_layouts=self.takes_layouts)
 
     @property
@@ -56,13 +59,14 @@ class CausalLM:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text, by the generation config."""
+        """The ids that end a text, according to the model's generation config; empty if it names none."""
         eos = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
     @property
     def vocab_rows(self) -> int:
-        """Number of columns of the logits; often larger than the tokenizer's vocabulary."""
+        """Number of rows of the output embeddings, which is the number of logits of a token; often larger
+        than the tokenizer's vocabulary."""
         return len(self.module.get_output_embeddings().weight)
 
     @property
@@ -71,11 +75,12 @@ class CausalLM:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of a sequence; None if the model states no limit.
+        """Largest number of tokens of a sequence; None if the model states no limit.
 
-        It is the least of three limits: the number of positions; the sliding window or attention chunk,
-        within which such attention equals full attention, the only kind computed here; and the length at
-        which the position encoding "longrope" would change for tokens that are already in the KV cache.
+        It is the lowest of the limits that the model has. One is the number of positions. Another is the
+        sliding window, or the attention chunk: only full attention is computed here, and up to this length
+        the model's attention equals it. The last is the length at which the position encoding "longrope"
+        would change for tokens that are already in the KV cache.
         """
         config = self.module.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)
@@ -96,9 +101,9 @@ class CausalLM:
 
         Args:
             input_ids: (R, L).
-            positions: (R, L), the position of each token; None: 0 to L - 1.
-            layout: decides which token attends to which, if the model `takes_layouts`; None: each token
-                attends causally within its row.
+            positions: (R, L), the position of each token; None: 0 to L - 1 in each row.
+            layout: decides which token attends to which; only for a model that `takes_layouts`. None: each
+                token attends causally within its row.
 
         Returns:
             (R, L, D).
@@ -114,15 +119,17 @@ class CausalLM:
     def hidden_of(
         self, sequences: Sequence[np.ndarray], prefixes: Sequence[int] | None = None
     ) -> tuple[Tensor, list[np.ndarray]]:
-        """Compute the last hidden states of sequences of any lengths in one pass. They lie end to end without
-        padding, or, if the model takes no layouts, are padded on the right.
+        """Compute the last hidden states of sequences of any lengths in one pass. If the model takes layouts,
+        the sequences follow each other without padding; else each is padded on the right.
 
         Args:
-            prefixes: number of tokens at the beginning of each sequence, less than all, that are computed
-                once for all sequences that begin with them. None: nothing is shared.
+            sequences: the ids of each sequence.
+            prefixes: for each sequence, the number of tokens at its beginning that are computed once for all
+                sequences that begin with them; less than its length. None, or a model that takes no layouts:
+                nothing is shared.
 
         Returns:
-            Last hidden states (T, D), and for each sequence the places of its tokens among them.
+            Last hidden states (T, D); and for each sequence the indices of its tokens among the T.
         """
         if not self.takes_layouts:
             width = max(len(ids) for ids in sequences)
@@ -135,26 +142,27 @@ class CausalLM:
         return self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0], places
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Compute logits over `vocab_rows` ids, (..., D) to (..., V), in the model's own precision."""
+        """Compute the logits of hidden states, (..., D) to (..., V), in the precision of the model or of
+        autocast. V is `vocab_rows`."""
         with self.as_seen():
             return self.module.get_output_embeddings()(hidden)
 
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return weight (V, D) and bias (V,) of the head; None if the head is not a plain linear layer, such
-        as one with an adapter."""
+        """Return the head's weight (V, D) and its bias (V,), which may be None. Return None instead of both
+        if the head is not a plain linear layer, for example if it has an adapter."""
         head = self.module.get_output_embeddings()
         return (head.weight, head.bias) if type(head) in (torch.nn.Linear, Linear) else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every parameter and buffer of the model's state by name; a tied parameter once, under its
-        first name."""
+        """Return every parameter and every buffer of the model's state, by name. A tied parameter is there
+        once, under its first name."""
         state = self.module.state_dict(keep_vars=True)
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in state}
         return {**dict(self.module.named_parameters()), **buffers}
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters that learning may change, by name: those of the adapter, or all if there is
-        none."""
+        """Return the parameters that learning may change, by name: those of the adapter, or all parameters if
+        there is no adapter."""
         return {
             name: parameter
             for name, parameter in self.module.named_parameters()
@@ -166,7 +174,7 @@ class CausalLM:
         layer again in the backward pass.
 
         Raises:
-            ModelError: the model does not support it.
+            ModelError: the model does not support gradient checkpointing.
         """
         enable = (
             getattr(self.module, "activation_checkpointing_enable", None)
@@ -182,8 +190,8 @@ class CausalLM:
 
     @contextmanager
     def as_seen(self) -> Iterator[None]:
-        """Turn the adapter's layers off within the context, if `is_base`. Unlike PEFT's own switch, this
-        leaves every `requires_grad` as it is."""
+        """Turn the adapter off in the body if `is_base`. Unlike PEFT's own switch, this method leaves every
+        `requires_grad` as it is."""
         layers = (
             [module for module in self.module.modules() if hasattr(module, "_disable_adapters")]
             if self.is_base
@@ -199,7 +207,7 @@ class CausalLM:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return true if a tensor has values, and not only a shape."""
+    """Return true if a tensor has values; false if it has only a shape, as on `meta` or in a fake tensor."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 

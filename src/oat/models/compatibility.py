@@ -1,5 +1,5 @@
-"""Checks of whether our code computes what a model of transformers does: its logits are its head applied to
-its last hidden states, and its attention can be replaced by ours."""
+"""Checks that our code computes what a model of transformers computes: the model's logits are its head
+applied to its last hidden states, and our attention can replace the model's."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ _HALF_TOLERANCE = 5e-2
 
 @torch.no_grad()
 def check_head(lm: CausalLM, path: str) -> None:
-    """Check that the logits that we compute are the model's own.
+    """Check that the logits computed by our code equal those of the model's own code.
 
     Raises:
-        ModelError: they are not, or the model has no head.
+        ModelError: the logits differ, the model has no head, or its code fails.
     """
     _check_has_head(lm, path)
     ids = torch.arange(min(8, lm.vocab_rows), device=lm.device)[None]
@@ -47,19 +47,20 @@ def check_head(lm: CausalLM, path: str) -> None:
 
 @torch.no_grad()
 def check_outlined_head(lm: CausalLM, path: str) -> None:
-    """Check the same without weights: a hook puts known hidden states in place of the backbone's, and a small
-    known head replaces the model's.
+    """Check, for a model without weights, that its logits are its head applied to its last hidden states. A
+    hook replaces the backbone's hidden states by known ones, and a small known head replaces the model's. If
+    the model's code fails on them, nothing is checked here.
 
     Args:
         lm: an outline on the device `meta`.
 
     Raises:
-        ModelError: as for `check_head`.
+        ModelError: the logits differ, or the model has no head.
     """
     _check_has_head(lm, path)
     head = lm.module.get_output_embeddings()
     ids = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
-    mask = NO_MASK.to(lm.device)  # given, since transformers would read values of position ids to make one
+    mask = NO_MASK.to(lm.device)  # to make a mask, transformers would read values, which `meta` does not have
     hidden = torch.linspace(-4, 4, 2 * head.in_features).view(1, 2, -1)
     small = torch.nn.Linear(head.in_features, 3, bias=False)
     torch.nn.init.ones_(small.weight)
@@ -73,7 +74,7 @@ def check_outlined_head(lm: CausalLM, path: str) -> None:
     try:
         logits = lm.module(input_ids=ids, attention_mask=mask, use_cache=False).logits
         difference = (logits - small(hidden)).abs().max().item()
-    except LIBRARY_ERRORS:  # `check_head` decides, once the weights are loaded
+    except LIBRARY_ERRORS:  # `check_head` decides when the weights are loaded
         return
     finally:
         hook.remove()
@@ -99,8 +100,8 @@ def _refuse_other_logits(lm: CausalLM, path: str, difference: float) -> None:
 
 @torch.no_grad()
 def give_layouts(lm: CausalLM) -> None:
-    """Give the model our attention, if its code accepts it and two packed sequences then do not attend to
-    each other. Otherwise the model keeps its own."""
+    """Replace the model's attention by ours, if the model's code accepts this, and two packed sequences then
+    have nearly the same hidden states as each alone. Otherwise the model keeps transformers' "sdpa"."""
     sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
     ids_1T, positions_1T, spans = pack(sequences, lm.device)
     plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])

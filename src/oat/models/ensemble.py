@@ -3,7 +3,7 @@ EE4LLM, arXiv:2402.00396).
 
 Each member is x -> act(W1 x + b1) -> act(W2 x + b2) -> W3 x + b3, a scalar. Members differ by their initial
 weights: normal with standard deviation 1 / (2 sqrt(inputs)), truncated at two standard deviations; initial
-biases are 0. The initial parameters are kept as the anchor, towards which the prior pulls.
+biases are 0. The initial parameters are kept as the anchor; the prior pulls the parameters towards it.
 """
 
 import math
@@ -20,10 +20,13 @@ _ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
 
 
 class Ensemble(torch.nn.Module):
-    """M networks on D features. As a learner's model it reads the column `features_N`, (N, D), and computes
-    "rewards", (N, M), and "prior", ().
+    """M networks on D features. In a learner, `outputs` reads the batch's column `features_N`, (N, D), and
+    computes "rewards", (N, M), and "prior", ().
 
     Args:
+        features: D.
+        members: M.
+        hidden: number of outputs of each of the two hidden layers.
         generator: draws the initial weights.
     """
 
@@ -70,8 +73,8 @@ class Ensemble(torch.nn.Module):
         return x.squeeze(-1).transpose(0, 1)
 
     def prior(self) -> torch.Tensor:
-        """Return the squared distance of parameters from their initial values: the mean over all parameters
-        of all members."""
+        """Return the squared difference of each parameter from its initial value, averaged over all
+        parameters of all members."""
         moved = [
             (parameter - getattr(self, f"anchor_{name}")).square().flatten()
             for name, parameter in self.named_parameters()
@@ -87,7 +90,8 @@ class Ensemble(torch.nn.Module):
 
 
 def _truncated_normal(generator: np.random.Generator, shape: tuple[int, ...], std: float) -> torch.Tensor:
-    """Draw normal numbers; those beyond two standard deviations are drawn again."""
+    """Draw normal numbers with mean 0 and standard deviation `std`. A number beyond two standard deviations
+    is drawn again."""
     values = generator.normal(size=shape)
     while (outside := np.abs(values) > 2).any():
         values[outside] = generator.normal(size=int(outside.sum()))

@@ -1,5 +1,6 @@
 """Identity of a model, its tokenizer and its adapter: the content of their files that decides what is
-computed. It stays equal when another program saves the files again, and changes when such a field changes.
+computed. The identity stays equal when another program saves the same content again, and changes when a field
+of it changes. A change of the weights is seen if it changes one of the samples.
 
 | section | content |
 | --- | --- |
@@ -7,10 +8,11 @@ computed. It stays equal when another program saves the files again, and changes
 | `generation_config.json` | the ids that end a text; without such a file, those of `config.json` |
 | `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
 | `tokenizer_config.json` | the special tokens |
-| `weights` | by tensor name, with its numbers as `*`: a checksum of samples of these tensors, in float32 |
+| `weights` | for each tensor name, its numbers replaced by `*`: a checksum of samples of these tensors in
+float32 |
 | `adapter_config.json` | rank, scale and layers of an adapter |
 
-A short value is kept as it is, a long one as a hash with its number of entries.
+A short value is kept as it is. A long value is kept as a hash, with its number of entries or characters.
 """
 
 import hashlib
@@ -29,7 +31,7 @@ from oat.files import parse_json, seen
 from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
 
 Identity = dict[str, dict[str, Any]]
-"""Plain values by section and field."""
+"""Plain values, by section and then by field."""
 
 _IRRELEVANT = {
     "transformers_version",
@@ -48,18 +50,19 @@ _IRRELEVANT = {
     "bos_token_id",
     "eos_token_id",
 }
-"""Fields of a configuration that affect no computation, or, as the ids that end a text, are kept in a section
-of their own."""
+"""Fields of a configuration that are left out. Most of them affect no computation; the ids that end a text
+are kept in a section of their own."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
 _MOST_ENTRIES = 64
-"""Entries of the longest value that is kept as it is."""
+"""Largest number of entries of a dict whose fields are kept one by one."""
 _MOST_CHARACTERS = 200
-"""Characters of the longest value that is kept as it is."""
+"""Largest number of characters of a value, as JSON, that is kept as it is."""
 _SHOWN = 80
-"""Characters of a value that a message shows."""
+"""Largest number of characters of a value that a message shows."""
 _SAMPLE = 1024
-"""Numbers that are sampled at the beginning, in the middle and at the end of a tensor."""
+"""Number of elements that are sampled at each of three places of a tensor: its beginning, its middle and its
+end."""
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
@@ -67,7 +70,7 @@ def model_identity(config: Any) -> Identity:
     """Return the identity of a model without its weights.
 
     Args:
-        config: the configuration of transformers from which the model is made.
+        config: the model's configuration, an object of transformers.
     """
     fields = {_ROPE.sub("", name): value for name, value in _flat(_plain(config.to_dict()))}
     return {
@@ -80,8 +83,8 @@ def model_identity(config: Any) -> Identity:
 
 
 def tokenizer_identity(tokenizer: Any) -> Identity:
-    """Return the identity of a tokenizer. One without a backend of the library `tokenizers` is identified by
-    its vocabulary and its special tokens."""
+    """Return the identity of a tokenizer. If the tokenizer has no backend of the library `tokenizers`, its
+    vocabulary and its special tokens identify it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts: dict[str, Any] = (
         json.loads(backend.to_str()) if backend is not None else {"model": {"vocab": tokenizer.get_vocab()}}
@@ -99,7 +102,7 @@ def tokenizer_identity(tokenizer: Any) -> Identity:
 
 def weights_identity(path: str) -> Identity:
     """Return the identity of the weights of a model or an adapter in a directory, or of a hub model in the
-    local cache; empty if there are none."""
+    local cache. It is empty if no safetensors files are found, or one of them is missing."""
     sums: dict[str, int] = {}
     for name, found in sorted(found for file in _weight_files(path) for found in _tensors(file)):
         group = re.sub(r"\d+", "*", name)
@@ -108,10 +111,10 @@ def weights_identity(path: str) -> Identity:
 
 
 def adapter_identity(path: str) -> Identity:
-    """Return the identity of the adapter in a directory, by its configuration.
+    """Return the identity of the adapter in a directory, from its configuration; weights are not read.
 
     Raises:
-        ModelError: as for `described_adapter`.
+        ModelError: an error of `described_adapter`.
     """
     config, _ = described_adapter(path)
     return {
@@ -130,12 +133,14 @@ def differences(
     *,
     same_readers: bool = True,
 ) -> list[str]:
-    """List the fields in which two identities differ, with both values. Weights are compared by the names
-    that both have, since a program may leave out tensors that nobody reads.
+    """Describe the differences of two identities, in the sections that both have: a line for each field that
+    differs, with both values. Weights have one line in all. Of them, only tensors that both have are
+    compared, since a program may leave out tensors that no model reads; to have none in common is a
+    difference.
 
     Args:
-        same_readers: both were read with the same versions of the libraries. If not, a field that one of them
-            lacks is passed over, since one version may not know it.
+        same_readers: both identities were read with the same versions of the libraries. If not, a field that
+            only one identity has is ignored, since one version may not know it.
     """
     lines = []
     for section in [name for name in before if name in now]:
@@ -158,18 +163,18 @@ def are_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[
 
 
 def hash_of(text: str) -> str:
-    """Return the first 16 digits of a text's SHA-256."""
+    """Return the first 16 hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _is_irrelevant(name: Sequence[str], value: Any) -> bool:
-    # `oat.models.loading` sets these to 0 in every model
+    # `oat.models.loading` sets dropout and jitter to 0 in every model
     is_noise = isinstance(value, float) and ("drop" in name[-1] or "jitter" in name[-1])
     return is_noise or bool(_IRRELEVANT & set(name)) or name[-1].startswith("_")
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a tree by dotted name; long values as a hash."""
+    """Yield the values of a tree of dicts with their dotted names; a long value as a hash."""
     for name, value in tree.items():
         if isinstance(value, dict) and 0 < len(value) <= _MOST_ENTRIES:
             yield from _flat(value, f"{prefix}{name}.")
@@ -196,7 +201,8 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _weight_files(path: str) -> list[Path]:
-    """Return the safetensors files of a model on this machine: all of them, or none if one is missing."""
+    """Return the safetensors files of a model or an adapter on this machine: all of them, or none if one is
+    missing."""
 
     def find(name: str) -> Path | None:
         found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)
@@ -216,8 +222,8 @@ def _weight_files(path: str) -> list[Path]:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int]]:
-    """Yield the name of each tensor of a file, and a checksum of its shape and samples. A damaged file ends
-    the iteration; loading it raises the error."""
+    """Yield the name of each tensor of a file, and a checksum of the tensor's shape and samples. If the file
+    is damaged, the iteration ends without an error; loading the model then raises one."""
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -242,7 +248,8 @@ def _in_float32(data: bytes, kind: str) -> bytes:
     wider type. Other numbers stay as they are.
 
     Args:
-        kind: the type by its name in safetensors.
+        data: the numbers' bytes, as in the file.
+        kind: name of their type in safetensors.
     """
     if kind == "BF16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).tobytes()

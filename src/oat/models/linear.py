@@ -1,7 +1,8 @@
-"""Linear layers that compute with our matrix products (`functional/products.py`), and are otherwise those of
+"""Linear layers that compute with our matrix products (`functional/products.py`). Otherwise they are those of
 torch and transformers.
 
-A layer changes its class when the model is loaded. Layers that PEFT adds stay torch's.
+Loading a model changes the class of its linear layers to these. Linear layers that PEFT adds later stay
+torch's.
 """
 
 import torch
@@ -12,7 +13,8 @@ from oat.functional.products import linear
 
 
 def use_fast_matmul(model: torch.nn.Module) -> None:
-    """Make every linear layer of a model compute with `linear`. Layers of subclasses stay as they are."""
+    """Make the linear layers of a model compute with `linear`. A layer whose class is a subclass of a linear
+    layer stays as it is."""
     for layer in model.modules():
         if kind := {torch.nn.Linear: Linear, Conv1D: Transposed}.get(type(layer)):
             layer.__class__ = kind

@@ -1,5 +1,5 @@
-"""Loading of models and tokenizers from local directories and the hub, through transformers. No code that
-comes with a model is run, and weights are read from safetensors only."""
+"""Loading of models and tokenizers from local directories and the hub, through transformers. Code that comes
+with a model is not run, and weights are read from safetensors only."""
 
 import os
 import re
@@ -48,8 +48,9 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        ModelError: there is no model, it cannot be read, tensors are missing or have another shape, or its
-            logits are not its head applied to its last hidden states.
+        ModelError: there is no model or no such `dtype`; the model cannot be read, or is no causal language
+            model; tensors are missing or have another shape; or the logits are not the head applied to the
+            last hidden states.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
@@ -70,12 +71,12 @@ def causal_config(path: str, dtype: str) -> tuple[Any, str]:
     """Load the configuration of a causal language model, without dropout.
 
     Returns:
-        The configuration, and the attention of transformers to load the model with: "sdpa" if the model's
-        code has it, and "eager" otherwise.
+        The configuration; and the name of transformers' attention to load the model with, "sdpa" if the
+        model's code supports it, else "eager".
 
     Raises:
-        ModelError: there is no configuration, it is that of another kind of model, or there is no such
-            `dtype`.
+        ModelError: there is no configuration that can be read, it is that of another kind of model, or there
+            is no such `dtype`.
     """
     if dtype not in DTYPES:
         raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, DTYPES)}")
@@ -96,8 +97,8 @@ def refusing(what: str, path: str) -> Iterator[None]:
     """Turn errors of transformers, and of the libraries that it calls, into a `ModelError`.
 
     Args:
-        what: what the body loads, "model" or "tokenizer".
-        path: the directory that it is loaded from, or the name of a hub model.
+        what: "model" or "tokenizer", whichever the body loads.
+        path: the directory that the body loads from, or the name of a hub model.
     """
     try:
         yield
@@ -109,12 +110,12 @@ def refusing(what: str, path: str) -> Iterator[None]:
 
 def save_lm(lm: CausalLM, tokenizer: Any, directory: str) -> None:
     """Write model and tokenizer in the format of transformers: config, safetensors, tokenizer files.
-    `load_lm` and `AutoModelForCausalLM` read them."""
+    `load_lm` and `AutoModelForCausalLM` read this format."""
     save_module(lm.module, tokenizer, directory)
 
 
 def save_module(module: Any, tokenizer: Any, directory: str) -> None:
-    """Write any module of transformers and its tokenizer."""
+    """Write any model of transformers, and its tokenizer, in the format of transformers."""
     with _without_bars():
         module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -122,7 +123,7 @@ def save_module(module: Any, tokenizer: Any, directory: str) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Keep transformers from drawing progress bars."""
+    """Keep transformers from drawing progress bars in the body."""
     before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, "disable": True}))
     try:
         yield
@@ -163,8 +164,8 @@ def _refusal(what: str, path: str, error: BaseException) -> ModelError:
 
 
 def _remove_noise(config: Any) -> None:
-    """Set dropout and the jitter of routers to 0, so that training mode computes what evaluation mode
-    does."""
+    """Set dropout and the jitter of routers to 0, so that training mode computes the same as evaluation
+    mode."""
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in vars(part).items():
             if ("drop" in name or "jitter" in name) and isinstance(value, float):
@@ -176,11 +177,11 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
 
     Args:
         config: the model's configuration, from `load_config`.
-        mapping: maps types of configurations, that of `config` among them, to classes of modules.
-        dtype: as for `load_lm`.
+        mapping: maps types of configurations to classes of modules; it must contain the type of `config`.
+        dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        ModelError: there is no model, it cannot be read, or tensors are missing or have another shape.
+        ModelError: the weights are missing or cannot be read, or tensors are missing or have another shape.
     """
     _remove_noise(config)
     with refusing("model", path):
@@ -217,11 +218,13 @@ def module_from_files(
     mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING,
     **options: Any,
 ) -> Any:
-    """Make a module with its weights, all of which must be in the files.
+    """Make a module with its weights. The files must have every tensor of the module.
 
     Args:
-        where: the directory or the hub's name to load from; None: `options` has the weights.
+        where: the directory, or the name of the hub model, to load from; None: `options` contains the
+            weights.
         path: the name of the model in messages.
+        mapping: maps types of configurations to classes of modules; it must contain the type of `config`.
         options: further arguments of `from_pretrained`.
 
     Raises:
@@ -229,7 +232,7 @@ def module_from_files(
     """
     cls = mapping[type(config)]
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers would report on several lines what is raised below
+    logging.set_verbosity_error()  # transformers would also log what is raised below
     try:
         with _without_bars():
             module, info = cls.from_pretrained(

@@ -2,14 +2,14 @@
 
     W x + (alpha / rank) B A x
 
-PEFT puts the layers into the model's own module, so a model with an adapter is a `CausalLM` like any other,
-and its reference is the same module with the adapter off. B starts at zero; A starts as PEFT draws it, from
-the given seed. There is no dropout, and there are no biases.
+PEFT puts the layers into the model's own module, so a model with an adapter is a `CausalLM` like any other.
+If the reference is the base model, it is the same module with the adapter off. B starts at zero; PEFT draws
+the initial A from the given seed. The adapter has neither dropout nor biases.
 
-An existing adapter is named by a field of its own, `model.adapter`. As `model.path` it would leave open
-whether the adapter is trained further or merged, and tokenizer and context length are those of the base
-model. When the configuration is resolved, the adapter's own description becomes `model.lora`, so no other
-code depends on where an adapter came from.
+The setting `model.adapter` names the directory of an existing adapter. A `model.path` that named it would
+leave open whether the adapter is trained further or merged; and tokenizer and context length come from the
+base model. When the configuration is resolved, `model.lora` is set from the adapter's own description. So
+other code reads rank, scale and layers from `model.lora`, wherever the adapter came from.
 """
 
 import os
@@ -47,18 +47,19 @@ _OTHER_KINDS = (
     "alora_invocation_tokens",
     "arrow_config",
 )
-"""PEFT's fields that, when they are set, make an adapter that this code does not compute."""
+"""Fields of PEFT's configuration. If one of them is set, the adapter is of a kind that this code does not
+compute."""
 
 
 class LoadPlain(Protocol):
-    """Loads a model without an adapter: `load_lm`, or the method of `Outlines` that makes one without
+    """Loads a model without an adapter: `load_lm`, or the method of `Outlines` that makes a model without
     weights."""
 
     def __call__(self, path: str, *, dtype: str, device: torch.device | str) -> CausalLM: ...
 
 
 class LoadModel(Protocol):
-    """Loads the model of a configuration: `load_model`, or `Outlines.fake`, which makes one without
+    """Loads the model of a configuration: `load_model`, or a method of `Outlines` that makes a model without
     weights."""
 
     def __call__(
@@ -82,12 +83,12 @@ def load_model(
     """Load the model of a configuration, with its adapter if it has one.
 
     Args:
-        seed: seed of the adapter's initial weights; it does not matter if weights are loaded afterwards.
-        field: the setting that names the adapter's directory, for messages.
+        seed: seed of the adapter's initial weights; without effect if weights are loaded afterwards.
+        field: name of the setting that names the adapter's directory, for messages.
         load: loads the model without its adapter.
 
     Raises:
-        ConfigError, ModelError: as for `load_lm`, `quantize` and `add_adapter`; or the adapter's weights
+        ConfigError, ModelError: an error of `load`, `quantize` or `add_adapter`; or the adapter's weights
             cannot be read, or belong to another model or adapter.
     """
     is_outline = torch.device(device).type == "meta"
@@ -118,7 +119,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
         The adapter's settings, and the name of the model that it was trained beside.
 
     Raises:
-        ModelError: there is no adapter, or it is of a kind that this code does not compute.
+        ModelError: there is no adapter that can be read, or it is of a kind that this code does not compute.
     """
     try:
         found = parse_json((seen(path) / _CONFIG).read_text(encoding="utf-8"))
@@ -154,7 +155,7 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
     """Load the weights of a model's adapter from a directory.
 
     Raises:
-        ModelError: they cannot be read, or belong to another model or another adapter.
+        ModelError: the weights cannot be read, or belong to another model or another adapter.
     """
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:
@@ -184,24 +185,25 @@ def _shape(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...] | 
 
 
 def _stored_name(name: str) -> str:
-    """Return the name that PEFT gives to an adapter's tensor in files."""
+    """Return the name that PEFT gives, in files, to the adapter's tensor `name`."""
     return f"base_model.model.{name.replace('.default.', '.')}"
 
 
 def add_adapter(
     lm: CausalLM, *, rank: int, alpha: float, targets: str | tuple[str, ...], seed: int
 ) -> CausalLM:
-    """Add an adapter to a model, in the same module. The module's own weights are frozen from now on.
+    """Add an adapter to a model, in the same module. This freezes the module's own weights.
 
     Args:
+        rank: width of the adapter's matrices.
         alpha: the adapter's output is scaled by alpha / rank.
-        targets: "all-linear" (every linear layer but the head), or the last parts of layers' names, such as
-            `q_proj` or `lm_head`.
+        targets: "all-linear" (every linear layer but the head), or names of layers by their last part, such
+            as `q_proj` or `lm_head`.
         seed: 64-bit seed of the initial A.
 
     Raises:
         ConfigError: PEFT is not installed, or a target names no layer that can be adapted.
-        ModelError: a target is an embedding or head that is tied to the other.
+        ModelError: a target is the embedding or the head, and the two are tied.
     """
     peft = _peft()
     names = targets if isinstance(targets, str) else list(targets)
@@ -222,8 +224,8 @@ def add_adapter(
 
 
 def share_base(lm: CausalLM, other: CausalLM) -> None:
-    """Let a model with an adapter use the frozen weights of another one of the same base model, instead of
-    its own copy. Their adapters may differ."""
+    """Let the model `lm`, which has an adapter, use the frozen weights of the model `other` instead of its
+    own copy. Both must have the same base model; their adapters may differ."""
     base = {_plain_name(name): parameter for name, parameter in other.module.named_parameters()}
     for name, parameter in lm.module.named_parameters():
         if not is_adapter(name):
@@ -231,20 +233,25 @@ def share_base(lm: CausalLM, other: CausalLM) -> None:
 
 
 def _plain_name(name: str) -> str:
-    """Return the name of a frozen weight without PEFT's wrapper."""
+    """Return the name that a frozen weight has without PEFT's wrapper."""
     return name.replace(".base_layer.", ".")
 
 
 def merged(lm: CausalLM) -> CausalLM:
-    """Merge the adapter into the weights, and return a plain model of transformers. The given model must not
-    be used afterwards. Quantised weights are unpacked, and not replaced by those of the model's files, since
-    the adapter was trained beside the quantised ones."""
+    """Merge the adapter into the weights, and return a model without an adapter. The given model must not be
+    used afterwards. Quantised weights are unpacked for this. They are not replaced by the weights of the
+    model's files, since the adapter was trained beside the quantised ones."""
     dequantize(lm)
     return lm if lm.adapter is None else CausalLM(lm.adapter.merge_and_unload())
 
 
 def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
-    """Write an adapter in PEFT's format: `PeftModel.from_pretrained` puts it on the model `base`."""
+    """Write a model's adapter in PEFT's format.
+
+    Args:
+        base: path or hub id of the model that the adapter belongs to, which the files name.
+        out: the directory to write.
+    """
     out.mkdir(parents=True, exist_ok=True)
     config = lm.adapter.peft_config["default"]
     config.base_model_name_or_path = base
@@ -256,7 +263,7 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
 
 
 def _peft() -> Any:
-    # PEFT imports bitsandbytes if it is installed; imported here first, it cannot fetch code
+    # PEFT imports bitsandbytes if it is installed; our import, which comes first, keeps it from fetching code
     with suppress(ConfigError):
         functional_of_bitsandbytes()
     try:
@@ -267,12 +274,12 @@ def _peft() -> Any:
 
 
 def _check_targets(lm: CausalLM, names: str | list[str]) -> None:
-    """Check that each target names a layer, and that none names an embedding that is tied to the head: its
-    adapter could be merged into neither.
+    """Check that each target names a layer, and that no target names an embedding or head if the two are
+    tied: an adapter of a tied weight could not be merged.
 
     Raises:
         ConfigError: a target names no layer.
-        ModelError: a target names a tied embedding.
+        ModelError: a target names a tied embedding or head.
     """
     if isinstance(names, str):
         return

@@ -1,24 +1,25 @@
-"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64, with the
-blocks' scales in eight bits ("double quantisation"), 4.13 bits a weight.
+"""Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64 weights, with
+the blocks' scales in eight bits ("double quantisation"), 4.13 bits per weight.
 
-bitsandbytes packs (quantises) and unpacks weights. The matrix product is ours. It unpacks the weights for the
-forward product, and again for the backward product, in the precision of its input, and then frees them.
+bitsandbytes packs (quantises) and unpacks weights. The matrix product is ours. It unpacks the weights, in the
+precision of its input, for the forward product and again for the backward product; after each product it
+frees them.
 
 Departures:
-1. The head and the embeddings stay unpacked, as in the paper's code; so do layers of subclasses of the linear
-   layer.
-2. Weights are unpacked before every product, also for one row. There is no special kernel for decoding, which
-   would round differently from learning.
-3. A model is read whole and packed on the CPU, before it moves to its device; the mean of the scales is
+1. The head and the embeddings stay unpacked, as in the paper's code. Layers whose class is a subclass of the
+   linear layer stay unpacked too.
+2. Weights are unpacked before every product, even if the input is a single row. There is no special kernel
+   for decoding; it would round differently from learning.
+3. The complete model is read and packed on the CPU before it moves to its device. The mean of the scales is
    rounded once.
 
-Only bitsandbytes' format is used. Its layers decode single rows by a kernel that rounds differently from
-learning, and they keep state that our checks do not see. Here packed weights and scales are parameters, so
-the proof of weights, sharing, checksums and the memory estimate include them. Packing happens on the CPU, and
-the mean is rounded once (`math.fsum`), because sums by several threads, or on other devices, differ in the
-last bit, and exports and continued runs on other machines compare their weights with the checksum. An export
-merges the adapter into the unpacked weights, since it was trained beside those, and not beside the weights in
-the model's files.
+bitsandbytes' format and its functions for packing are used, but not its layers. These decode single rows by a
+kernel that rounds differently from learning, and they keep state that our checks do not see. In our layers,
+packed weights and scales are parameters, so the proof of weights, sharing, checksums and the memory estimate
+include them. Packing happens on the CPU, and the mean is rounded once (`math.fsum`): sums by several threads,
+or on other devices, differ in the last bit, and exports and continued runs on other machines compare the
+checksum of their weights. An export merges the adapter into the unpacked weights, since the adapter was
+trained beside these, and not beside the weights in the model's files.
 """
 
 import logging
@@ -35,14 +36,15 @@ from oat.models.causal_lm import CausalLM, has_memory
 from oat.models.linear import Linear
 
 _BLOCK = 64
-"""Weights that share a scale."""
+"""Number of weights that share a scale."""
 _SCALES = 256
-"""Scales that share a scale of scales."""
+"""Number of scales that share a scale of scales."""
 
 
 class Nf4Linear(torch.nn.Linear):
-    """A linear layer whose weight is packed. `weight` holds two numbers in a byte, (n / 2, 1); `scales`,
-    `scale_scales` and `offset` are its scales. All of them are frozen."""
+    """A linear layer whose weight is packed and frozen. `weight`, (n / 2, 1), holds n weights, two in each
+    byte. `scales` are the scales of the blocks, in eight bits; `scale_scales` are the scales of `scales`, and
+    `offset` is the mean of the blocks' scales. All of these are frozen too."""
 
     scales: torch.nn.Parameter
     scale_scales: torch.nn.Parameter
@@ -65,7 +67,7 @@ class Nf4Linear(torch.nn.Linear):
             self.register_buffer(name, tensor, persistent=False)
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """Unpack the weight, (O, I)."""
+        """Return the unpacked weight, (O, I), in `dtype`."""
         if not has_memory(self.scale_scales):
             return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
         functional = functional_of_bitsandbytes()
@@ -102,8 +104,8 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Pack a weight: return its parts, and the tables in which they are looked up. The mean of the scales
-    does not depend on the number of threads."""
+    """Pack a weight. Return the packed weight with its scales, by name; and the tables that give the value of
+    each code, by name. The mean of the scales does not depend on the number of threads."""
     functional = functional_of_bitsandbytes()
     packed, found = functional.quantize_4bit(
         weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4"
@@ -117,7 +119,8 @@ def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return tensors without memory of the shapes that `_packed` returns, for a weight without memory."""
+    """Return, for a weight without memory, tensors without memory in the shapes of those that `_packed`
+    returns."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
     shapes = {
@@ -138,7 +141,7 @@ def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T, which keeps nothing but the packed weight for the backward pass."""
+    """Computes x @ weight.T. For the backward pass it keeps only the layer, whose weight is packed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
@@ -152,12 +155,12 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack every linear layer but the head, one after the other, and move the model to a device. Packing
-    happens on the CPU, so an export or a continued run on another device packs to the same numbers.
+    """Pack every linear layer but the head, one after the other, then move the model to `device`. Callers
+    load the model on the CPU, so an export or a continued run on another device packs to the same numbers.
 
     Raises:
-        ConfigError: bitsandbytes is not installed, or cannot pack here; or the model has no linear layer
-            besides its head.
+        ConfigError: bitsandbytes is not installed, or cannot pack weights on this machine; or the model has
+            no linear layer besides its head.
     """
     head = lm.module.get_output_embeddings()
     places = [
@@ -185,8 +188,8 @@ def dequantize(lm: CausalLM) -> None:
 
 
 def count(lm: CausalLM) -> dict[str, int]:
-    """Return the number of the model's weights in each parameter, by name: a packed weight counts as many as
-    before packing, its scales count 0."""
+    """Return the number of weights in each of the model's parameters, by name. A packed weight counts as
+    before packing, and its scales count 0."""
     packed = [module for module in lm.module.modules() if isinstance(module, Nf4Linear)]
     counts = {
         id(scale): 0 for module in packed for scale in (module.scales, module.scale_scales, module.offset)
@@ -198,8 +201,8 @@ def count(lm: CausalLM) -> dict[str, int]:
 
 
 def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes of a module's state by name: of packed weights the shapes before packing, without
-    their scales."""
+    """Return the shape of each tensor of a module's state, by name. A packed weight has its shape before
+    packing, and its scales are left out."""
     found = {name: tensor.shape for name, tensor in module.state_dict().items()}
     for place, layer in module.named_modules():
         if isinstance(layer, Nf4Linear):
@@ -210,7 +213,8 @@ def shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[torch.nn.Module, str]]:
-    """Find the layers of exactly one class: return for each its parent module and its name there."""
+    """Return the layers whose class is exactly `kind`: for each, its parent module and its name within the
+    parent."""
     return [
         (parent, name)
         for parent in module.modules()
@@ -222,8 +226,8 @@ def _places(module: torch.nn.Module, kind: type[torch.nn.Module]) -> list[tuple[
 def functional_of_bitsandbytes() -> Any:
     """Import bitsandbytes and return its module `functional`.
 
-    On some processors bitsandbytes fetches compiled code from the hub during its import, if the package
-    `kernels` is installed. The import here hides that package.
+    If the package `kernels` is installed, bitsandbytes' import fetches compiled code from the hub on some
+    processors. So this function hides that package during the import.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or cannot be imported.

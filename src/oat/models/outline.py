@@ -1,9 +1,8 @@
-"""Models without weights (outlines), made from their configuration alone: every tensor has a shape and no
-memory.
+"""Models without weights (outlines), made from their configuration: every tensor has a shape and no memory.
 
-`Outlines` makes one module for each path and precision that a command names, on torch's device `meta`, and
-hands out copies of it. A copy on `meta` has the shapes of the model. A copy of fake tensors also knows the
-device that the model would be on, so a run can be built with it within a `FakeTensorMode`, and its memory
+For each path and precision, `Outlines` makes one module on torch's device `meta`, and returns copies of it. A
+copy on `meta` has the shapes of the model. The tensors of a fake copy also have the device that the model
+would be on. So, within a `FakeTensorMode`, a run can be built with a fake copy, and the run's memory can be
 counted. No copy has values.
 """
 
@@ -29,7 +28,7 @@ from oat.models.weight_files import described
 
 
 class Outlines:
-    """The models without weights of one command. Each is made when it is first needed."""
+    """The models without weights that one command needs. Each is made when it is first asked for."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], CausalLM] = {}
@@ -42,10 +41,11 @@ class Outlines:
         *,
         field: str = "model.adapter",
     ) -> CausalLM:
-        """Make the model that `load_model` loads, on the device `meta` instead of the given one.
+        """Make the model that `load_model` would load, without weights, on the device `meta`; `device` is
+        ignored.
 
         Raises:
-            ConfigError, ModelError: as for `load_model`, for every mistake that shows without weights.
+            ConfigError, ModelError: an error of `load_model` that is found without reading weights.
         """
         with _disable_current_modes():
             return load_model(config, seed, "meta", field=field, load=self._copied)
@@ -58,11 +58,11 @@ class Outlines:
         *,
         field: str = "model.adapter",
     ) -> CausalLM:
-        """Make the model that `load_model` loads, of fake tensors on the given device. The caller is within a
-        `FakeTensorMode`.
+        """Make the model that `load_model` would load, with fake tensors on `device`. The caller must be
+        within a `FakeTensorMode`.
 
         Raises:
-            ConfigError, ModelError: as for `on_meta`.
+            ConfigError, ModelError: an error of `on_meta`.
         """
         return _faked(self.on_meta(config, seed, field=field), torch.device(device))
 
@@ -76,9 +76,9 @@ class Outlines:
 def _outline(path: str, dtype: str) -> CausalLM:
     """Make the model of a local directory or of the hub on the device `meta`.
 
-    If Accelerate is installed, which transformers needs for this, the names and shapes of the tensors in
-    local files are compared with the model; no weights are fetched. The model's code is assumed to accept our
-    attention.
+    The names and shapes of the tensors in local files are compared with the model's if Accelerate is
+    installed, which transformers needs for this. Weights on the hub are not fetched. If the model's code has
+    transformers' "sdpa" attention, it is assumed to accept ours.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
@@ -100,7 +100,8 @@ def _outline(path: str, dtype: str) -> CausalLM:
 
 
 def _faked(lm: CausalLM, device: torch.device) -> CausalLM:
-    """Copy a model with fake tensors in place of its own; a tensor that modules share is still shared."""
+    """Return a copy of a model with fake tensors on `device` in place of its own. A tensor that modules share
+    is shared in the copy too."""
     made: dict[int, Any] = {}
     for module in lm.module.modules():
         own = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]

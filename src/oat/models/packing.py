@@ -1,5 +1,5 @@
-"""Packing: sequences of any lengths lie end to end in one row of tokens, without padding. `attention.py`
-computes the attention of such a row.
+"""Packing: sequences of any lengths follow each other in one row of tokens, without padding unless a width is
+asked for. `attention.py` computes the attention of such a row.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ class Span:
     """A sequence in a packed row: tokens `start` to `stop` - 1, which attend to each other causally.
 
     Attributes:
-        prefix: index of an earlier span, all of whose tokens they attend to as well; or None.
+        prefix: index of an earlier span; this span's tokens also attend to all tokens of that span. None:
+            there is no prefix.
     """
 
     start: int
@@ -26,15 +27,16 @@ class Span:
 def pack(
     sequences: Sequence[np.ndarray], device: torch.device, *, width: int | None = None, rows: int = 0
 ) -> tuple[Tensor, Tensor, list[Span]]:
-    """Lay sequences end to end.
+    """Put sequences one after another into one row of tokens.
 
     Args:
-        sequences: the ids of each sequence, at least one.
-        width: places that each sequence takes up, padding included; None: as many as it has tokens.
-        rows: with `width`, the least number of rows; rows without a sequence are padding.
+        sequences: the ids of each sequence; at least one sequence.
+        width: number of tokens to which each sequence is padded on the right; None: no padding.
+        rows: with `width`, the least T in units of `width`; there is padding after the last sequence if
+            needed.
 
     Returns:
-        Ids (1, T), positions (1, T), and the span of each sequence.
+        Ids (1, T); positions (1, T); and the span of each sequence, without its padding.
     """
     widths = [width if width is not None else len(ids) for ids in sequences]
     starts = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
@@ -45,14 +47,17 @@ def pack(
 def pack_groups(
     sequences: Sequence[np.ndarray], prefixes: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, list[Span], list[np.ndarray]]:
-    """Lay sequences end to end; a prefix that several of them share is laid once.
+    """Put sequences one after another into one row of tokens. A prefix that several sequences share is put
+    there once.
 
     Args:
         sequences: the ids of each sequence.
-        prefixes: number of tokens at the beginning of each sequence that may be shared; less than its length.
+        prefixes: for each sequence, the number of tokens at its beginning that may be shared; less than its
+            length. Sequences share a prefix if these tokens are equal.
 
     Returns:
-        Ids (1, T), positions (1, T), the spans, and for each sequence the places of its tokens.
+        Ids (1, T); positions (1, T); the spans, of which a prefix is one of its own; and for each sequence
+        the indices of its tokens in the row.
     """
     spans: list[Span] = []
     pieces: list[np.ndarray] = []

@@ -1,4 +1,5 @@
-"""A language model's backbone with a score head, as a sequence-classification model of transformers."""
+"""Saving of a language model's backbone with a score head as a sequence-classification model of
+transformers."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -15,10 +16,12 @@ from oat.text.renderer import Renderer
 
 
 def check_backbone(lm: CausalLM) -> None:
-    """Check that transformers has a model of the same backbone with a linear score of its hidden states.
+    """Check that transformers has a sequence-classification model with the same backbone and a linear score
+    head without bias. For a model without weights, only check that there is a sequence-classification model
+    of its kind.
 
     Raises:
-        ModelError: it has none, so the reward model could not be saved.
+        ModelError: there is no such model, so a reward model with this backbone could not be saved.
     """
     cls = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(lm.module.config), None)
     if cls is not None and not lm.has_weights:
@@ -43,15 +46,17 @@ def check_backbone(lm: CausalLM) -> None:
 def save_classifier(
     lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path
 ) -> None:
-    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load, with the
-    template of its training.
+    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load. It is saved
+    with the chat template that it was trained with.
 
-    If rows end with the pad id, the model is saved without a pad id. With one, transformers would read the
-    score one token too early; without one, it refuses batches instead.
+    If the tokenizer's pad id is one of the ids that may end a row, the model is saved without a pad id. With
+    this pad id, transformers would read the score one token too early; without a pad id, it refuses batches
+    instead.
 
     Args:
         weight: (1, D), weight of the score head.
         renderer: the run's renderer.
+        out: the directory to write.
     """
     config = _config(lm)
     ends = {*renderer.stop_ids, *renderer.trailing.tolist()}

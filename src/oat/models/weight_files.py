@@ -9,12 +9,12 @@ from oat.errors import ModelError
 from oat.files import seen
 
 _LARGEST_HEADER = 10**8
-"""Bytes that the format allows a header."""
+"""Largest number of bytes of a header that the format allows."""
 
 
 def described(path: str) -> dict[str, Tensor]:
-    """Return the tensors in the safetensors files of a directory, by name, as tensors without memory. Only
-    the headers of the files are read.
+    """Return the tensors in the safetensors files of a directory, by name, as tensors on `meta`, which have
+    shapes and no memory. Only the headers of the files are read.
 
     Raises:
         ModelError: there are no such files, or one is damaged.
