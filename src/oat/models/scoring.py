@@ -1,17 +1,17 @@
-"""Scores of responses by a sequence-classification model of transformers. The oracle `reward_model` and the
+"""Scores of responses from a sequence-classification model of transformers. The oracle `reward_model` and the
 reward server share this code.
 
-The chat template of the model's own tokenizer renders the conversation to its end; control tokens in its
-content are text (`oat.text.renderer`). Without a template, a decoder reads prompt, response and end-of-text,
-and an encoder reads the two texts as its tokenizer pairs them.
+The chat template of the model's own tokenizer renders the complete conversation. Control tokens in the
+conversation's content are read as ordinary text (`oat.text.renderer`). Without a template, a decoder reads
+prompt, response and end-of-text; an encoder reads prompt and response as its tokenizer pairs two texts.
 
 Departures from transformers:
-1. The score of a decoder is read at the last attended token, by the mask. Transformers looks for the
-   right-most id that is not the pad id. That is an earlier token where the id that ends a text is also the
-   pad id, and without a pad id transformers refuses batches.
-2. When a model is loaded, its scores are compared with those of its own code on rows without padding, and
-   padded rows must give the same scores.
-3. A rendered text begins with what the template writes: no second begin-of-text is added.
+1. The score of a decoder is read at the last token that the attention mask keeps. Transformers reads it at
+   the last id that is not the pad id. If the id that ends a text is also the pad id, this is an earlier
+   token. If there is no pad id, transformers refuses batches.
+2. When a model is loaded, its scores of two rows are compared with those of the model's own code; the same
+   rows with padding must give the same scores.
+3. A rendered text begins with what the template writes; no second begin-of-text is added.
 
 A model without a linear head on its hidden states, such as an encoder, is scored by the logits of its own
 code.
@@ -46,12 +46,12 @@ from oat.text.vocabulary import check_vocabulary
 from oat.types import Message
 
 DATE = datetime.date(2024, 7, 26)
-"""Date for templates that write the current day, so that a score does not change overnight. It is the date
-that Llama 3.1's template writes when it has no clock."""
+"""The date that templates write as the current day, so that a score does not change overnight. Llama 3.1's
+template writes this date when it has no clock."""
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Largest difference of a score from that of the model's own code: relative to the score, or absolute for
-scores below 1."""
+"""Largest difference allowed between a score and the one of the model's own code, by dtype: relative to the
+score, or absolute if the score's absolute value is below 1."""
 _BEHIND_PADDING = (
     "roberta",
     "xlm-roberta",
@@ -63,21 +63,22 @@ _BEHIND_PADDING = (
     "longformer",
     "mpnet",
 )
-"""Types of models whose positions begin behind that of the padding."""
+"""Types of models whose positions begin at the pad id plus 1, so that fewer positions are left for tokens."""
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _CHUNK = 2**20
 _MOST = 10**6
-"""A larger limit of a tokenizer means that it has none: such tokenizers state a number far above this one."""
+"""If the limit of a tokenizer is not below this number, the tokenizer has no limit: it then states a number
+far above this one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A prompt with a response, as the input of a model.
+    """A prompt with a response, as the input of a model (a row).
 
     Attributes:
         ids: (T,) int32.
-        types: (T,) int32, token types: which of the two texts a token belongs to. None if the model does not
-            read them.
+        types: (T,) int32 token types, which say for each token which of the two texts it belongs to. None if
+            the model does not read token types, or the texts were rendered by a template.
     """
 
     ids: np.ndarray
@@ -85,22 +86,25 @@ class Encoded:
 
 
 class Scorer:
-    """A reward model. Its configuration and tokenizer are read at once, its weights when they are first
-    needed.
+    """A reward model. The constructor reads its configuration and tokenizer; its weights are read when they
+    are first needed.
 
     Args:
         path: a directory, or `org/name`.
-        dtype: "float32" or "bfloat16"; the score itself is float32.
-        device: where the model computes; "auto": accelerate spreads its layers over all devices.
-        label: number of the label that is the score; needed if the model has several labels.
-        batch_tokens: most tokens of a forward pass, padding included; a longer row is computed alone.
-        max_tokens: most tokens of a row; a longer row has no score. None: as many as the model can read.
+        dtype: "float32" or "bfloat16", the precision of the model; the score itself is float32.
+        device: where the model computes. "auto": the library accelerate spreads the model's layers over all
+            devices.
+        label: index of the label whose logit is the score; needed if the model has several labels.
+        batch_tokens: largest number of tokens in a forward pass, padding included; a longer row is computed
+            alone.
+        max_tokens: largest number of tokens in a row; a longer row gets no score. None: the limit of the
+            model and its tokenizer.
 
     Raises:
-        ModelError: there is no such model or tokenizer, it is of another kind, or the tokenizer belongs to
-            another model.
-        ConfigError: the dtype is another one, the model lacks the label, or `max_tokens` is more than it can
-            read.
+        ModelError: there is no such model or tokenizer, the model is of another kind, or the tokenizer
+            belongs to another model.
+        ConfigError: the dtype is neither of the two, the model lacks the label, no label is given and the
+            model has several, or `max_tokens` is more than the model has positions.
     """
 
     def __init__(
@@ -141,8 +145,8 @@ class Scorer:
         """Encode a prompt with a response as the model's input.
 
         Raises:
-            TemplateError: the template refuses the conversation, or a conversation needs a template and there
-                is none.
+            TemplateError: the template refuses the conversation, or there is no template and the prompt is
+                not a single message.
         """
         if self._renderer is not None:
             return Encoded(self._renderer.whole(messages, response))
@@ -163,12 +167,13 @@ class Scorer:
         return Encoded(ids, types if "token_type_ids" in self._parameters else None)
 
     def score(self, rows: Sequence[Encoded]) -> list[float | None]:
-        """Return one score for each row, in order; None for a row that is longer than the limit. A score does
-        not depend on the other rows, except for its rounding.
+        """Return one score for each row, in order; None for a row that is longer than the limit. The other
+        rows affect a score only by rounding.
 
         Raises:
             OracleError: a score is not finite.
-            ModelError: the model cannot be loaded, or its scores are not those of its own code.
+            ModelError: the model cannot be loaded, or the scores computed here differ from those of its own
+                code.
         """
         scores: list[float | None] = [None] * len(rows)
         fitting = [
@@ -193,9 +198,9 @@ class Scorer:
         """Return the scores of padded rows, (N,) float32 on the CPU.
 
         Args:
-            input_ids: (N, T). A decoder ignores ids where the mask is 0; padding may be on either side.
-            attention_mask: (N, T), 1 for tokens and 0 for padding; at least one token a row.
-            token_type_ids: (N, T), if the model reads them.
+            input_ids: (N, T). A decoder ignores ids whose mask is 0; padding may be on either side.
+            attention_mask: (N, T), 1 for tokens and 0 for padding; at least one token in each row.
+            token_type_ids: (N, T), or None if the model does not read them.
         """
         inputs: dict[str, Any] = {
             "input_ids": input_ids.to(self.device),
@@ -216,7 +221,8 @@ class Scorer:
 
     @cached_property
     def version(self) -> str:
-        """A hash of the model's files, or the commit of the hub that they come from."""
+        """A hash of the files in the model's directory; for a hub model, the commit that its files come
+        from."""
         return hash_of_files(self.path)
 
     @property
@@ -242,20 +248,20 @@ class Scorer:
 
     @cached_property
     def _renderer(self) -> Renderer | None:
-        """The renderer; None for an encoder without a template, whose tokenizer pairs the texts."""
+        """The renderer; None for an encoder without a template: its tokenizer then pairs the two texts."""
         template = "tokenizer" if self.tokenizer.chat_template else None
         if template is None and not self._is_decoder:
             return None
         date = DATE if template is not None and reads_date(template, self.tokenizer) else None
         with warnings.catch_warnings():
-            # templates that rewrite history are harmless here: nothing is appended to a conversation
+            # a template that rewrites history is harmless here, since nothing is appended to a conversation
             warnings.simplefilter("ignore", OatWarning)
             return Renderer(self.tokenizer, template=template, date=date)
 
     @property
     def _is_decoder(self) -> bool:
-        """True if the model has a linear head on its hidden states. An encoder classifies by its first token,
-        with more than a linear layer."""
+        """True if the model has a linear head on its hidden states. An encoder has more than a linear layer,
+        and classifies by its first token."""
         return isinstance(getattr(self._module, "score", None), torch.nn.Linear)
 
     @cached_property
@@ -269,7 +275,8 @@ class Scorer:
         return next((id for id in ids if id is not None), 0)
 
     def _padded(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
-        """Pad rows on the right: ids, mask, and token types if there are any."""
+        """Pad rows on the right. Return ids and attention mask, and also token types if the rows have
+        them."""
         width = max(len(row.ids) for row in rows)
         ids = torch.full((len(rows), width), self._pad_id, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -283,10 +290,11 @@ class Scorer:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Check that the scores of two rows, alone and padded, are those of the model's own code.
+        """Check that the scores of two rows, each alone and both padded in a batch, equal those of the
+        model's own code for each row alone.
 
         Raises:
-            ModelError: they are not.
+            ModelError: the scores differ by more than the tolerance.
         """
         count = self._module.get_input_embeddings().num_embeddings
         usable = [id for id in range(min(count, 16)) if id != self._pad_id]
@@ -305,7 +313,11 @@ class Scorer:
 
 
 def _spread(module: Any) -> Any:
-    """Spread the layers of a module over all devices, as they fit."""
+    """Spread the layers of a module over all devices, by the free memory of each.
+
+    Raises:
+        ModelError: accelerate is not installed.
+    """
     try:
         from accelerate import dispatch_model, infer_auto_device_map
     except ImportError as error:
@@ -317,16 +329,17 @@ def _spread(module: Any) -> Any:
 
 
 def last_attended(mask_NT: Tensor) -> Tensor:
-    """Return the place of the last token whose mask is 1, (N,). Padding may be on either side."""
+    """Return for each row the index of the last token whose mask is 1, (N,). Padding may be on either
+    side."""
     return (mask_NT.long() * torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)).argmax(-1)
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Yield the numbers of the rows of each forward pass, the longest rows first.
+    """Yield the forward passes, each as a list of indices of rows. The longest rows come first.
 
     Args:
         lengths: number of tokens of each row.
-        tokens: most tokens of a pass, padding included; a longer row is a pass of its own.
+        tokens: largest number of tokens in a pass, padding included; a longer row is a pass of its own.
     """
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -339,11 +352,11 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def hash_of_files(path: str) -> str:
-    """Return 16 hexadecimal digits that change with a model's files: a hash of the files in a directory; for
-    a hub model, the commit that they come from.
+    """Return 16 hexadecimal digits that change with a model's files: for a directory, a hash of its files;
+    for a hub model, the first digits of the commit that they come from.
 
     Raises:
-        ModelError: there are no such files.
+        ModelError: the files of a hub model are neither in the local cache nor on the hub.
     """
     if not seen(path).is_dir():
         found = cached_file(
@@ -380,10 +393,10 @@ def _label(path: str, config: Any, label: int | None) -> int:
 
 
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
-    """Return the most tokens of a row; None: no limit.
+    """Return the largest number of tokens in a row, or None if there is no limit.
 
-    DeBERTa's positions are relative, so `given` may exceed the limit that its tokenizer states. RoBERTa's
-    positions begin behind that of its padding.
+    Positions are a limit only if they are absolute. DeBERTa's may be relative, so `given` may exceed the
+    limit that its tokenizer states. RoBERTa's begin at the pad id plus 1, so fewer are left for tokens.
 
     Raises:
         ConfigError: `given` is more than the model has positions.

@@ -1,4 +1,4 @@
-"""A chat template with one tokenizer: it renders conversations to text, and that text becomes ids."""
+"""A chat template with one tokenizer: it renders conversations to text, and turns this text into ids."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens that a model writes within its turn. In its own messages they are no control tokens, nor in a system
-message, which may ask for them."""
+"""Tokens that a model writes within its turn. In an assistant's message, and in a system message, which may
+ask for them, they keep their meaning and are not marked as ordinary text."""
 
 USER = Message("user", "oatuser")
-"""The message before a response, where only the response matters."""
+"""A message to put before a response when only the response matters."""
 RESPONSE = Message("assistant", "oatassistant")
-"""A response, where only what stands around it matters."""
+"""A response to render when only the text before and after it matters."""
 
 
 class ChatTemplate:
-    """Renders conversations with one template.
+    """Renders conversations with one template and one tokenizer. At first, the tokenizer's special tokens are
+    the control tokens.
 
     Args:
         source: the template's text, with the date written into it.
@@ -37,21 +38,21 @@ class ChatTemplate:
         self.set_control(special_tokens(tokenizer))
 
     def set_control(self, tokens: Collection[str]) -> None:
-        """Set the tokens that are ordinary text in messages; at first the special ones."""
+        """Set the control tokens, which count as ordinary text in messages."""
         self._control = any_of(tokens)
         self._control_but_own = any_of({*tokens} - OWN)
 
     def content(self, message: Message) -> str:
-        """The text of a message with its control tokens marked."""
+        """Return the content of a message with its control tokens marked."""
         is_own = message.role in ("assistant", "system")
         content: str = marked(message.content, self._control_but_own if is_own else self._control)
         return content
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """The text of a conversation, with the control tokens of its messages marked.
+        """Return the text of a conversation, with the control tokens of its messages marked.
 
         Args:
-            generate: the text ends in the generation prompt.
+            generate: end the text with the generation prompt.
 
         Raises:
             TemplateError: the template fails.
@@ -64,7 +65,7 @@ class ChatTemplate:
             text = self.tokenizer.apply_chat_template(
                 conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
             )
-        except Exception as error:  # a template is a program of its own and raises what it likes
+        except Exception as error:  # a template is a program of its own, which may raise any error
             roles = shortened(", ".join(message.role for message in messages), 200)
             raise TemplateError(
                 f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
@@ -73,7 +74,8 @@ class ChatTemplate:
         return without_json_escapes(str(text)) if "tojson" in self.source else str(text)
 
     def behind_response(self, messages: Sequence[Message] = (), *, generate: bool) -> str:
-        """The text behind a response: the end of its turn, and the messages that follow.
+        """Return the text that follows a response: the end of its turn, then `messages`, then the generation
+        prompt if `generate`.
 
         Raises:
             TemplateError: the template fails, or leaves the response out.
@@ -88,10 +90,10 @@ class ChatTemplate:
         return tail
 
     def ids(self, text: str) -> np.ndarray:
-        """The ids of rendered text, (T,) int32."""
+        """Return the ids of rendered text, (T,) int32."""
         return marked_ids(self.encoder, text)
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> set[str]:
-    """The texts of a tokenizer's special tokens."""
+    """Return the texts of a tokenizer's special tokens."""
     return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}

@@ -1,5 +1,5 @@
-"""The encoding of one text. Where a tokenizer of transformers adds nothing to the library `tokenizers`, that
-library is called directly, which takes two thirds of the time."""
+"""The encoding of one text. If a tokenizer's class has no code of its own for this, the library `tokenizers`
+is called directly, without transformers; this takes two thirds of the time."""
 
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,13 @@ class Encoder:
         )
 
     def ids(self, text: str, *, adds: bool, splits: bool | None = None) -> tuple[list[int], list[int]]:
-        """The ids of a text, and a mask that is 1 on special tokens that were added.
+        """Return the ids of a text, and a mask that is 1 for each special token that the tokenizer added,
+        else 0.
 
         Args:
-            adds: add special tokens.
-            splits: read special tokens within the text as ordinary text; None: as the tokenizer does.
+            adds: add the special tokens that the tokenizer puts before or after a text.
+            splits: read special tokens within the text as ordinary text; None: as the tokenizer's own setting
+                says.
 
         Raises:
             TemplateError: the tokenizer does not know the text.
@@ -50,7 +52,7 @@ class Encoder:
             backend.no_truncation()
             backend.no_padding()
         backend.encode_special_tokens = self.tokenizer.split_special_tokens if splits is None else splits
-        # `encode` would also find where each token stands
+        # `encode` would also compute the offsets of each token
         (found,) = backend.encode_batch_fast([text], add_special_tokens=adds)
         return found.ids, found.special_tokens_mask
 

@@ -1,5 +1,5 @@
-"""Forms of a question for models that were not tuned to follow instructions: an instruction, worked examples,
-the question, and the cue behind which the answer begins. The examples are our own.
+"""Forms of a question for models that were not tuned to follow instructions. A form has an instruction,
+worked examples, the question, and a cue, after which the answer begins. The examples are our own.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ class Example:
     """A worked example.
 
     Attributes:
-        worked: the response to the question, with its answer.
+        worked: the complete response to the question, which ends with its answer.
         answer: the answer alone.
     """
 
@@ -24,11 +24,11 @@ class Form:
     """One form.
 
     Attributes:
-        instruction: the first lines, which say how an answer ends.
-        before: the word before a question.
-        cue: the word behind a question, where the answer begins.
-        examples: worked examples; a prompt shows the first ones.
-        stop: strings that end a response, since a model that writes a further question has answered.
+        instruction: the first text of a prompt, which says how to give an answer.
+        before: the word before each question.
+        cue: the word after each question; the answer follows it.
+        examples: worked examples. A prompt shows the first ones.
+        stop: strings that end a response. Each begins a further question, so the model has answered.
     """
 
     instruction: str
@@ -38,10 +38,10 @@ class Form:
     stop: tuple[str, ...]
 
     def render(self, question: str, few_shot: int = 0) -> str:
-        """The text that a model continues; it ends in the cue, without a blank behind it.
+        """Return the text that a model continues. It ends with the cue, without a blank.
 
         Args:
-            few_shot: number of worked examples, from 0 to `len(examples)`.
+            few_shot: number of worked examples to show, from 0 to `len(examples)`.
         """
         assert 0 <= few_shot <= len(self.examples), "checked with the configuration"
         shown = [

@@ -1,15 +1,16 @@
-"""The renderer: text to token ids and back. Nowhere else does text become tokens.
+"""The renderer: turns text into token ids, and ids into text. All text that the policy reads or learns from
+becomes tokens here.
 
-A response that a model sampled is never tokenised again. A later message is appended to its ids, so the
-learner trains on exactly the ids that were sampled.
+A response that a model sampled is not tokenised again. A later message is appended to its ids, so the learner
+trains on exactly the ids that were sampled.
 
-Covered: control tokens in chat messages stay ordinary text, so data cannot end a turn or open another
-(`text/control_tokens.py`). A control token is a special one, or an added one that the template names or
-writes. Only the tokens of `chat_template.OWN` count as themselves in the content of an assistant's message,
-or of a system message, which may ask for them.
+Control tokens in chat messages stay ordinary text, so data cannot end a turn or open another
+(`text/control_tokens.py`). A control token is a special token of the tokenizer, or an added token that the
+template names or writes. There is one exception: the tokens of `chat_template.OWN` keep their meaning in the
+content of an assistant's message, and in that of a system message, which may ask for them.
 
-Not covered: plain prompts (`template=None`), which people write their own formats in, so the tokenizer reads
-special tokens there; and a template that builds control tokens out of a message's role.
+There are two limits. In plain prompts (`template=None`) the tokenizer reads special tokens as such, since
+people write their own formats there. And a template may build control tokens out of a message's role.
 """
 
 import datetime
@@ -42,29 +43,31 @@ class Renderer:
     """Renders messages with one tokenizer and one template.
 
     Args:
-        template: None for plain prompts (one user message, whose content is the prompt); "chatml";
-            "tokenizer" for the tokenizer's own; or the path of a .jinja file.
-        system: the content of a system message that is put before conversations without one; needs a
-            template.
+        template: "chatml"; "tokenizer" for the tokenizer's own template; the path of a .jinja file; or None
+            for plain prompts, which are one user message whose content is the prompt.
+        system: content of a system message that is put before a conversation without one; needs a template.
         date: the day that a template reads with `strftime_now("...")`, at midnight; None: today.
-        stop: strings that cut a response's text.
+        stop: strings before the first of which the text of a response is cut.
         eos_ids: further ids that end a response, usually those of the model's generation config.
-        question: the form in which a prompt's one user message is put before the template sees it.
-        few_shot: the number of worked examples in that form.
-        has_turns: further turns follow responses, so a template that rewrites history is refused; otherwise
-            it is warned of.
+        question: the form into which a prompt's only user message is put before it is rendered; None: no
+            form.
+        few_shot: number of worked examples that the form shows.
+        has_turns: true if messages may follow a response. A template that rewrites history is then an error,
+            and otherwise a warning.
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and
             `eos_ids`.
-        num_tokens: ids that the tokenizer knows, added ones included.
+        num_tokens: highest id of the tokenizer plus 1, added tokens included.
         template: the text of the chat template, or None.
-        source: that text with the date written into it; "" without a template.
-        definition: the arguments beside the tokenizer, as plain data; `of` makes an equal renderer of them.
+        source: the text of the chat template with the date written into it; "" without a template.
+        definition: the arguments except the tokenizer, as plain data. From the tokenizer and these, `of`
+            makes an equal renderer.
 
     Raises:
-        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, does not read
-            the date that is given, or rewrites history where it must not.
+        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, or rewrites
+            history although `has_turns`; or `date` is given and the template does not read it; or `system` is
+            given without a template.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Renderer:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerFast", definition: Mapping[str, Any]) -> "Renderer":
-        """A renderer with this `definition`."""
+        """Make a renderer from a tokenizer and the attribute `definition` of another renderer."""
         form, day = definition["question"], definition["date"]
         question = form and Form(
             **{
@@ -138,12 +141,13 @@ class Renderer:
         )
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """The ids that a model continues, (T,) int32; a chat ends in its generation prompt. The last result
-        is remembered, since the recorded responses to a prompt come one after another.
+        """Return the ids that a model continues, (T,) int32. In a chat they end with the generation prompt.
+        The last result is kept, since the recorded responses to a prompt come one after another.
 
         Raises:
-            TemplateError: the template refuses the conversation; nothing of it becomes a token; or it is not
-                one question, and `question` is set.
+            TemplateError: the template refuses the conversation; there is no template, and the conversation
+                is not one user message; `question` is set, and the conversation is not one user message after
+                at most system messages; or the conversation becomes no token or cannot be encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
@@ -162,13 +166,14 @@ class Renderer:
         return ids
 
     def extend(self, ids: np.ndarray, message: Message) -> np.ndarray:
-        """Append a message to a conversation that ends with a sampled response, ready for the next response.
+        """Append a message, and the generation prompt for the next response, to a conversation that ends with
+        a sampled response.
 
-        A response that did not end its turn, since it was cut at its length, is closed as the template closes
-        it. In plain prompts the message's content follows as it stands.
+        If the response did not end its turn, for example because it was cut at its length, the template's end
+        of turn is added first. Without a template, only the message's content is appended.
 
         Args:
-            ids: (T,) prompt and response.
+            ids: (T,) ids of the conversation up to the response.
 
         Returns:
             (T + S,) int32; begins with `ids`.
@@ -179,11 +184,12 @@ class Renderer:
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], self._is_ended(ids))])
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
-        """The ids of a conversation with its last response, (T,) int32, as the template writes it to its end.
-        Reward models read this. Without a template: the prompt and the response, with end-of-text.
+        """Return the ids of a conversation with its last response, (T,) int32, as the template writes the
+        complete conversation. Without a template they are the ids of prompt, response and end-of-text. Reward
+        models read these ids.
 
         Raises:
-            TemplateError: the template refuses the conversation.
+            TemplateError: the template refuses the conversation, or the conversation needs a template.
         """
         if self._chat is None:
             return np.concatenate([self.prompt(messages), self.response(response)])
@@ -192,31 +198,34 @@ class Renderer:
 
     @property
     def trailing(self) -> np.ndarray:
-        """The ids that the template writes behind the end of a turn, often a line break, (T,) int32."""
+        """The ids that the template writes after the end of a turn, often a line break, (T,) int32."""
         return self._ids(self._turn.trailing)
 
     def reads(self, field: str) -> bool:
-        """True if the template names a field of messages, such as `tool_calls`."""
+        """Return true if the template names the field `field` of messages, such as `tool_calls`."""
         return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
 
     def response(self, message: str | Message) -> np.ndarray:
-        """The ids of a response that a person or a file wrote, its end of turn included, (T,) int32.
+        """Return the ids of a response that was not sampled but comes from a person or a file, with its end
+        of turn, (T,) int32.
 
-        In a chat they are the ids that the template adds to a prompt when it renders this response too, up to
-        the end of its turn. (Qwen3's template adds an empty reasoning block to a response without one, and
-        breaks the lines around another; Llama 3's trims.) A template is not followed if it does not go on
-        from its own prompt, or leaves out more than white space. Then the text is kept as it is, without a
-        <think> that the prompt has opened already, between what the template writes before and after a
-        response.
+        In a chat, the template renders a short prompt with this response. The ids are those of the text
+        between the prompt and the end of the response's turn. (Qwen3's template adds an empty reasoning block
+        to a response without reasoning, and breaks the lines around other reasoning; Llama 3's trims the
+        text.)
+
+        This rendering is not used if it does not begin with the rendered prompt and end as other responses
+        do, or if it leaves out more of the response than white space. The response's own text is then used as
+        it is, but an opening <think> is removed if the prompt ends in one.
 
         Args:
-            message: a text, or an assistant's message whose further fields (reasoning, tool calls) the
-            template may write.
+            message: a text, or an assistant's message, whose further fields (reasoning, tool calls) the
+                template may write.
 
         Raises:
             TemplateError: the prompt opens reasoning, and neither the response nor the template closes it;
-                the template writes a field of the response outside what it adds to a prompt; or the response
-                has only fields that the template does not write.
+                the template writes fields of the response, and its rendering cannot be used; or the response
+                has no text, its weight is not 0, and the template does not write its fields.
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         is_text = not response.fields or self._is_text(response)
@@ -234,18 +243,19 @@ class Renderer:
     def recorded(
         self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and the mask of a prompt with a response that data give.
+        """Return the ids and the mask of a prompt with a recorded response.
 
         Args:
-            prompt: empty: all of the text is learned.
-            response: a text, or messages.
+            prompt: the messages of the prompt. If there are none, every token of the response but the first
+                is learned.
+            response: a text, or messages; only a text if there is no prompt.
 
         Returns:
-            As `loss_mask`.
+            (T,) int32 ids; and (T,) bool, true for each token that is learned, as in `loss_mask`.
 
         Raises:
-            TemplateError: as `loss_mask`; or the response has several turns, and the template rewrites an
-                earlier one when a later one follows.
+            TemplateError: an error of `loss_mask`; or the response has several messages, and the template
+                changes an earlier message when later ones follow.
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
@@ -262,20 +272,22 @@ class Renderer:
         return ids, mask
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and the mask of a whole conversation, built message by message so the boundaries are exact.
+        """Return the ids and the mask of a complete conversation. They are built message by message, so the
+        boundaries of messages are exact.
 
         Args:
-            messages: the last is an assistant's, and no two of those stand in a row. Without a template the
-                first is a user's.
-            prompt: so many messages at the beginning are the prompt of the response that follows. They are
-                rendered as `prompt` does, and nothing of them is learned.
+            messages: the first is not an assistant's, unless it belongs to the prompt; the last is an
+                assistant's; after the prompt, no two assistant's messages follow each other. Without a
+                template, the first must be a user's, and the only one before the first response.
+            prompt: number of messages, at the beginning, that are the prompt. The method `prompt` renders
+                them, and none of their tokens is learned.
 
         Returns:
-            (T,) int32 ids; and (T,) bool, true on the assistant's tokens and the ends of its turns, except in
-            messages of weight 0.
+            (T,) int32 ids; and (T,) bool, true for tokens of the assistant's messages, with the ends of their
+            turns, except for messages of weight 0.
 
         Raises:
-            TemplateError: the messages do not alternate like that, or the template refuses them.
+            TemplateError: the messages do not follow each other in this way, or the template refuses them.
         """
         turns = [
             (is_response, list(group))
@@ -309,14 +321,14 @@ class Renderer:
         return np.concatenate(parts), mask
 
     def text(self, ids: np.ndarray) -> str:
-        """The text of a response for oracles and people: without special tokens, and cut before the first
-        stop string."""
+        """Return the text of a response for oracles and people: without special tokens, and cut before the
+        first stop string."""
         kept = [int(i) for i in ids if int(i) not in self.stop_ids]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids with nothing left out. The engine looks for stop strings in it."""
+        """Return the text of ids, special tokens included. The engine looks for stop strings in this text."""
         return str(
             self.tokenizer.decode(
                 [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -324,7 +336,12 @@ class Renderer:
         )
 
     def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The conversation with its question in the form of `question`."""
+        """Return the conversation with its user message put into the form `question`, if there is a form.
+
+        Raises:
+            TemplateError: there is a form, and the conversation is not one user message after at most system
+                messages.
+        """
         if self._question is None:
             return messages
         *before, last = messages
@@ -337,7 +354,7 @@ class Renderer:
         return [*before, Message("user", self._question.render(last.content, self._few_shot))]
 
     def _plain(self, messages: Sequence[Message]) -> np.ndarray:
-        """The ids of a plain prompt, without an end-of-text that the tokenizer adds."""
+        """Return the ids of a plain prompt, without the end-of-text that some tokenizers add."""
         if len(messages) != 1 or messages[0].role != "user":
             roles = ", ".join(message.role for message in messages) or "nothing"
             raise TemplateError(
@@ -350,12 +367,12 @@ class Renderer:
         return np.array(ids, dtype=np.int32)
 
     def _is_ended(self, ids: np.ndarray) -> bool:
-        """True if ids end with the end of a turn."""
+        """Return true if ids end with the token that ends a turn."""
         return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
 
     def _tail(self, messages: Sequence[Message], is_ended: bool) -> np.ndarray:
-        """The ids that follow a response: the end of its turn unless it has ended, the messages, and the
-        generation prompt."""
+        """Return the ids that follow a response: the end of its turn unless `is_ended`, the messages, and the
+        generation prompt. Without a template, they are the ids of the messages' content."""
         if any(message.role == "assistant" for message in messages):
             raise TemplateError(
                 "an assistant message cannot be appended to a response; append what the user or the "
@@ -372,7 +389,8 @@ class Renderer:
         return [Message("system", self.system), *messages]
 
     def _response_text(self, chat: ChatTemplate, response: Message, is_text: bool) -> str:
-        """The text of a response in a chat, up to the end of its turn; `response` says how it is found."""
+        """Return the text of a response in a chat, up to the end of its turn. The docstring of `response`
+        describes how this text is found."""
         turn = self._turn
         rendered = chat.render([USER, response], generate=False)
         written = chat.content(response)
@@ -395,11 +413,11 @@ class Renderer:
         return turn.lead + written
 
     def _check_history(self, chat: ChatTemplate, messages: Sequence[Message], ids: np.ndarray) -> None:
-        """Compare the ids built turn by turn with what the template writes of the whole conversation, white
-        space aside.
+        """Check that the ids, which were built turn by turn, have the same text as the template's rendering
+        of the complete conversation. White space is ignored, and the template may write more at the end.
 
         Raises:
-            TemplateError: they differ.
+            TemplateError: the texts differ.
         """
         whole = self._ids(chat.render(self._with_system(messages), generate=False))
         learned, written = ("".join(self.decode(part).split()) for part in (ids, whole))
@@ -415,11 +433,12 @@ class Renderer:
         )
 
     def _is_text(self, response: Message) -> bool:
-        """True if a response is written as if it had no further fields."""
+        """Return true if there is no template, or the template writes nothing of the further fields of a
+        response."""
         if self._chat is None:
             return True
         whole = self._chat.render([USER, response], generate=False)
-        with suppress(TemplateError):  # it may need them
+        with suppress(TemplateError):  # the template may need the fields
             return whole == self._chat.render([USER, Message("assistant", response.content)], generate=False)
         return False
 

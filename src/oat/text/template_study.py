@@ -1,5 +1,5 @@
-"""The study of a chat template: conversations are rendered with it to find how it begins and ends a response,
-which tokens control it, and whether it rewrites earlier messages."""
+"""The study of a chat template. The functions below render conversations with it to find three things: how it
+begins and ends a response, which tokens are its control tokens, and whether it rewrites earlier messages."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,15 +18,17 @@ _TOOL = Message("tool", "oattool")
 
 @dataclass(frozen=True)
 class Turn:
-    """The beginning and the end of a response. The defaults are those of plain prompts, without a template.
+    """The text that a template writes before and after a response. The defaults are those of plain prompts,
+    without a template.
 
     Attributes:
-        end_id: the token that ends a response; None: there is none.
-        end_text: `closing` up to that token, and with it.
-        opening: the text before a response to `USER`: that message, and the generation prompt.
-        lead: white space between `opening` and the text of a response.
-        closing: the text behind a response's, up to the end of the conversation.
-        opens_reasoning: `opening` ends in <think>.
+        end_id: id of the token that ends a response; None if there is none.
+        end_text: the part of `closing` up to and including this token. If the template writes no such token,
+            the tokenizer's end-of-text.
+        opening: the text before a response to `USER`: this message and the generation prompt.
+        lead: white space that the template writes between `opening` and the text of a response.
+        closing: the text from the end of a response to the end of the conversation.
+        opens_reasoning: true if `opening` ends in <think>.
     """
 
     end_id: int | None
@@ -38,7 +40,7 @@ class Turn:
 
     @property
     def trailing(self) -> str:
-        """The text behind the end of a turn, often a line break."""
+        """The text that the template writes after the end of a turn, often a line break."""
         return self.closing.removeprefix(self.end_text) if self.closing.startswith(self.end_text) else ""
 
 
@@ -46,7 +48,7 @@ def study_turn(chat: ChatTemplate) -> Turn:
     """Find how a template begins and ends a response.
 
     Raises:
-        TemplateError: the template cannot render one, or leaves it out.
+        TemplateError: the template cannot render a response, or leaves it out.
     """
     opening = chat.render([USER], generate=True)
     before, _, _ = chat.render([USER, RESPONSE], generate=False).partition(RESPONSE.content)
@@ -71,10 +73,11 @@ def study_turn(chat: ChatTemplate) -> Turn:
 
 
 def study_control(chat: ChatTemplate, template: str) -> set[str]:
-    """Find the control tokens of a template: the special ones, and the added ones that it names or writes.
+    """Return the texts of a template's control tokens: the tokenizer's special tokens, and its added tokens
+    that the template names or writes. Added tokens that are plain words do not count.
 
     Args:
-        template: its text, before a date is written into it.
+        template: the template's text, before a date is written into it.
 
     Raises:
         TemplateError: the template cannot render a conversation.
@@ -90,13 +93,13 @@ def study_control(chat: ChatTemplate, template: str) -> set[str]:
 
 
 def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
-    """Warn of a template that changes or shortens earlier messages when later ones follow.
+    """Warn if a template rewrites history: it changes or shortens earlier messages when later ones follow.
 
     Args:
-        is_refused: such a template is an error.
+        is_refused: raise an error instead of the warning.
 
     Raises:
-        TemplateError: the template rewrites history, and may not.
+        TemplateError: the template rewrites history and `is_refused`, or it cannot render a conversation.
     """
     answer = Message("assistant", "<think>\noatreasoning\n</think>\n\noatanswer")
     first, second, third = (Message("user", text) for text in ("oatfirst", "oatsecond", "oatthird"))
@@ -129,13 +132,14 @@ def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
 
 
 def common_length(first: str, second: str) -> int:
-    """The number of characters up to which two texts are the same."""
+    """Return the length of the longest common beginning of two texts, in characters."""
     differing = (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     return next(differing, min(len(first), len(second)))
 
 
 def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
-    """The added tokens that are no plain words, by id: any of them may be a control token."""
+    """Return the added tokens by id, without those that are blank or plain words. Any of the others may be a
+    control token."""
     return {
         int(id): token.content
         for id, token in tokenizer.added_tokens_decoder.items()

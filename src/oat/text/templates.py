@@ -1,4 +1,4 @@
-"""The texts of chat templates, in Jinja: the built-in one, a tokenizer's own, and those of files."""
+"""The texts of chat templates, in Jinja: the built-in template, a tokenizer's own, or one from a file."""
 
 import datetime
 import re
@@ -21,11 +21,14 @@ CHATML = (
 """ChatML (OpenAI, 2023; the format of Qwen and others), without a default system prompt."""
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-"""Texts that must be single tokens of a tokenizer with which ChatML is used."""
+"""Texts that a tokenizer must encode as single tokens if it is used with ChatML."""
 
 
 def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """True if a template, named as in `Renderer`, writes the date into what it renders.
+    """Return true if a template writes the current date into the text that it renders.
+
+    Args:
+        template: "chatml", "tokenizer" or the path of a .jinja file.
 
     Raises:
         TemplateError: the template is missing.
@@ -34,10 +37,13 @@ def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
 
 
 def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
-    """The text of a template, named as in `Renderer`.
+    """Return the text of a template.
+
+    Args:
+        template: "chatml", "tokenizer" for the tokenizer's own, or the path of a .jinja file.
 
     Raises:
-        TemplateError: there is none.
+        TemplateError: there is no such template, or its file cannot be read.
     """
     if template == "chatml":
         return CHATML
@@ -63,10 +69,11 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def on_day(template: str, date: datetime.date) -> str:
-    """A template with one day's date written into it, since transformers would give it its own clock.
+    """Return the text of a template with calls of `strftime_now("...")` replaced by the given date. In an
+    unchanged template, transformers would use the present time.
 
     Raises:
-        TemplateError: the template computes the format of its date.
+        TemplateError: the format of a date is not written in the template as a string.
     """
     source = _DATE.sub(lambda match: repr(date.strftime(match[1] or match[2] or "")), template)
     if re.search(r"\bstrftime_now\s*\(", source):
@@ -78,7 +85,7 @@ def on_day(template: str, date: datetime.date) -> str:
 
 
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Advice for error messages: the templates that can work with a tokenizer."""
+    """Return advice for error messages: the templates that can work with a tokenizer."""
     ours = [
         *(["tokenizer"] if tokenizer.chat_template else []),
         *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else []),

@@ -1,10 +1,11 @@
-"""The size of a tokenizer against the embeddings of a model: can they belong together?
+"""A check that a tokenizer and a model can belong together, by the number of tokens and of rows of the
+embeddings.
 
-Many published models have more rows of embeddings than their tokenizer has tokens. Some round up to a
-multiple (OPT has 50,272 for 50,265, HyenaDNA 16 for 12); others leave room for tokens to come (BLOOM has
-250,880 for 250,680, DeepSeek's first models 102,400 for 100,015). The lowest share of rows with a token is
-0.977 among the language models that we know; SELFormer, which reads molecules, has 800 rows for 428 tokens.
-Rows without a token are never sampled.
+Many published models have more rows of embeddings than their tokenizer has tokens. Some round the number of
+rows up to a multiple (OPT has 50,272 rows for 50,265 tokens, HyenaDNA 16 for 12). Others leave room for later
+tokens (BLOOM has 250,880 for 250,680, DeepSeek's first models 102,400 for 100,015). The lowest share of rows
+with a token is 0.977 among the language models that we know; SELFormer, which reads molecules, has 800 rows
+for 428 tokens. Rows without a token are never sampled.
 """
 
 from typing import Any
@@ -12,25 +13,27 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""Fewer rows without a token than this come from rounding up, however few tokens there are."""
+"""If fewer rows than this have no token, they are taken to come from rounding up, however few tokens there
+are."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
-"""Shares of rows with a token below which a pair is warned of, and refused."""
+"""Shares of rows with a token. Below the first, there is a warning; below the second, an error."""
 
 
 def num_ids(tokenizer: Any) -> int:
-    """The number of ids of a tokenizer, up to its greatest, even if some below it are no tokens."""
+    """Return the highest id of a tokenizer plus 1. Some lower ids may have no token."""
     return 1 + max(tokenizer.get_vocab().values())
 
 
 def check_vocabulary(tokenizer: Any, rows: int, whose: str) -> None:
-    """Compare a tokenizer with the embeddings of a model, and warn if they are an unlikely pair.
+    """Compare the size of a tokenizer with that of a model's embeddings, and warn if the two are unlikely to
+    belong together.
 
     Args:
-        rows: rows of the embeddings.
-        whose: the tokenizer's name for messages, as the subject of a sentence.
+        rows: number of rows of the embeddings.
+        whose: name of the tokenizer in messages, as the subject of a sentence.
 
     Raises:
-        ModelError: a token has no row, or most rows have no token.
+        ModelError: a token has no row, or more than half of the rows have no token.
     """
     ids: dict[str, int] = tokenizer.get_vocab()
     last = max(ids, key=lambda token: ids[token])
