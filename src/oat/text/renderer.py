@@ -9,8 +9,8 @@ Control tokens in chat messages stay ordinary text, so data cannot end a turn or
 template names or writes. There is one exception: the tokens of `chat_template.OWN` keep their meaning in the
 content of an assistant's message, and in that of a system message, which may ask for them.
 
-There are two limits. In plain prompts (`template=None`) the tokenizer reads special tokens as such, since
-people write their own formats there. And a template may build control tokens out of a message's role.
+This protection has two limits. In plain prompts (`template=None`) the tokenizer reads special tokens as such,
+since people write their own formats there. And a template may build control tokens out of a message's role.
 """
 
 import datetime
@@ -47,7 +47,7 @@ class Renderer:
             for plain prompts, which are one user message whose content is the prompt.
         system: content of a system message that is put before a conversation without one; needs a template.
         date: the day that a template reads with `strftime_now("...")`, at midnight; None: today.
-        stop: strings before the first of which the text of a response is cut.
+        stop: strings that end a response. Its text is cut before the first of them that it contains.
         eos_ids: further ids that end a response, usually those of the model's generation config.
         question: the form into which a prompt's only user message is put before it is rendered; None: no
             form.
@@ -146,8 +146,9 @@ class Renderer:
 
         Raises:
             TemplateError: the template refuses the conversation; there is no template, and the conversation
-                is not one user message; `question` is set, and the conversation is not one user message after
-                at most system messages; or the conversation becomes no token or cannot be encoded.
+                is not one user message; `question` is set, and the conversation
+                is not one user message, with or without system messages before it; or the conversation
+                becomes no token or cannot be encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
@@ -339,8 +340,8 @@ class Renderer:
         """Return the conversation with its user message put into the form `question`, if there is a form.
 
         Raises:
-            TemplateError: there is a form, and the conversation is not one user message after at most system
-                messages.
+            TemplateError: there is a form, and the conversation is not one user message, with or without
+                system messages before it.
         """
         if self._question is None:
             return messages
