@@ -40,8 +40,7 @@ def group_advantages(
     """
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
-    # the group's lowest reward is subtracted first, so equal rewards become exact zeros and no rounding is
-    # left
+    # minus the group's lowest reward, equal rewards are exactly 0, with no error of rounding
     present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
     lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
         0, group_of_N.long(), present_N, "amin"

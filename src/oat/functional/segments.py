@@ -10,7 +10,7 @@ from oat.errors import ShapeError
 def segment_sum(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """The sum of the values of each row; 0 for a row without values.
+    """Return the sum of the values of each row, (N,); 0 for a row without values.
 
     out_n = sum of values_k over the k with row_of_k = n.
 
@@ -33,7 +33,7 @@ def segment_sum(
 def segment_mean(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """The mean of the values of each row; 0 for a row without values. Arguments as in `segment_sum`.
+    """Return the mean of the values of each row, (N,); 0 for a row without values. Arguments as in `segment_sum`.
 
     Raises:
         ShapeError: the first two arguments differ in shape.

@@ -6,8 +6,9 @@ which token attends to which; otherwise `attention` is transformers' scaled dot-
 below, is the layout of such a row. `engines/paged_cache.py` has the layouts of a KV cache.
 
 `Packed` computes spans of nearly equal length in one call, as the rows of a batch (a bucket). On a GPU in
-half precision, one kernel of variable-length attention computes all spans instead, if its values and
-gradients agree with those of the buckets. This is checked once for each device, precision and shape of heads.
+half precision, one kernel of variable-length attention computes all spans instead, if no tokens lie between
+the spans, and its values and gradients agree with those of the buckets. The agreement is checked once for
+each device, precision and shape of heads.
 
 A call for each single span took 0.3 ms forward and backward, however short the span; this was half of a tiny
 model's update. So spans of nearly equal length share a call. Their padding adds at most an eighth to their

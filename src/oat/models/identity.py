@@ -8,8 +8,7 @@ of it changes. A change of the weights is seen if it changes one of the samples.
 | `generation_config.json` | the ids that end a text; without such a file, those of `config.json` |
 | `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
 | `tokenizer_config.json` | the special tokens |
-| `weights` | for each tensor name, its numbers replaced by `*`: a checksum of samples of these tensors in
-float32 |
+| `weights` | for each tensor name, with `*` for its numbers: a checksum of these tensors' samples, in float32 |
 | `adapter_config.json` | rank, scale and layers of an adapter |
 
 A short value is kept as it is. A long value is kept as a hash, with its number of entries or characters.

@@ -39,7 +39,7 @@ class Encoder:
                 if self._adds_nothing
                 else self._called(text, adds=adds, splits=splits)
             )
-        except Exception as error:  # the tokenizer's own code raises nothing narrower
+        except Exception as error:  # the library raises no narrower class of error
             raise TemplateError(
                 f"the tokenizer of {self.tokenizer.name_or_path or 'the model'} cannot encode {text[:80]!r} "
                 f"({error}); give another model (`model.path`), one whose tokenizer knows the text or has an "

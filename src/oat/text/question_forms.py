@@ -21,7 +21,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Form:
-    """One form.
+    """The parts of one form.
 
     Attributes:
         instruction: the first text of a prompt, which says how to give an answer.
