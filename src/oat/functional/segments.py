@@ -33,7 +33,9 @@ def segment_sum(
 def segment_mean(
     values_K: Float[Tensor, " K"], row_of_K: Int[Tensor, " K"], num_rows: int
 ) -> Float[Tensor, " N"]:
-    """Return the mean of the values of each row, (N,); 0 for a row without values. Arguments as in `segment_sum`.
+    """Return the mean of the values of each row, (N,); 0 for a row without values.
+
+    Arguments as in `segment_sum`.
 
     Raises:
         ShapeError: the first two arguments differ in shape.

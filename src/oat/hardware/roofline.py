@@ -110,7 +110,7 @@ def _least_s(work: Callable[[], object], device: str) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Sizes of a model, from which follows what a pass must read and compute at least.
+    """Sizes of a model, from which the least bytes and operations of a pass follow.
 
     Attributes:
         backbone, head: number of elements of the matrices with which a token is multiplied, in the backbone

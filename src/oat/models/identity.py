@@ -1,6 +1,6 @@
 """Identity of a model, its tokenizer and its adapter: the content of their files that decides what is
 computed. The identity stays equal when another program saves the same content again, and changes when a field
-of it changes. A change of the weights is seen if it changes one of the samples.
+of it changes. A change of the weights is seen if it changes one of the samples, which are taken in float32.
 
 | section | content |
 | --- | --- |
@@ -8,7 +8,7 @@ of it changes. A change of the weights is seen if it changes one of the samples.
 | `generation_config.json` | the ids that end a text; without such a file, those of `config.json` |
 | `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
 | `tokenizer_config.json` | the special tokens |
-| `weights` | for each tensor name, with `*` for its numbers: a checksum of these tensors' samples, in float32 |
+| `weights` | for each tensor name, with `*` for its numbers: a checksum of these tensors' samples |
 | `adapter_config.json` | rank, scale and layers of an adapter |
 
 A short value is kept as it is. A long value is kept as a hash, with its number of entries or characters.

@@ -56,8 +56,8 @@ def pack_groups(
             length. Sequences share a prefix if these tokens are equal.
 
     Returns:
-        Ids (1, T); positions (1, T); the spans, of which a prefix is one of its own; and for each sequence
-        the indices of its tokens in the row.
+        Ids (1, T); positions (1, T); the spans (a prefix is a span of its own); and for each sequence the
+        indices of its tokens in the row.
     """
     spans: list[Span] = []
     pieces: list[np.ndarray] = []

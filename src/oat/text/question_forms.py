@@ -10,7 +10,7 @@ class Example:
     """A worked example.
 
     Attributes:
-        worked: the complete response to the question, which ends with its answer.
+        worked: the complete response to the question; it contains the answer.
         answer: the answer alone.
     """
 

@@ -146,9 +146,9 @@ class Renderer:
 
         Raises:
             TemplateError: the template refuses the conversation; there is no template, and the conversation
-                is not one user message; `question` is set, and the conversation
-                is not one user message, with or without system messages before it; or the conversation
-                becomes no token or cannot be encoded.
+                is not one user message; `question` is set, and the conversation is not one user message, with
+                or without system messages before it; or the conversation becomes no token or cannot be
+                encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
