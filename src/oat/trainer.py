@@ -26,7 +26,7 @@ from oat.plugins import loading as plugins
 from oat.plugins.calls import restoring
 from oat.reports.outcome import Outcome
 from oat.reports.progress import opening, shown
-from oat.rundir.reading import read_metrics
+from oat.rundir.rows import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
 """A function that is called with the number of each row and the row as it stands in `metrics.jsonl`; if it

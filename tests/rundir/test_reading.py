@@ -15,7 +15,8 @@ from fixtures import Finished, World, damage_metrics, oat
 from oat.errors import ConfigError, DataError, OatWarning
 from oat.ledger.reader import Reader
 from oat.ledger.store import Store
-from oat.rundir.reading import load_run, read_rows, sound_rows, table
+from oat.rundir.reading import load_run, table
+from oat.rundir.rows import read_rows, sound_rows
 
 
 @pytest.fixture(scope="module")

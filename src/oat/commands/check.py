@@ -24,7 +24,7 @@ from oat.learner.models import LanguageModel
 from oat.loop import Run
 from oat.models.nf4 import count
 from oat.rundir.checkpoints import Checkpoints
-from oat.rundir.reading import read_metrics
+from oat.rundir.rows import read_metrics
 from oat.types import Price
 
 

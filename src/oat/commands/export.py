@@ -25,7 +25,7 @@ from oat.models.lora import merged, save_adapter
 from oat.models.sequence_classifier import save_classifier
 from oat.reports.model_card import model_card
 from oat.rundir.holdings import HELD
-from oat.rundir.reading import sound_rows
+from oat.rundir.rows import sound_rows
 from oat.text.renderer import Renderer
 
 _KEYS = ("config.json", "adapter_config.json")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oat.errors import DataError
-from oat.rundir.reading import read_metrics
+from oat.rundir.rows import read_metrics
 
 COLOURS = {"dpo": "tab:blue", "grpo": "tab:orange", "dpo-control": "0.35", "grpo-control": "0.65"}
 

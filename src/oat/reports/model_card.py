@@ -14,7 +14,7 @@ from oat.files import seen
 from oat.ledger.reader import Reader
 from oat.reports.accounts import accounts
 from oat.rundir.provenance import is_secret, versions
-from oat.rundir.reading import read_metrics
+from oat.rundir.rows import read_metrics
 from oat.types import UNASKED
 from oat.types.budget import in_money
 

@@ -15,7 +15,7 @@ from oat.errors import warn
 from oat.files import seen
 from oat.loop import Run
 from oat.reports.progress import way_on
-from oat.rundir.reading import sound_rows
+from oat.rundir.rows import sound_rows
 
 FIRST_STEPS = 2
 """Number of steps after which a run warns if it has learned nothing."""

@@ -23,7 +23,8 @@ import numpy as np
 from oat.errors import ConfigError, DataError, did_you_mean, printable
 from oat.metrics import NAMES, listed, unit
 from oat.reports.metric_names import ours
-from oat.rundir.reading import load_run, read_metrics
+from oat.rundir.reading import load_run
+from oat.rundir.rows import read_metrics
 
 Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
 

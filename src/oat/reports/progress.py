@@ -20,7 +20,7 @@ from oat.files import seen
 from oat.loop import Report, Run
 from oat.reports.terminal import is_terminal
 from oat.reports.trace import name_boxes
-from oat.rundir.reading import read_metrics
+from oat.rundir.rows import read_metrics
 from oat.tracking.files import step_line
 from oat.types.budget import in_money
 

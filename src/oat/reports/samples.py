@@ -20,7 +20,8 @@ from oat.errors import ConfigError, DataError, LedgerError, printable
 from oat.ledger.intents import Intent
 from oat.ledger.reader import Reader
 from oat.rundir.holdings import refuse_lost
-from oat.rundir.reading import load_run, read_rows
+from oat.rundir.reading import load_run
+from oat.rundir.rows import read_rows
 from oat.types import Answer, FinishReason
 
 _NEVER_MADE = {"length": "cut off", "aborted": "aborted"}

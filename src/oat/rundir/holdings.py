@@ -26,7 +26,7 @@ from oat.errors import LedgerError, warn
 from oat.files import parse_json, read_only_address
 from oat.ledger.reader import Reader
 from oat.rundir.checkpoint_files import newest_state, place_of
-from oat.rundir.reading import is_step
+from oat.rundir.rows import is_step
 
 HELD = "ledger"
 """The key of these statements in a checkpoint's state, beside the names of the parts."""

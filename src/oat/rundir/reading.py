@@ -10,18 +10,17 @@ a data frame, and None in a dict. A table without rows has the columns that ever
 
 import importlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from oat.config.load import dump, load_config
 from oat.config.settings import Config
-from oat.errors import ConfigError, DataError, warn
-from oat.files import parse_json, seen
+from oat.errors import ConfigError
+from oat.files import seen
+from oat.rundir.rows import read_metrics, read_rows
 from oat.types import Message
 
 Table = Any
@@ -55,14 +54,6 @@ _ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "secon
 _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
 """The columns that each table has even without rows. In evaluations, `_EVALUATED` follows `step` and the two
 columns of the prompt."""
-
-_NAMED = 5
-"""The largest number of spans that a message names."""
-_BOUND = 2**63
-"""Whole numbers in a row must be smaller than this in absolute value, as SQLite's integers are."""
-
-_Spans = Sequence[tuple[int, int]]
-"""Ascending whole numbers, as the first and the last number of each stretch without a gap."""
 
 
 @dataclass(frozen=True)
@@ -185,132 +176,6 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
     except ImportError:
         return columns
     return pandas.DataFrame(columns)
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file; empty if there is no file. A last line that is still being written
-    is left out.
-
-    Raises:
-        DataError: another line is not a JSON object.
-    """
-    if not file.exists():
-        return []
-    rows = []
-    # the text after the last line end is not complete yet
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise DataError(
-                f"{file}:{number}: this is not JSON ({error}); take the line out, or `oat train` the run "
-                "again"
-            ) from None
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{file}:{number}: expected an object, got {line[:40]!r}; take the line out, or `oat "
-                "train` the run again"
-            )
-        rows.append(row)
-    return rows
-
-
-def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """Return the sound rows of a `metrics.jsonl`; empty if there is no file. A warning gives the numbers of
-    damaged lines, and of steps whose row is missing or there twice."""
-    rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
-    if damage:
-        warn(f"{file}: {damage}; the others are read")
-    return [row for _, row in rows]
-
-
-def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
-    """Return the rows of a `metrics.jsonl`, and what is wrong with the file. A last line that is still being
-    written is left out.
-
-    Args:
-        end: the rows 0 to `end` - 1 are wanted, and must be there. None: all rows up to the highest number in
-            the file.
-
-    Returns:
-        Each row with its line, in the order of the file; and a sentence about lines that are not rows, steps
-        without a row or with several, and rows that are not in the order of their steps. The sentence is
-        empty if nothing is wrong.
-    """
-    rows, unreadable = [], []
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):
-        row = _metrics_row(line)
-        if row is None:
-            unreadable.append(number)
-        elif end is None or row["step"] < end:
-            rows.append((number, line, row))
-    counts = Counter(row["step"] for *_, row in rows)
-    missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
-    if end is not None and not missing:
-        # a damaged line after them may be the row of a later step
-        unreadable = [
-            number for number in unreadable if number < max((place for place, *_ in rows), default=0)
-        ]
-    twice = [step for step, count in counts.items() if count > 1]
-    found = [f"{_said('line', _spans(unreadable))} cannot be read as metrics"] if unreadable else []
-    found += [f"there is no row of {_said('step', missing)}"] if missing else []
-    found += [f"there are several rows of {_said('step', _spans(twice))}"] if twice else []
-    found += (
-        ["the rows are not in the order of their steps"] if not twice and [*counts] != sorted(counts) else []
-    )
-    return [(line, row) for _, line, row in rows], ", and ".join(found)
-
-
-def _metrics_row(line: bytes) -> dict[str, Any] | None:
-    """Return a row of metrics, which has a step and numbers by name; None if the line is something else."""
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or not is_step(row.get("step")):
-        return None
-    return (
-        row
-        if all(
-            isinstance(value, float) or (isinstance(value, int) and abs(value) < _BOUND)
-            for value in row.values()
-        )
-        else None
-    )
-
-
-def is_step(value: Any) -> bool:
-    """True if a value from a file can be the number of a step."""
-    return isinstance(value, int) and 0 <= value < _BOUND
-
-
-def _spans(numbers: Iterable[int]) -> _Spans:
-    ordered = sorted(numbers)
-    gaps = [place for place in range(1, len(ordered)) if ordered[place] > ordered[place - 1] + 1]
-    return (
-        [(ordered[begin], ordered[end - 1]) for begin, end in pairwise([0, *gaps, len(ordered)])]
-        if ordered
-        else []
-    )
-
-
-def _without(numbers: Iterable[int], end: int) -> _Spans:
-    """Return the numbers from 0 to `end` - 1 that are not among `numbers`, which are all in this range."""
-    return [
-        (before + 1, after - 1)
-        for before, after in pairwise([-1, *sorted(numbers), end])
-        if after > before + 1
-    ]
-
-
-def _said(what: str, spans: _Spans) -> str:
-    """Return spans in words, such as "lines 3 to 5 and 9"."""
-    count, rest = (sum(end - begin + 1 for begin, end in some) for some in (spans, spans[_NAMED:]))
-    said = [str(begin) if begin == end else f"{begin} to {end}" for begin, end in spans[:_NAMED]] + (
-        [f"{rest} more"] if rest else []
-    )
-    listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
-    return f"{what}{'s' if count > 1 else ''} {listed}"
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oat.errors import ContractError
-from oat.rundir.reading import read_metrics
+from oat.rundir.rows import read_metrics
 
 END = "<end>"
 

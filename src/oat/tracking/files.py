@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from oat.errors import DirectoryError, printable, warn
 from oat.files import Standing, parse_json, saying_what_is_free, write_atomically
 from oat.rundir.provenance import Told
-from oat.rundir.reading import sound_rows
+from oat.rundir.rows import sound_rows
 from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback
 
