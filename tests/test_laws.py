@@ -222,7 +222,7 @@ def test_the_table_has_no_circle() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Imports within functions count as well. A package's `__init__.py` may hand on names of its own files."""
+    """Imports within functions count as well. An `__init__.py` may hand on names of its own package."""
     files = {name_of(file): file for file in FILES if file.name != "__init__.py"}
     assert circle({name: imports(file) & files.keys() - {name} for name, file in files.items()}) == []
 
