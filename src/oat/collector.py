@@ -12,20 +12,20 @@ from oat.seeds import Seeds
 from oat.types import Key, Plan, Prompt, Work
 
 MAX_ROUNDS = 100
-"""Most rounds that a step tries before it goes on with the questions that it has."""
+"""Largest number of rounds that a step tries before it goes on with the questions that it has."""
 
 
 class Collector:
     """Fills the ledger for the steps of training.
 
     Args:
-        oracle: the address of questions to which the explorer gave none.
-        plans: of all steps.
-        last: steps of the run; no questions are asked ahead for later ones. None: there is no last step.
-        max_outstanding: most questions that are asked ahead of those that are due.
+        oracle: address of the oracle for questions to which the explorer gave no oracle.
+        plans: function from the number of a step to its plan.
+        last: number of steps of the run, for which questions are asked ahead; None: there is no last step.
+        max_outstanding: largest number of questions that are asked ahead of those that are due.
 
     Attributes:
-        due: questions that the steps so far are to have.
+        due: number of questions that all steps so far are to have together.
     """
 
     def __init__(
@@ -60,13 +60,15 @@ class Collector:
         self.due = state["due"]
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask until the questions of the steps up to this one, and those asked ahead, are on disk.
+        """Ask until the questions of the steps up to this one, and those to be asked ahead, are on disk.
 
-        Nothing here depends on when answers arrive: only recorded rounds before the cursor are counted, so a
-        replay does the same. A step whose feedback is recorded goes over the rounds that it asked and no
-        others, even if the run was made longer since. It stops early if the prompts are used up, or after
-        `MAX_ROUNDS` rounds. It asks nothing while the budget buys nothing, and the steps take what is paid
-        for; it asks nothing ahead while open questions may cost all that is left.
+        Nothing here depends on when answers arrive: only questions of recorded rounds before the current
+        round are counted, so a replay does the same. If the step's feedback is recorded, exactly the rounds
+        that the step asked are gone through again, even if the run was made longer since; nothing is asked.
+
+        The method stops early if the prompts are used up, or after `MAX_ROUNDS` rounds. While the budget can
+        buy nothing, it asks nothing, and the steps take questions that are already paid for. While open
+        questions may cost all that is left, it asks nothing ahead.
 
         Returns:
             "roofline/decode" and "roofline/padded_keys", if anything was sampled.
@@ -88,14 +90,14 @@ class Collector:
         return _reached(self.actor.work().since(before))
 
     def _bound(self, step: int) -> int:
-        """The number of questions that are to be on disk, as far as the budget allows."""
+        """Return the number of questions that are to be on disk, as far as the budget allows."""
         if self.ledger.is_spent(step):
             return 0
         return self.due if self.ledger.is_spent(step, ahead=True) else self.due + self._ahead(step)
 
     def _ahead(self, step: int) -> int:
-        """The number of questions to ask ahead: as many as are allowed, and not more than later steps will
-        take."""
+        """Return the number of questions to ask ahead: `max_outstanding`, or fewer if the later steps of the
+        run take fewer."""
         ahead = 0
         for later in count(step + 1):
             if ahead >= self.max_outstanding or (self.last is not None and later >= self.last):
@@ -113,7 +115,7 @@ class Collector:
 
 
 def _reached(work: Work) -> dict[str, float]:
-    """The metrics of sampling: the share of the machine's limit that was reached, and the share of cached
-    keys that were padding."""
+    """Return the metrics of sampling, as far as there was any: the share of the machine's limit that was
+    reached, and the share of cached keys that were padding."""
     reached = {"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}
     return {**reached, "roofline/padded_keys": work.padded_keys / work.keys} if work.keys else reached

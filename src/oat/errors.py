@@ -3,10 +3,10 @@
 Every message says what happened, where, and what to do. Each class is also the nearest class of the standard
 library, so that `except ValueError` works. Each survives pickling, since its arguments are its state.
 
-`warn` places a warning at the line outside the package that led to it, however deep it arose; a fixed
-`stacklevel` would count frames that decorators and threads change. The command line prints the sentence
-alone. `printable` makes text harmless where it is shown, as JSON writes it, so files, data and the ledger
-keep what was said.
+`warn` attributes a warning to the line outside the package that led to it, however deep in the package it
+arose. A fixed `stacklevel` would not do, since decorators and threads change the number of frames. The
+command line prints only the text of a warning. `printable` escapes dangerous characters when text is shown,
+so files, data and the ledger keep the original text.
 """
 
 import difflib
@@ -20,11 +20,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_MESSAGE = 10_000
-"""Most characters of a message. A longer one loses its middle, since its end says what to do."""
+"""Largest number of characters in a message. A longer message loses its middle, since its end says what to
+do."""
 _MAX_ERROR = 300
-"""Most characters that are quoted of an error in a user's or a library's code."""
+"""Largest number of characters quoted of an error in a user's or a library's code."""
 _MOST_NAMES, _LONGEST_NAME = 200, 1000
-"""Most names that are listed, and the longest name for which a near one is looked for."""
+"""Largest number of names that are listed, and the length of the longest name for which a similar one is
+looked for."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -39,19 +41,21 @@ class OatError(Exception):
 
 
 class ConfigError(OatError, ValueError):
-    """A field of the configuration is unknown, unread, of the wrong type, or contradicts another."""
+    """The configuration, an argument or a file that it names cannot be used: for example, a field is unknown,
+    unread, of the wrong type, or contradicts another one."""
 
 
 class DataError(OatError, ValueError):
-    """A record of a data file cannot be used."""
+    """A record or a file of data cannot be used."""
 
 
 class TemplateError(OatError, ValueError):
-    """A chat template is missing, or changes earlier messages of a conversation."""
+    """A conversation cannot be rendered as it must be: for example, the chat template is missing, fails, or
+    changes earlier messages."""
 
 
 class ShapeError(OatError, ValueError):
-    """Tensors handed to a function of `functional/` disagree in shape."""
+    """The arguments of a function of `functional/` have wrong or contradictory shapes."""
 
 
 class ModelError(OatError, ValueError):
@@ -89,7 +93,7 @@ class RefusalError(OracleError):
 
 
 class OutageError(OracleError):
-    """No oracle's service has answered for longer than the run may wait; the run's state is on disk."""
+    """An oracle's service has not answered for longer than the run may wait."""
 
     exit_code = 4
 
@@ -107,7 +111,7 @@ class RecordError(OatError, OSError):
 
 
 class DirectoryError(OatError, OSError):
-    """The directory of a run was moved, removed or replaced under it."""
+    """The directory of a run was moved, removed or replaced while the run worked in it."""
 
     exit_code = 1
 
@@ -119,7 +123,7 @@ class ExportError(OatError, OSError):
 
 
 class LedgerError(OatError, RuntimeError):
-    """The ledger cannot be opened or written, or contradicts the run."""
+    """The ledger cannot be opened, read or written, or contradicts the run."""
 
     exit_code = 1
 
@@ -137,7 +141,8 @@ class WeightsError(OatError, RuntimeError):
 
 
 class NonFiniteError(OatError, ArithmeticError):
-    """A number that sampling or learning depends on is not finite; raised before the optimiser moves."""
+    """A number that sampling or learning depends on is not finite. It is raised before the optimiser changes
+    a weight."""
 
     exit_code = 1
 
@@ -149,15 +154,15 @@ class AlarmError(OatError, RuntimeError):
 
 
 class WireError(OatError, ValueError):
-    """Bytes that are not an encoded value of ours."""
+    """A value cannot be encoded, or bytes are not an encoded value of ours (`oat.wire`)."""
 
 
 class ContractError(OatError, AssertionError):
-    """An oracle, explorer or algorithm does not keep its protocol."""
+    """A user's code, such as an explorer, an algorithm or a callback, does not keep its protocol."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ends the run; its state is on disk.
+    """A signal, or a callback, ends the run. The loop saves the run's state.
 
     Attributes:
         exit_code: 75 for SIGTERM ("try again"), 130 for Ctrl-C.
@@ -169,7 +174,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Again(KeyboardInterrupt):
-    """A second Ctrl-C: the process ends where it stands."""
+    """A second Ctrl-C: the process ends without saving the run's state."""
 
 
 class OatWarning(UserWarning):
@@ -177,7 +182,7 @@ class OatWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Warn through the `warnings` module, at the outermost call from outside this package into it."""
+    """Issue an `OatWarning`, attributed to the outermost line that called into this package from outside."""
     ours, frame = sys._getframe(1), sys._getframe(1).f_back
     while frame is not None:
         ours = frame if frame.f_code.co_filename.startswith(_PACKAGE) else ours
@@ -195,9 +200,9 @@ def warn(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal or a page. Characters that a terminal would obey, or that change the order of
-    letters (control codes, escapes, marks of direction), are written as JSON escapes, `\\u001b`; line breaks,
-    tabs and everything visible stay."""
+    """Return text that is safe in a terminal or a page. Characters that a terminal would obey, or that change
+    the order of letters (control codes, escapes, marks of direction), become JSON escapes such as `\\u001b`.
+    Line breaks, tabs and visible characters stay."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f"
         for c in text
@@ -205,8 +210,8 @@ def printable(text: str) -> str:
 
 
 def is_signal(error: BaseException) -> bool:
-    """True if an error is a person's Ctrl-C or a signal to the run, and no KeyboardInterrupt that users' code
-    raised itself."""
+    """Return True if an error comes from Ctrl-C or from a signal to the run; False for other errors and for a
+    KeyboardInterrupt that user code raised itself."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
     return (
@@ -216,8 +221,8 @@ def is_signal(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """The class and the beginning of the text of an error in a user's or a library's code, in one line; the
-    class alone if its text cannot be made."""
+    """Return the class and the beginning of the text of an error in a user's or a library's code, in one
+    line; only the class if the text is empty or making it fails."""
     kind = shortened(type(error).__name__)
     try:
         text = " ".join(shortened(str(error), _MAX_ERROR).split())
@@ -229,7 +234,7 @@ def described(error: BaseException) -> str:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """The beginning of a value's repr; its class if the repr fails."""
+    """Return the beginning of a value's repr; a phrase with its class if the repr fails."""
     if isinstance(value, str):
         return repr(shortened(value, most))
     try:
@@ -241,8 +246,8 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """The first `most` characters of a text, with three dots if there are more. A subclass's own methods are
-    not called."""
+    """Return the first `most` characters of a text, with three dots if there are more. Methods that a
+    subclass of `str` overrides are not called."""
     return str.__getitem__(text, slice(0, most)) + ("..." if str.__len__(text) > most else "")
 
 
@@ -270,7 +275,7 @@ def many(count: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """A sentence that names the nearest valid name, or lists the valid ones.
+    """Return a hint that lists the valid names, after the most similar one if one is similar.
 
     Returns:
         For example "did you mean `beta`? valid: beta, label_smoothing".

@@ -1,14 +1,15 @@
-"""Files: atomic writes, errors of a full disk that say what is free, damaged JSON, where a database may lie,
-and relative paths.
+"""Files: atomic writes, errors of a full disk that say what is free, damaged JSON, file systems on which a
+database may be, and relative paths.
 
-Relative paths are seen from the folder where a command, a `Trainer` or a run began, because a user's reward,
-callback or data function may change the working directory at any time. Names stay as they were given wherever
-they are written down or compared (`config.yaml`, cards, digests), so that a run may be moved; only code that
-opens a file makes them absolute here.
+Relative paths are resolved against the folder in which a command, a `Trainer` or a run began, because a
+user's reward, callback or data function may change the working directory at any time. Paths stay as the user
+wrote them wherever they are stored or compared (`config.yaml`, cards, digests), so that a run may be moved.
+Only code that opens a file makes them absolute, with the functions of this file.
 
-Absolute paths in a configuration would put this machine into all of these, and going back to the folder after
-each call of user code would not reach that code's threads. A name that may also be a hub id becomes a path
-only once the process has left the folder.
+Two alternatives fail. Absolute paths in a configuration would put this machine's folders into the stored
+files. Going back to the folder after each call of user code would not help code that the user runs in another
+thread. A name that may also be a hub id becomes a path only if the process has left the folder and the path
+exists.
 """
 
 import errno
@@ -25,7 +26,7 @@ from typing import Any
 from oat.errors import LedgerError, OatError
 
 _COMPILED = re.compile(r"\(os error (\d+)\)")
-"""How libraries written in Rust name an error of the operating system."""
+"""The form in which libraries written in Rust print the number of an error of the operating system."""
 _start: Path | None = None
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {
@@ -45,10 +46,10 @@ _NETWORK = {
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of JSON text that people, or a disk, may have damaged.
+    """Parse JSON text that people, or a disk, may have damaged.
 
     Raises:
-        ValueError: it is not JSON, or is nested so deep that Python cannot read it.
+        ValueError: the text is not JSON, or is nested so deep that Python cannot read it.
     """
     try:
         return json.loads(text)
@@ -57,16 +58,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a kill, sees the old or the new one whole. The folder must exist:
-    none is made for a run whose directory has gone."""
+    """Replace a file so that a reader sees, and a kill leaves, either the complete old file or the complete
+    new one. The folder must exist; it is not made, since the directory of a run may have been removed."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside another one. It takes the other one's place when the body ends without an error, and
-    is removed otherwise.
+    """Yield the path of a new file, in the same folder, for the body to write. If the body ends without an
+    error, the new file replaces the file at `path`; otherwise it is removed.
 
     Raises:
         OSError: as `saying_what_is_free`.
@@ -86,11 +87,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
-    """Make errors of the operating system in the body name the file and how many bytes are free there. This
-    includes those that libraries raise as classes of their own: safetensors, and tokenizers as `Exception`.
+    """Make errors of the operating system in the body name the file and the bytes that are free on its disk.
+    This includes errors that libraries raise in classes of their own: safetensors in its own class,
+    tokenizers as plain `Exception`.
 
     Raises:
-        OSError: one came.
+        OSError: the body raised such an error.
     """
     try:
         yield
@@ -107,19 +109,20 @@ def saying_what_is_free(path: Path) -> Iterator[None]:
 
 
 def is_full(error: OSError) -> bool:
-    """True if the disk, or this user's quota of it, is full."""
+    """Return True if an error says that the disk, or this user's quota of it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def bytes_free(directory: Path) -> int:
-    """Bytes that are free on the disk of a directory, or of the nearest one above it that exists."""
+    """Return the bytes free on the disk of a directory or, if it does not exist, of its nearest existing
+    parent."""
     place = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
     return shutil.disk_usage(place).free
 
 
 class Standing:
-    """Files or folders by their inodes, as they are when this is made: one that was moved away, removed or
-    replaced by another is lost."""
+    """Remembers files or folders by their inodes, those among `paths` that exist when it is made. A path is
+    lost once its file or folder was moved away, removed or replaced by another."""
 
     def __init__(self, *paths: Path):
         self._known = {path.absolute(): found for path in paths if (found := _inode(path)) is not None}
@@ -129,11 +132,13 @@ class Standing:
         return all(_inode(path) == known for path, known in self._known.items())
 
     def refuse_lost(self, error: type[OatError]) -> None:
-        """Refuse to go on without one of them: what is written now would lie beside the run, or be gone with
-        its process.
+        """Raise an error if a path is lost: what is written from now on would not be part of the run.
+
+        Args:
+            error: class of the error.
 
         Raises:
-            error: one of them is lost.
+            error: a path is lost.
         """
         for path, known in self._known.items():
             if _inode(path) != known:
@@ -162,14 +167,15 @@ def sync_to_disk(path: Path) -> None:
 
 
 def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
-    """The address by which SQLite opens a database to read it.
+    """Return the address by which SQLite opens a database to read it.
 
-    To read a database with a write-ahead log, SQLite makes a file beside it. If this user may not make one
-    and there is no log, nobody works on the database, its file has everything, and it is opened as immutable.
+    To read a database that uses a write-ahead log, SQLite makes a file beside it. If this user may not make a
+    file there and no log exists, nobody is working on the database and its file is complete; so it is opened
+    as immutable.
 
     Args:
-        at_a_glance: the database is read at once, before anybody can begin to work on it; no file is made if
-        the log is empty.
+        at_a_glance: True if the database is read at once, before anybody can begin to work on it. Then it is
+        opened as immutable, and no file is made, also if the log is empty.
     """
     log = path.with_name(f"{path.name}-wal")
     has_log = log.exists() and (log.stat().st_size > 0 or not at_a_glance)
@@ -178,11 +184,11 @@ def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """Refuse a file on a network file system. In the list of mounts a later one covers earlier ones at its
-    place.
+    """Refuse a file on a network file system. If several file systems are mounted at one place, the last one
+    in the list of mounts counts.
 
     Raises:
-        LedgerError: the file lies on a network file system.
+        LedgerError: the file is on a network file system.
     """
     target = str(path.resolve())
     best = ""
@@ -198,7 +204,7 @@ def refuse_network(path: Path) -> None:
 
 
 def is_mounted(directory: Path) -> bool:
-    """True if something, even a folder of the same disk, is mounted at exactly this place.
+    """Return True if something, even a folder of the same disk, is mounted at exactly this place.
 
     Args:
         directory: absolute, without symbolic links.
@@ -207,7 +213,8 @@ def is_mounted(directory: Path) -> bool:
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    """The place and the kind of each mounted file system; the list has blanks of a place as octal escapes."""
+    """Yield the place and the kind of each mounted file system. The system's list writes blanks in a place as
+    octal escapes, which are decoded."""
     if _MOUNTS.exists():
         for line in _MOUNTS.read_text(errors="replace").splitlines():
             _, escaped, kind, *_ = line.split(" ")
@@ -215,7 +222,7 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityError) -> LedgerError:
-    """The error of a ledger that cannot be written, from SQLite's."""
+    """Make the error of a ledger that cannot be written from SQLite's error."""
     if isinstance(error, sqlite3.IntegrityError):
         return LedgerError(
             f"{ledger}: another process has written what this one was about to write ({error}); one process "
@@ -231,8 +238,8 @@ def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityE
 
 @contextmanager
 def seen_from(folder: Path | None = None) -> Iterator[None]:
-    """In its body relative paths are seen from `folder`; by default from the folder of the enclosing
-    `seen_from`, or else from the working directory."""
+    """Resolve relative paths in the body against `folder`; by default against the folder of the enclosing
+    `seen_from`, or else against the working directory."""
     global _start
     before, _start = _start, folder or start()
     try:
@@ -242,20 +249,21 @@ def seen_from(folder: Path | None = None) -> Iterator[None]:
 
 
 def start() -> Path:
-    """The folder from which relative paths are seen, absolute."""
+    """Return the folder against which relative paths are resolved, as an absolute path."""
     return _start or Path.cwd()
 
 
 def seen(path: str | Path) -> Path:
-    """A path made absolute, without `..`. So a folder that is still to be made is never another name of one
-    that exists, which would be removed with it if it was made for nothing."""
+    """Return a path made absolute, without `..`. With `..`, the path of a new folder could also be another
+    name of an existing folder, which would be removed if the new one was made for nothing."""
     found = Path(path) if os.path.isabs(path) else start() / path
     return found.resolve() if ".." in found.parts else found
 
 
 def located(name: str) -> str:
-    """A name for a library that looks from the working directory; it may be a path, or something else such as
-    a hub id. It becomes an absolute path if the process has left its start and that path exists."""
+    """Return a name for a library that resolves paths against the working directory. The name may be a path,
+    or something else such as a hub id. It becomes an absolute path if the process has left the folder of
+    `start` and the path exists there; otherwise it stays as it is."""
     there = seen(name)
     return name if _is_here() or not there.exists() else str(there)
 

@@ -1,11 +1,13 @@
 """The loop. Read this first.
 
-`steps` is the whole of it: one line for each box, and one place that decides whether a step is the last one.
-Every box is behind a protocol (`protocols.py`); no algorithm has a loop of its own.
+The function `steps` is the complete loop: it has one line for each box, and the one place that decides
+whether a step is the last one. Every box is behind a protocol (`protocols.py`); no algorithm has a loop of
+its own.
 
-Rows of metrics are counted from 0, the start; row n + 1 closes step n, and tells of the state after n + 1
-updates. A checkpoint of step n is the state before step n. A run that is interrupted while it samples or
-evaluates saves the state before that, and with it the row that was still open.
+Rows of metrics are numbered from 0, the start. Row n + 1 closes step n: it has the metrics of this step, and
+those of the evaluation after its update. A checkpoint of step n is the state before step n. A run that is
+interrupted while it samples or evaluates saves the state from before the interrupted part, and the metrics of
+a row that was not closed yet.
 """
 
 import time
@@ -42,11 +44,12 @@ from oat.types import ENSEMBLE, Feedback
 Report = Callable[[int, dict[str, float]], None]
 
 ROW = "row"
-"""Name, beside the parts of a checkpoint, of the metrics of a row that is still to be closed."""
+"""The key under which a checkpoint's state, beside the states of the parts, holds the metrics of a row that
+is not closed yet."""
 
 LEARNED = ("learner", "objective", ENSEMBLE)
-"""The parts that learning changes and a roll back takes back. The others say where the run stands, and keep
-going."""
+"""The parts that learning changes. A roll back restores only these; the other parts record how far the run
+has come, and go on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +57,14 @@ class Run:
     """The boxes of one run, as `oat.build.run` made them.
 
     Attributes:
-        objectives: what each step learns, one after another; the first one has the plan.
-        plans: the plan of each step, a function of its number.
+        objectives: the objectives that each step learns, one after another; the first one makes the plans.
+        plans: function from the number of a step to its plan.
         parts: every part with a state, by name.
-        start: metrics of row 0 that are known before the first step.
-        notes: sentences for people, before the first step.
-        chosen: settings that the configuration left open, by (section, field), as they were fixed when the
-        run was built.
-        interruption: how a signal asks the run to end.
+        start: metrics of row 0 beside those of its evaluation.
+        notes: sentences for people, printed before the first step.
+        chosen: the values of settings that the configuration left open, by (section, field), as they were
+        fixed when the run was built.
+        interruption: holds the request of a signal or a callback to end the run.
     """
 
     objectives: Sequence[Objective]
@@ -86,17 +89,17 @@ class Run:
 
 
 def train(run: Run, report: Report) -> str:
-    """Bring a run from its newest checkpoint to its end. When this returns or raises, what was saved is on
-    disk.
+    """Bring a run from its newest checkpoint to its end. When this function returns or raises, no checkpoint
+    is still being written.
 
     Args:
-        report: called with the number and the metrics of each row.
+        report: called with the number and the metrics of each row that this call closes.
     Returns:
-        Why the run ended.
+        The reason why the run ended.
     Raises:
         Interrupted: a signal asked the run to end; its state is on disk.
-        OutageError: an oracle's service was away for too long; its state is on disk.
-        AlarmError: an alarm ended it; its state is on disk.
+        OutageError: an oracle's service gave no answer for too long; the run's state is on disk.
+        AlarmError: an alarm ended the run; its state is on disk.
         CheckpointError: a checkpoint could not be written or read.
     """
     try:
@@ -113,12 +116,12 @@ class Row:
     """A row of metrics, and the step that it closes.
 
     Attributes:
-        number: updates that the row tells of.
+        number: number of the row, and of the steps that are done when it is closed.
         metrics: the numbers that are known so far.
-        is_closed: the row was written before the loop began, and the run goes on after it.
-        feedback: what the step learned from; None in row 0, which has no step.
-        is_rolled_back: an alarm took what was learned back to a checkpoint.
-        is_evaluated: an evaluation was due.
+        is_closed: True if the row was written before the loop began; the run goes on after it.
+        feedback: what the step learned from; None before the step has taken it, and in row 0.
+        is_rolled_back: True if an alarm restored the learned parts from a checkpoint.
+        is_evaluated: True if an evaluation was due.
         later: metrics of the next row that are known before its step.
     """
 
@@ -146,10 +149,10 @@ class Row:
 
 
 def steps(run: Run, report: Report) -> str:
-    """Take the steps that are left; returns why there are no more.
+    """Take the remaining steps, and return the reason why the run ended.
 
-    A step is known to be the last one only after it has learned, and a last step is evaluated and saved. So
-    each turn first closes the row of the step before, then takes the next step.
+    Only after a step has learned is it known whether it was the last one, which is always evaluated and
+    saved. So each turn first closes the row of the step before, then takes the next step.
     """
     row = begin(run, report)
     while True:
@@ -176,7 +179,7 @@ def begin(run: Run, report: Report) -> Row:
     """Restore the newest checkpoint. A new run writes row 0.
 
     Returns:
-        The last row; it is still open if the checkpoint was saved before it was closed.
+        The newest row. It is not closed yet if the checkpoint was saved before the row was closed.
     """
     number, known = restore(run)
     run.tracking.open(number, is_closed=known is None)
@@ -192,7 +195,7 @@ def begin(run: Run, report: Report) -> Row:
 
 
 def write_first_row(run: Run, row: Row, report: Report) -> None:
-    """Write row 0, the start, with an evaluation if the run has any."""
+    """Write row 0, the start, with the metrics of an evaluation if the run has evaluations."""
     with run.interruption.at_once():
         row.is_evaluated = run.evaluation is not None
         if run.evaluation is not None:
@@ -203,7 +206,7 @@ def write_first_row(run: Run, row: Row, report: Report) -> None:
 
 
 def fill(run: Run, row: Row) -> None:
-    """Sample and ask until the step's questions are on disk."""
+    """Let the collector sample and ask until the step's questions are on disk."""
     row.metrics.add(run.collector.fill(row.step, run.plans(row.step)))
 
 
@@ -213,7 +216,7 @@ def take(run: Run, row: Row) -> None:
 
 
 def learn(run: Run, row: Row) -> None:
-    """Let each objective prepare a batch, and the learner update on it."""
+    """For each objective, prepare a batch and let the learner update the models on it."""
     with clock(row.metrics, "time/learn_s"):
         feedback = run.buffer.fill(row.taken)
         row.metrics.add(step_metrics(row.taken))
@@ -225,8 +228,8 @@ def learn(run: Run, row: Row) -> None:
 
 
 def react_to_alarms(run: Run, row: Row) -> None:
-    """Hold the step's metrics against the alarms, one of which may take what was learned back to a
-    checkpoint."""
+    """Check the step's metrics against the alarms. If an alarm calls for a roll back, restore the learned
+    parts (`LEARNED`) from a checkpoint."""
     back = run.alarms.check(row.number, row.metrics.values, is_saved=run.checkpoints.due(row.step))
     if back is not None:
         run.alarms.back, tensors, plain = run.checkpoints.load_back(back)
@@ -236,21 +239,21 @@ def react_to_alarms(run: Run, row: Row) -> None:
 
 
 def publish_weights(run: Run, row: Row) -> None:
-    """Give the sampler's slot the policy's weights if that is due or they were rolled back, and the slot
-    `reference` its own if they have moved."""
+    """Load the learner's weights into the slots that answer: into `sampler`, and `ensemble` if there is one,
+    if that is due or the weights were rolled back; into `reference` if the reference has moved."""
     if row.is_rolled_back or run.weights.due(row.step):
         run.weights.sync(run.learner, version=row.number)
     run.weights.follow(run.learner)
 
 
 def count(run: Run, row: Row) -> None:
-    """Add what the boxes have counted by the end of the step."""
+    """Add to the row what the ledger and the transfer of weights report at the end of the step."""
     row.metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported})
     row.metrics.add({"weights/version": run.weights.sampler_version})
 
 
 def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
-    """Evaluate the new weights if that is due; it always is after the last step."""
+    """Evaluate the new weights if an evaluation is due, as it always is after the last step."""
     with or_saved(run, row.number, row.metrics.values):
         evaluation = run.evaluation
         if evaluation is not None and (is_last or evaluation.due(row.number, row.taken.queries)):
@@ -259,7 +262,7 @@ def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
 
 
 def write_row(run: Run, row: Row) -> None:
-    """Write the row. Once an oracle has changed, it says how many changes there were."""
+    """Write the row. If an oracle has changed, the row also has the number of changes so far."""
     changes = run.ledger.changes(row.number, is_evaluated=row.is_evaluated)
     if changes:
         row.metrics.add({"oracle/changes": changes})
@@ -267,8 +270,8 @@ def write_row(run: Run, row: Row) -> None:
 
 
 def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
-    """Save the state after the row if that is due; it always is after the last step. Then the ledger may drop
-    what no checkpoint on disk needs any more."""
+    """Save the state after the row if a checkpoint is due, as it always is after the last step. Then let the
+    ledger drop the trajectories that no checkpoint on disk needs."""
     if not (run.checkpoints.due(row.number) or is_last):
         return
     with clock(row.later, "time/save_s"):
@@ -280,13 +283,14 @@ def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
 def evaluation_metrics(
     run: Run, evaluation: Evaluation, step: int, feedback: Feedback | None = None
 ) -> Metrics:
-    """The metrics of an evaluation after `step` updates.
+    """Evaluate after `step` updates, and return the metrics.
 
-    An evaluation that fails is warned of and counted, and the run goes on. But weights that do not verify, a
-    ledger that cannot be written and a lost run directory end the run, since training depends on them too.
+    If the evaluation fails with an error of ours, the run warns, sets `eval/failed`, and goes on. But weights
+    that do not verify, a ledger that cannot be written and a lost run directory end the run, since training
+    depends on them too.
 
     Args:
-        feedback: what the last of these updates learned from.
+        feedback: the feedback that the last of these updates learned from; None if there was no update.
     """
     metrics = Metrics()
     with clock(metrics, "time/evaluate_s"):
@@ -307,10 +311,12 @@ def evaluation_metrics(
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """If a signal or an outage ends the run in the body, save the state before it, unless that is saved.
+    """If a signal or an outage ends the run in the body, save the state from before the body, unless the
+    checkpoint of this step was the last one saved or loaded.
 
     Args:
-        row: metrics of a row that is not closed yet.
+        step: the step of the checkpoint; that is the number of steps done before the body.
+        row: metrics of the row that is not closed yet; None if there is none.
     """
     before, known = states(run), None if row is None else dict(row)
     try:
@@ -323,7 +329,8 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
 
 
 def states(run: Run) -> dict[str, dict[str, Any]]:
-    """The state of every part, by its name. Tensors are no copies: learning overwrites them."""
+    """Return the state of every part, by the part's name. Its tensors are not copied, so learning changes
+    them."""
     return {part: box.state for part, box in run.parts.items()}
 
 
@@ -336,13 +343,13 @@ def save(
     row: Mapping[str, float] | None = None,
     is_last: bool,
 ) -> None:
-    """Let a checkpoint of these states be written: tensors by "part/name", the rest as JSON. The rows before
-    it are brought to disk first.
+    """Start to write a checkpoint of these states: tensors by "part/name", the rest as JSON. The rows of
+    metrics so far are brought to disk first.
 
     Args:
-        metrics: of the last row, if it has just been closed.
-        row: metrics of the last row, if it is still to be closed.
-        is_last: nothing is learned after it.
+        metrics: metrics of the newest row, if it is closed.
+        row: metrics of the newest row, if it is not closed yet.
+        is_last: True if nothing is learned after the checkpoint.
     """
     run.tracking.flush()
     tensors: dict[str, torch.Tensor] = {}
@@ -364,7 +371,7 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     """Load the newest checkpoint into every part and every slot.
 
     Returns:
-        The step to go on with, and the metrics of a row that is still to be closed, or None.
+        The step to go on with, and the metrics of a row that is not closed yet, or None.
     """
     step, row = 0, None
     loaded = run.checkpoints.load()
@@ -382,7 +389,12 @@ def take_up(
     tensors: Mapping[str, torch.Tensor],
     plain: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Load into parts the states that a checkpoint has of them."""
+    """Load the states of these parts from a checkpoint.
+
+    Args:
+        tensors: by "part/name".
+        plain: the other values of each part's state, by part.
+    """
     for part in parts:
         mine = {
             name.removeprefix(f"{part}/"): tensor

@@ -1,5 +1,5 @@
-"""The protocols of the boxes that the loop drives; those of engines, explorers, oracles and objectives stand
-in their packages."""
+"""The protocols of the boxes that the loop drives. Engines, explorers, oracles, objectives and environments
+have their protocols in their own packages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from oat.types.budget import Budget
 
 
 class Stateful(Protocol):
-    """A part with a state that decides the future: a flat dict of tensors and JSON values."""
+    """A part with a state, from which a run can be continued: a flat dict of tensors and JSON values."""
 
     @property
     def state(self) -> dict[str, Any]: ...
@@ -25,11 +25,11 @@ class PromptSource(Protocol):
     """The order in which a run takes its prompts."""
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts of the run; fewer, or none, when they are used up."""
+        """Return the next n prompts of the run; fewer, or none, if the prompts are used up."""
 
 
 class Actor(Protocol):
-    """Makes trajectories of prompts."""
+    """Makes trajectories from prompts."""
 
     def sample(
         self,
@@ -38,26 +38,26 @@ class Actor(Protocol):
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """One group a prompt.
+        """Return one group per prompt.
 
         Args:
-            samples: responses a prompt, by slot.
-            address: purpose, step and round, for the random numbers.
-            sampling: if it is not that of training.
+            samples: number of responses per prompt, by slot.
+            address: the beginning of the address of the random numbers; in training purpose, step and round.
+            sampling: the settings of sampling; None: those of training.
         """
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        """The scores of samples that an explorer needs, by name; one array a group."""
+        """Return the scores of the samples that an explorer needs, by name; one array per group."""
 
     def work(self) -> Work:
-        """What was computed to sample since this was first called."""
+        """Return the work of sampling since the first call of this method."""
 
 
 class Collector(Protocol):
     """Fills the ledger."""
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask until the questions of the steps up to this one are on disk; returns metrics of sampling."""
+        """Ask until the questions of the steps up to this one are on disk. Return metrics of sampling."""
 
 
 class Ledger(Protocol):
@@ -65,20 +65,20 @@ class Ledger(Protocol):
 
     @property
     def reasked(self) -> int:
-        """Questions that were asked once more after a kill."""
+        """The number of questions that this process asked again, since a kill came before their answers."""
 
     @property
     def reported(self) -> Mapping[str, float]:
-        """The metrics that its oracles report of themselves."""
+        """The metrics that the oracles report about themselves."""
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
-        """The number of questions in recorded rounds before (step, round)."""
+        """Return the number of questions in the recorded rounds before (step, round)."""
 
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
-        """True if this round is on disk."""
+        """Return True if this round is recorded."""
 
     def has_taken(self, step: int, purpose: str = "train") -> bool:
-        """True if the feedback of this step is recorded."""
+        """Return True if the feedback of this step is recorded."""
 
     def ask(
         self,
@@ -91,105 +91,121 @@ class Ledger(Protocol):
         """Record a round, then submit its questions."""
 
     def take_feedback(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
-        """The feedback of a step, recorded before it is handed out.
+        """Return the feedback of a step, which is recorded first.
 
         Args:
-            count: questions that the step learns from.
+            count: number of questions that the step learns from.
         """
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step that failed: its answers are not awaited any more, and its record has none."""
+        """Close a step that failed: nobody waits for its answers any longer, and the step is recorded as
+        having taken no answers."""
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """True if training could buy nothing more when the step before had taken its answers.
+        """Return True if training could buy nothing more at the moment when the step before had taken its
+        answers.
 
         Args:
-            ahead: beside the highest price of the questions that are still open.
+            ahead: True for questions that are asked ahead. Then questions that are still open count at their
+                highest price.
         """
 
     def price(self, questions: Sequence[Question]) -> Price:
-        """The most that questions would cost if they were asked now."""
+        """Return the most that these questions would cost if they were asked now."""
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
         """Record that a step asks nothing, since the budget does not allow this price."""
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """The price that the budget of a purpose did not allow, by the newest record up to this step."""
+        """Return the price that the budget did not allow in the newest recorded step of a purpose, up to this
+        step; None if the budget allowed everything, or no step is recorded."""
 
     def committed(self, purpose: str) -> Price:
-        """The price of the answers that were taken, and the highest price of everything asked since."""
+        """Return the price of the answers that steps have taken, plus the highest price of every question
+        that still waits."""
 
     def spent_before(self, step: int) -> Spent:
-        """What was spent when the step before had taken its answers."""
+        """Return what was spent at the moment when the step before had taken its answers; nothing if `step`
+        has asked or taken already, since the run went on then."""
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """The number of changes of an oracle before the questions of which a row of metrics tells.
+        """Return how often the version of any oracle had changed before the answers that a row of metrics
+        counts.
 
         Args:
-            is_evaluated: the row has an evaluation.
+            row: number of the row.
+            is_evaluated: True if the row has an evaluation, whose answers then count too.
         """
 
     def drop(self, step: int) -> None:
-        """Drop what only a replay of the steps before this one would need."""
+        """Drop the trajectories that only a replay of the steps before this one would read."""
 
     def close(self) -> None: ...
 
 
 class Holdings(Protocol):
-    """Says what a checkpoint's ledger must hold."""
+    """States what the ledger must hold if a run is to be continued from a checkpoint."""
 
     def before(self, step: int, *, evaluated: bool) -> Mapping[str, Any]:
-        """What the ledger holds before a step; a checkpoint keeps it beside the parts."""
+        """Return statements about what the ledger holds before a step; a checkpoint stores them beside the
+        states of the parts.
+
+        Args:
+            evaluated: True if the evaluation after `step` steps is over, so that its answers count.
+        """
 
 
 class Buffer(Protocol):
     """The replay buffer."""
 
     def fill(self, feedback: Feedback) -> Feedback:
-        """A step's feedback, with the older items that it learns from again."""
+        """Return a step's feedback, with the older items that the step learns from again."""
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """The batch, with as many mini-batches as older items make necessary."""
+        """Return an objective's batch of this feedback. If older items made it larger, it has more
+        mini-batches."""
 
     def metrics(self, feedback: Feedback) -> Mapping[str, float]: ...
 
     def reach(self, step: int) -> int:
-        """The first step whose feedback this step, or a later one, learns from."""
+        """Return the first step whose feedback is learned from in this step or in a later one."""
 
 
 class Learner(Protocol):
     """The models, their optimisers, and the update.
 
     Attributes:
-        micro_batch_tokens: most tokens of one forward pass; None: no limit.
+        micro_batch_tokens: largest number of tokens in one forward pass; None: no limit.
     """
 
     micro_batch_tokens: int | None
 
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """The wanted outputs of a model for the trained tokens of rows, (K,) each, without gradient."""
+        """Return the wanted outputs of a model for rows, without gradient: (K,) for the trained tokens, or
+        (N,) from a reward model."""
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """Learn from a batch; returns metrics."""
+        """Learn from a batch. Return metrics."""
 
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """The losses and metrics of a batch from which nothing is learned."""
+        """Return the losses and metrics of a batch without learning from it."""
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        """The weights of a model, by name."""
+        """Return the weights of a model, by name."""
 
     def version(self, model: str) -> int:
-        """How often a model has changed that is not trained."""
+        """Return how often a reference that follows the policy has been updated; 0 for any other model."""
 
     def trainable(self, model: str) -> list[str]:
-        """The names of the weights that learning changes."""
+        """Return the names of the weights of a model that learning changes."""
 
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite a model's weights, in place."""
+        """Overwrite, in place, the weights of a model that learning changes."""
 
 
 class Weights(Protocol):
-    """The transfer of weights to engines, with proof.
+    """The transfer of weights to the boxes that hold a slot. After every load it compares the weights that a
+    box holds with those that were sent.
 
     Attributes:
         sampler_version: version of the policy's weights in the slot `sampler`.
@@ -198,38 +214,44 @@ class Weights(Protocol):
     sampler_version: int
 
     def due(self, step: int) -> bool:
-        """True if the sampler gets new weights after this step."""
+        """Return True if the sampler gets new weights after this step."""
 
     def sync(self, learner: Learner, version: int) -> None:
-        """Give the sampler the policy's weights, with proof."""
+        """Load the learner's weights as `version` into every slot but `policy` and `reference`."""
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give a slot these weights, with proof."""
+        """Load these weights into a slot."""
 
     def follow(self, learner: Learner) -> None:
-        """Give the slot `reference` the learner's reference, if it has moved, with proof."""
+        """Load the learner's reference into the slot `reference`, if the reference has moved."""
 
     def restore(self, learner: Learner) -> None:
-        """Give every slot the weights that it held at the checkpoint."""
+        """Load into every slot but `policy` the weights that the slot held at the checkpoint."""
 
 
 class Evaluation(Protocol):
-    """Held-out prompts and pairs.
+    """Evaluates the policy on held-out prompts and pairs.
 
     Attributes:
-        slot: whose weights answer the prompts.
+        slot: the slot whose weights answer the prompts.
     """
 
     slot: str
 
     def due(self, step: int, queries: int) -> bool:
-        """True if an evaluation is due after `step` updates and so many queries."""
+        """Return True if an evaluation is due after `step` updates and this many queries of training."""
 
     def measure(self) -> dict[str, float]:
-        """The metrics that need no oracle: of held-out pairs under the learner's weights."""
+        """Return the metrics of held-out pairs under the learner's weights; no oracle is asked."""
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
-        """Evaluate the slot's weights, and the feedback of a step; returns metrics."""
+        """Evaluate the slot's weights on the held-out prompts. Return metrics.
+
+        Args:
+            step: number of updates so far.
+            queries: number of queries that training has made so far.
+            feedback: the last step's feedback, whose responses may be evaluated too.
+        """
 
 
 class Stop(Protocol):
@@ -244,18 +266,18 @@ class Stop(Protocol):
     max_hours: float | None
 
     def reason(self, step: int, spent: Spent) -> str | None:
-        """Why the run ends before this step, or None."""
+        """Return the reason why the run ends before this step, or None."""
 
     def steps_done(self, step: int) -> str | None:
-        """Why the run ends before this step, if all steps are done; otherwise None."""
+        """Return the reason why the run ends before this step if all of its steps are done; else None."""
 
 
 class Alarms(Protocol):
     """The alarms that watch a run.
 
     Attributes:
-        raised: alarms so far.
-        back: the step of the checkpoint to which a roll back would lead; None: nothing rolls back.
+        raised: number of alarms raised so far.
+        back: the step of the checkpoint to which a roll back would lead; None if no alarm rolls back.
     """
 
     raised: int
@@ -263,19 +285,21 @@ class Alarms(Protocol):
 
     @property
     def ended(self) -> str | None:
-        """Why an alarm ends the run here, or None."""
+        """The reason why an alarm has ended the run, or None."""
 
     def begin(self, step: int) -> bool:
-        """True if the state of this step has to be on disk, since a roll back would lead to it."""
+        """Return True if the state of this step, with which the process begins, has to be on disk because a
+        roll back would lead to it."""
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep the metrics of an evaluation for the check of the next step."""
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
-        """Hold a step's metrics against the alarms.
+        """Check a step's metrics against the alarms.
 
         Args:
-            is_saved: a checkpoint was due before the step.
+            step: number of steps that are done, this one included.
+            is_saved: True if a checkpoint was due before the step.
         Returns:
             The step of the checkpoint to which the run goes back, or None.
         """
@@ -285,7 +309,7 @@ class Checkpoints(Protocol):
     """The checkpoints of a run.
 
     Attributes:
-        saved: the step of the newest one that was saved or loaded.
+        saved: the step of the checkpoint that this process saved or loaded last; 0 if there is none.
     """
 
     saved: int
@@ -303,7 +327,7 @@ class Checkpoints(Protocol):
         """The step of the oldest checkpoint on disk; None: there is none."""
 
     def due(self, step: int) -> bool:
-        """True if a checkpoint is due after `step` updates."""
+        """Return True if a checkpoint is due after `step` updates."""
 
     def save(
         self,
@@ -315,44 +339,47 @@ class Checkpoints(Protocol):
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Let a checkpoint be written while the caller goes on. Unless it is the last one, the caller may
-        change the tensors at once.
+        """Start to write a checkpoint. The caller may go on, and may change the tensors at once unless
+        `is_last` is set.
 
         Args:
-            tensors, state: everything that the checkpoint holds.
-            metrics: of the row after which it stands, if that is closed.
-            keep: the step of an older checkpoint that stays.
-            is_last: nothing is learned after it.
+            tensors: tensors by name.
+            state: the remaining content, as JSON values.
+            metrics: metrics of the row that precedes the checkpoint, if this row is closed.
+            keep: the step of an older checkpoint that must not be deleted.
+            is_last: True if nothing is learned after the checkpoint.
         """
 
     def wait(self) -> None:
-        """Return when everything that was saved is on disk."""
+        """Wait until no checkpoint is being written."""
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Step, tensors and state of the newest checkpoint that can be used; None: there is none."""
+        """Return step, tensors and state of the newest checkpoint that can be used; None if the run has no
+        checkpoints."""
 
     def load_back(self, step: int) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
-        """The checkpoint of a step, or the newest one before it that can be used."""
+        """Return the checkpoint of a step or, if it cannot be used, the newest one before it that can."""
 
 
 class Tracking(Protocol):
-    """The rows of metrics, and those to whom they go."""
+    """Writes the rows of metrics, and sends them to the trackers of the run."""
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Drop the rows after row `step`.
+        """Begin to write after row `step`, and drop the rows that an earlier process wrote beyond it. At step
+        0 every row is dropped.
 
         Args:
-            is_closed: row `step` stays too; otherwise it is written next.
+            is_closed: True if row `step` stays; otherwise it is dropped too, and written next.
         """
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
-        """Write a row, and samples of the feedback of its step."""
+        """Write a row, and some samples of the feedback of its step."""
 
     def flush(self) -> None:
-        """Bring the rows so far to disk."""
+        """Bring the rows written so far to disk."""
 
     def close(self) -> None: ...
 
 
 Plans = Callable[[int], Plan]
-"""The plan of each step, a function of its number."""
+"""A function from the number of a step to its plan."""

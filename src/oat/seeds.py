@@ -1,10 +1,11 @@
-"""Addressed random numbers: each is a function of the run's seed and of its purpose, never of what was drawn
-before it.
+"""Addressed random numbers: every number is a function of the run's seed and of an address that says what the
+number is for, never of other numbers drawn before.
 
 A token uses one uniform number from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", SC 2011). The key is (run seed, purpose, slot, step, round, prompt occurrence, sample index); the counter
-is the token's position. This module has its own implementation, vectorised over rows, because numpy's Philox
-makes one generator a key; the tests hold it against the known answers of the paper's authors.
+3", SC 2011). In training the key is made from the run's seed, purpose, step, round, slot, the prompt's
+occurrence and the index of the sample; the counter is the token's position. This module has its own
+implementation, vectorised over rows, because numpy's Philox needs one generator for each key. The tests
+compare it with the known answers of the paper's authors.
 """
 
 import hashlib
@@ -19,18 +20,19 @@ _32 = np.uint64(32)
 
 
 class Seeds:
-    """The run's seed, and every generator addressed under it."""
+    """The run's seed, which makes a key or a generator for every address."""
 
     def __init__(self, seed: int):
         self.seed = seed
 
     def key(self, *address: str | int) -> int:
-        """A 64-bit key for an address of strings and whole numbers."""
+        """Return the 64-bit key of an address of strings and whole numbers."""
         digest = hashlib.blake2b(json.dumps([self.seed, *address]).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
     def at(self, *address: str | int) -> np.random.Generator:
-        """A new generator for an address; two calls give two generators of the same numbers."""
+        """Return a new generator for an address. Two calls with one address return two generators that give
+        the same numbers."""
         return np.random.Generator(np.random.Philox(key=self.key(*address)))
 
 
@@ -56,7 +58,7 @@ def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One uniform number for each row, strictly between 0 and 1, with 52 random bits.
+    """Return one uniform number for each row, strictly between 0 and 1, with 52 random bits.
 
     Args:
         keys: (R,) uint64, from `Seeds.key`.

@@ -29,9 +29,10 @@ from oat.reports.progress import opening, shown
 from oat.rundir.rows import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
-"""A function that is called with the number of each row and the row as it stands in `metrics.jsonl`; if it
-returns True, the run ends there. Row 0 is that of the start, with the metrics of an evaluation before the
-first step. Row k is that of step k, the k-th update. A run that is continued gives the rows that it makes."""
+"""A function that is called with the number of each row and the row as `metrics.jsonl` has it. If it returns
+True, the run ends after this row. Row 0 describes the start, and has the metrics of the evaluation before the
+first step, if the run has evaluations. Row k describes the k-th step. In a run that is continued, the
+function is called only with new rows."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,12 @@ class Result:
     Attributes:
         run_dir: the run's directory.
         reason: why the run ended.
-        is_finished: the run came to its end; otherwise a callback ended it, and the same lines continue it.
-        is_idle: the run had ended before, and nothing was left to do.
-        step: steps that are done.
-        metrics: the last row, as it stands in `metrics.jsonl`.
-        learned_nothing: the likely cause, where no step taught the policy anything.
+        is_finished: True if the run came to its end; False if a callback ended it, so that the same lines of
+        Python continue it.
+        is_idle: True if the run had already ended before this call, and nothing was left to do.
+        step: number of steps that are done.
+        metrics: the last row, as `metrics.jsonl` has it.
+        learned_nothing: if no step taught the policy anything, the likely cause; otherwise None.
     """
 
     run_dir: Path
@@ -64,32 +66,34 @@ class Trainer:
     """One run, in one directory. The constructor checks everything that the settings alone decide, and loads
     nothing.
 
-    A model or records that are given as Python objects are kept in the run's directory (`given/`); functions
-    and classes are known by their names (`python:reward`). So the same lines continue the run. A given model
-    stays as it is: a copy of it is trained.
+    A model or records that are given as Python objects are saved in the run's directory (`given/`). Functions
+    and classes are stored by name (`python:reward`). So the same lines of Python continue the run. A given
+    model is not changed; the run trains a copy.
 
     Args:
         model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model`
             of a configuration.
-        oracle: the name of one of ours, a reward or comparison function, an oracle, or the section. A list of
-            these is the weighted sum of their scores (`mixture`).
-        prompts: a path as in the section, an iterable of records, a function that returns one, or the
-            section. Where neither `epochs` nor anything of `stop` is given, the run goes through them once.
+        oracle: the name of a built-in oracle, a reward or comparison function, an oracle of your own, or the
+            section. A list of these is the weighted sum of their scores (`mixture`).
+        prompts: a path as in the section, an iterable of records, a function that returns an iterable of
+            records, or the section. If neither `epochs` nor a field of `stop` is given, the run goes through
+            the prompts once.
         algorithm: a name, a class, or the section.
         tokenizer: the tokenizer of a model that is given as an object.
-        run_dir: by default `runs/` and the algorithm's name. It and every other relative path are resolved
-            against the working directory of this moment, even if your code changes that later.
-        callbacks: functions that are called with every row, in order.
-        source: "RUN@STEP" or "RUN": the run begins where that run stood, as with `oat train --from`; `fork`
-            fills in the rest.
-        accept_changed: inputs with which the run goes on although they have changed: "reward", whose
-            questions are then asked anew (docs/ledger.md).
-        quiet: print nothing; otherwise the lines of `oat train` are printed.
-        sections: every other section and field of a configuration (`src/oat/config/settings.py`):
-            `learner={"learning_rate": 1e-5}`, `seed=1`.
+        run_dir: by default `runs/` and the algorithm's name. This path and every other relative path are
+            resolved against the working directory at the time of this call, even if your code changes it
+            later.
+        callbacks: functions that are called with every new row, in this order.
+        source: "RUN@STEP" or "RUN": the run begins from that run's checkpoint, as with `oat train --from`.
+            The method `fork` sets this argument together with the others.
+        accept_changed: names of inputs that may have changed since the run began. The only one is "reward";
+            questions to a changed reward function are asked again (docs/ledger.md).
+        quiet: True prints nothing; otherwise the lines of `oat train` are printed.
+        sections: every other section and field of a configuration (`src/oat/config/settings.py`), such as
+            `learner={"learning_rate": 1e-5}` or `seed=1`.
 
     Raises:
-        ConfigError: as for `oat check`: the field, what was expected, and what to do.
+        ConfigError: `oat check` would refuse the configuration.
     """
 
     def __init__(
@@ -133,7 +137,8 @@ class Trainer:
 
         Raises:
             OatError: as for `oat train`; its message says what to do.
-            Interrupted: a signal ended the run; its state is on disk, and the same lines continue it.
+            Interrupted: a signal ended the run. Its state is on disk, and the same lines of Python continue
+                it.
         """
         told = Interruption()
         with seen_from(self._start), self._naming(), told.heard():
@@ -168,18 +173,18 @@ class Trainer:
         return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
 
     def _resolved(self) -> Resolved:
-        """The configuration, resolved for one life of the run: an objective has a state, which the next life
-        must not find."""
+        """Resolve the configuration again for each training or evaluation, since the objectives that it makes
+        have a state that the next one must not find."""
         return resolve(self.config, self._origins)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
-        """Return the trainer of a run that begins where this one stood, under settings that differ. The fork
-        is made when it is trained; afterwards the same lines continue it.
+        """Return the trainer of a new run that begins from a checkpoint of this run, with changed settings.
+        Training makes the new run; afterwards the same lines of Python continue it.
 
         Args:
-            run_dir: the fork's directory.
-            step: the step of a checkpoint of this run; None: the newest.
-            changes: arguments of `Trainer`; of a section that is a dict, only the fields that differ.
+            run_dir: directory of the new run.
+            step: step of a checkpoint of this run; None: the newest checkpoint.
+            changes: arguments of `Trainer`. For a section given as a dict, only the fields that differ.
                 docs/checkpoints.md says what a fork may change.
 
         Raises:
@@ -193,15 +198,15 @@ class Trainer:
             )
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
-        """Evaluate the newest checkpoint, or the start model where the run has not begun, as `oat eval` does.
-        The run is not changed, and the evaluation has a budget of its own.
+        """Evaluate the newest checkpoint, or the start model if the run has not begun, as `oat eval` does. The
+        run is not changed, and the evaluation has a budget of its own.
 
         Args:
-            fields: fields of the section `evaluation`, in addition to those that this trainer has:
-                `path=records`, `oracle=other`, `samples=8`.
+            fields: fields of the section `evaluation` that are added to this trainer's or replace them, such
+                as `path=records`, `oracle=other` or `samples=8`.
 
         Returns:
-            The metrics of the evaluation, and the `step` of the weights.
+            The metrics of the evaluation, and under `step` the step of the weights.
 
         Raises:
             OatError: as for `oat eval`.
@@ -223,7 +228,7 @@ class Trainer:
                 )
 
     def _naming(self) -> AbstractContextManager[None]:
-        """Let configurations find the given functions and classes by their names."""
+        """Let configurations find the given functions and classes by name within the body."""
         return plugins.naming(self._given.named)
 
     def _write_given(self) -> None:
@@ -242,8 +247,8 @@ class Trainer:
         return Trainer(**{**own, **self._sections, **sections, "run_dir": run_dir, "source": source})
 
     def _call_back(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Call every callback, and return whether one wants the run to end. An error of a callback gets a
-        note that says which row it was given."""
+        """Call every callback. Return True if one of them ends the run. An error of a callback gets a note
+        that says with which row it was called."""
         is_enough = False
         for callback in self.callbacks:
             name = f"the callback {name_of(callback)}"
@@ -269,17 +274,17 @@ class Trainer:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics, one a step, from row 0; empty before the first."""
+        """The rows of metrics written so far, from row 0."""
         return read_metrics(self._start / self.run_dir / "metrics.jsonl")
 
     def save_model(self, out: str | Path, step: int | None = None) -> int:
         """Write the policy of a checkpoint as a directory that transformers loads.
 
         Args:
-            step: the checkpoint's step; None: the newest.
+            step: step of the checkpoint; None: the newest checkpoint.
 
         Returns:
-            The step.
+            The step of the checkpoint.
 
         Raises:
             ConfigError, CheckpointError: as for `oat.commands.export.export_run`.

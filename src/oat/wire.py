@@ -1,8 +1,9 @@
 """The encoding of values between processes: bytes that carry our value types and nothing else.
 
-It covers numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays, tensors,
-and the dataclasses of `oat.types`, and on purpose no other class. The decoder builds only classes of its own
-table, so hostile bytes are an error and never run code. It does not check the types of a dataclass's fields.
+The encoding covers numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays,
+tensors, and the dataclasses that `oat.types` exports; on purpose it covers no other class. The decoder builds
+only classes of its own table, so hostile bytes never run code. It does not check the types of a dataclass's
+fields.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ _DTYPES = {
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a value.
+    """Return a value as bytes.
 
     Raises:
         WireError: the value, or a part of it, cannot be encoded: another type, a whole number beyond 64 bits,
@@ -58,10 +59,11 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The value of bytes that `encode` made; arrays are writable, tensors on the CPU.
+    """Return the value from bytes that `encode` made. Arrays are writable, and tensors are on the CPU.
 
     Raises:
-        WireError: the bytes are cut, or name a class, field or dtype that is not in the table.
+        WireError: the bytes are not an encoded value: for example, they are cut, or name an unknown class,
+            field or dtype.
     """
     try:
         return _lift(msgspec.msgpack.decode(data))
@@ -72,7 +74,7 @@ def decode(data: bytes) -> Any:
 
 
 def roundtrip(value: Any) -> Any:
-    """The value as it arrives on the other side of a wire."""
+    """Return the value as it arrives on the other side of a wire."""
     return decode(encode(value))
 
 
@@ -109,7 +111,7 @@ def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
 
 
 def _lower_tensor(value: Any, half: Any, bits: Any) -> dict[str, Any]:
-    """A tensor as an array; a bfloat16 one as its bits, since numpy has no bfloat16."""
+    """Encode a tensor as an array; a bfloat16 tensor as its bits, since numpy has no bfloat16."""
     is_half = value.dtype == half
     return {
         _TAG: "bfloat16" if is_half else "tensor",
@@ -129,8 +131,8 @@ def _lower_array(array: np.ndarray) -> dict[str, Any]:
 
 @functools.cache
 def _dtype_name(dtype: np.dtype) -> str:
-    """The name of a dtype, cached: numpy makes it anew each time, which takes longer than everything else
-    about a small array."""
+    """Return the name of a dtype. It is cached, since numpy builds the name each time, which takes longer
+    than the rest of the work for a small array."""
     return dtype.name
 
 

@@ -20,7 +20,7 @@ Words. Models and log-probabilities:
     receipt         version and checksums that an engine reads back after weights were loaded into a slot
     log-probability float32, nats. `raw`: at temperature 1, over the whole vocabulary. `sampled`: under the
                     distribution that was drawn from, after temperature, top-k, top-p and min-p
-    recorded        of log-probabilities: as they were kept at sampling
+    recorded        of log-probabilities: as they were stored at sampling
     old             of log-probabilities: the policy's at `prepare`; the denominator of importance ratios
     kept set        the ids that could be drawn for a token, after top-k, top-p and min-p
 
@@ -32,10 +32,10 @@ From prompts to answers:
     group           a prompt with its trajectories; it stays together from the actor to the loss
     round           the prompts that a step takes at a time; their questions are recorded in one transaction
     candidate       a response that a question is about
-    question        what an oracle is asked about a group: compare two candidates, or score any number
+    question        what an oracle is asked about a group: compare two candidates, or score any number of them
     query           one priced item of a question: a scored candidate, or a compared pair
     answer          what an oracle says to a question: values, each with a mark
-    mark            of a value: `ok`, `tie`, `abstain`, `failed`, or `unpaid`, which was never asked
+    mark            of a value: `ok`, `tie`, `abstain`, `failed`, or `unpaid` (the question was never asked)
     ticket          the string by which an oracle names a question that it has not answered yet
     wave            questions that are sent together, because their highest price fits the budget
     budget          the limits of a purpose, in queries, tokens and money
@@ -56,7 +56,8 @@ From feedback to weights:
     update          the optimiser steps that a step of the loop makes of one batch
     replay buffer   the older feedback that a step learns from beside its own
     run directory   the folder of a run: configuration, ledger, metrics, checkpoints
-    checkpoint      the state of every part before a step: what a run continues, forks or rolls back to
+    checkpoint      the state of every part before a step; a run continues from it, forks from it or rolls
+                    back to it
 """
 
 from oat.types.conversation import Message, Prompt

@@ -1,9 +1,9 @@
 """Budgets: what a run may spend, in queries, tokens and money.
 
-The ledger reserves the most that a question can cost when it asks, so the limits are never passed, whoever
-asks and however many at a time. The real cost counts once a step has taken the answer; with a limit in tokens
-or money, where the real cost is far less, once the question's wave is answered (`ledger/waves.py`). Whether a
-question can be paid depends on what is on record only.
+When the ledger asks a question, it reserves the most that the answer can cost, so the limits hold however
+many questions are asked at a time. The real cost replaces the reserved price when a step takes the answer or,
+with a limit in tokens or money, when all questions of the wave are answered (`ledger/waves.py`). Whether a
+question can be paid depends only on what the ledger has recorded.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of one purpose; None is no limit.
+    """The limits of one purpose; None means no limit.
 
     Attributes:
-        cost: in the oracle's own currency.
+        cost: limit in money, in the oracle's own currency.
     """
 
     queries: int | None = None
@@ -28,11 +28,11 @@ class Budget:
 
     @classmethod
     def of(cls, price: Price) -> "Budget":
-        """The budget that allows this price and no more."""
+        """Return the budget that allows exactly this price."""
         return cls(price.queries, price.tokens, price.cost)
 
     def allows(self, price: Price) -> bool:
-        """True if the limits allow this price as the sum of all that is spent."""
+        """Return True if the limits allow a total spending of `price`."""
         pairs = (
             (price.queries, self.queries),
             (price.tokens, self.tokens),
@@ -41,7 +41,7 @@ class Budget:
         return all(limit is None or spent <= limit for spent, limit in pairs)
 
     def within(self, price: Price) -> Price:
-        """The price, lowered to the limits."""
+        """Return the price with each unit lowered to its limit."""
         queries, tokens = (
             min(most, limit) if limit is not None else most
             for most, limit in ((price.queries, self.queries), (price.tokens, self.tokens))
@@ -49,8 +49,8 @@ class Budget:
         return Price(queries, tokens, price.cost if self.cost is None else min(price.cost, self.cost))
 
     def used_up(self, spent: Spent) -> str | None:
-        """Why nothing more can be bought for now, or None. It is "for now" because answers may turn out
-        cheaper than what is reserved for them."""
+        """Return the reason why nothing can be bought now, or None. More can be bought later if answers turn
+        out cheaper than the price that is reserved for them."""
         pairs = {
             "queries": (spent.price.queries, self.queries),
             "tokens": (spent.price.tokens, self.tokens),
@@ -69,11 +69,11 @@ class Budget:
         return None
 
     def beside(self, spent: Price, price: Price, section: str) -> str:
-        """A price that is not allowed beside what was spent, in words: for each unit whose limit it would
-        pass, how much it takes, how much is spent, and the setting.
+        """Describe for a message which limits a price would pass if it were added to what was spent. For each
+        such unit the text names the price, the amount spent, the limit, and the setting.
 
         Args:
-            section: of the configuration, which has the limits.
+            section: the section of the configuration that has the limits.
         """
         units = ("queries", "tokens", "cost")
         found = [
@@ -96,15 +96,16 @@ class Budget:
 
     @property
     def is_known_late(self) -> bool:
-        """True if there is a limit in tokens or money, which only an answer shows the use of."""
+        """True if tokens or money are limited; how much of them a question takes is known from its answer."""
         return self.tokens is not None or self.cost is not None
 
 
 def in_money(cost: float) -> str:
-    """A cost for people, in the oracle's own currency: two decimals, or three significant digits below 1."""
+    """Return a cost as text, in the oracle's own currency: with three significant digits between 0 and 1,
+    otherwise with two decimals."""
     return f"{cost:,.2f}" if cost == 0 or cost >= 1 else f"{cost:.3g}"
 
 
 def _number(value: float) -> str:
-    """A number to ten digits: the last ones of a sum of costs are rounding."""
+    """Return a number as text. A float gets ten digits, since the last ones of a sum are rounding errors."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -10,8 +10,9 @@ class Message:
     """One message of a conversation.
 
     Attributes:
-        fields: what the data have beside role and text (`name`, `tool_calls`, `reasoning_content`, `weight`),
-            none of it null; templates and reward functions get it.
+        fields: the further fields that the message has in the data (`name`, `tool_calls`,
+            `reasoning_content`, `weight`), except those that are null. Chat templates and reward functions
+            get them.
     """
 
     role: str
@@ -20,12 +21,12 @@ class Message:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The form of data, templates and reward functions: one dict."""
+        """The message as one dict, the form in which chat templates and reward functions get it."""
         return {"role": self.role, "content": self.content, **self.fields}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Message":
-        """The message that has this `plain` form."""
+        """Return the message whose `plain` form this is."""
         return cls(
             plain["role"],
             plain["content"],
@@ -34,7 +35,8 @@ class Message:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The form in which it is stored: arguments of `Message`, without empty `fields`."""
+        """The form in which the message is stored: the arguments of `Message`, without `fields` if they are
+        empty."""
         return (self.role, self.content, self.fields) if self.fields else (self.role, self.content)
 
 
@@ -44,12 +46,12 @@ class Prompt:
 
     Attributes:
         row: line of the record in its file, from 1.
-        occurrence: prompts that the run had taken before this one; the same record taken twice has two
-        occurrences.
+        occurrence: number of prompts that the run had taken before this one, so a record that is taken twice
+        has two occurrences.
         messages: the raw conversation, which oracles see.
         reference: the reference answer or response, if the data has one.
         columns: every further column of the record, by name.
-        is_chat: the data have messages, so reward functions get messages too.
+        is_chat: True if the record has messages instead of a text; reward functions then get messages too.
     """
 
     row: int

@@ -19,9 +19,9 @@ class Plan:
     """The plan of one step.
 
     Attributes:
-        prompts: prompts a round.
-        samples: responses a prompt, by the slot that produces them, for example {"sampler": 8}.
-        questions: questions that the step learns from.
+        prompts: number of prompts in a round.
+        samples: number of responses per prompt, by the slot that produces them, for example {"sampler": 8}.
+        questions: number of questions that the step learns from.
     """
 
     prompts: int
@@ -34,12 +34,12 @@ class Requires:
     """What an objective needs of a run.
 
     Attributes:
-        feedback: the kind of answers. An objective that learns from recorded responses alone has "score", and
+        feedback: the kind of its questions. An objective that reads no answers has "score", and
             `reads_answers = False`.
-        slots: engine slots that it samples from.
+        slots: the slots that the run needs for it, among them every slot that it samples from.
         models: models of the learner that it reads or trains.
-        ratio_based: its loss has importance ratios, which divide by the probability of sampling, so it needs
-            the sampled distribution exactly.
+        ratio_based: True if its loss has importance ratios. They divide by the probability with which a token
+            was sampled, so the run must know the sampled distribution exactly.
     """
 
     feedback: Kind
@@ -67,15 +67,17 @@ class Batch:
     """The rows of one step and their columns, as `prepare` hands them to the learner.
 
     Attributes:
-        rows: N trajectories, whose trained tokens, in row order, are the K axis; empty if the models read
-        features only.
-        unit_of_N: (N,) from 0 upward; rows of one unit stay in one forward pass, in their order.
-        group_of_N: (N,) from 0 upward.
-        columns: by name; the last letter of a name is its axis.
-        epochs: passes over the rows.
-        minibatches: optimiser steps a pass.
+        rows: N trajectories. Their trained tokens, in row order, are the K axis. Empty if the models read
+        only features.
+        unit_of_N: (N,) unit of each row, numbered from 0; rows of one unit stay in one forward pass, in their
+        order.
+        group_of_N: (N,) group of each row, numbered from 0.
+        columns: tensors by name; the last letter of a name is the tensor's first axis.
+        epochs: number of passes over the rows.
+        minibatches: number of optimiser steps per pass.
         metrics: numbers about the batch, by metric name.
-        shuffle: each pass takes the units in a new order; otherwise in the order of their numbers.
+        shuffle: True if each pass of several mini-batches takes the units in a new random order; otherwise
+        they are taken in the order of their numbers.
     """
 
     rows: tuple[Trajectory, ...]
@@ -89,7 +91,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """N."""
+        """The number of rows, N."""
         return len(self.unit_of_N)
 
 
@@ -100,9 +102,9 @@ class Loss:
 
     Attributes:
         terms: (K,) for token, sequence, sequence_sum, prompt and constant; (U,) for pair; () for step.
-        per: the reduction.
+        per: the name of the reduction.
         coef: multiplies the reduced value.
-        constant: the length, in tokens, that `per="constant"` divides by.
+        constant: with `per="constant"`, the number of tokens that the denominator counts for each row.
     """
 
     terms: "torch.Tensor"

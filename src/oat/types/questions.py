@@ -12,15 +12,16 @@ Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed", "unpaid"]
 
 UNASKED = "none"
-"""The oracle of questions that are not asked; they cost nothing and have no winner."""
+"""The name of the oracle in questions that nobody is asked; they cost nothing and have no winner."""
 ENSEMBLE = "ensemble"
-"""The oracle of questions that the ensemble answers itself; it never learns from them."""
+"""The name of the oracle in questions that the ensemble answers itself; it never learns from them."""
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The address of a question in a run's ledger. A group of training has one question, so (purpose, step,
-    round, occurrence) tells them apart; `index` numbers the questions about one prompt of an evaluation."""
+    """The address of a question in a run's ledger. In training each group has one question, so purpose, step,
+    round and the prompt's occurrence identify it. In an evaluation `index` also numbers the questions about
+    one prompt."""
 
     purpose: str
     step: int
@@ -40,15 +41,16 @@ class Question:
     wins; one of the kind `score` has any number of candidates, and a value for each.
 
     Attributes:
-        candidates: the texts asked about.
-        picks: for each candidate, its place among the group's trajectories.
-        oracle: the address; empty until the collector fills it, "none" for a question that is not asked and
-        has no winner.
-        known: one value a candidate that is known beforehand, for the oracles that ask nobody; empty without.
-        features: (candidates, D) float32, one row a candidate, for the ensemble's learning.
+        candidates: the texts of the responses that the question is about.
+        picks: for each candidate, its index in the group's trajectories.
+        oracle: address of the oracle. It is empty until the collector fills it in, and "none" if nobody is
+        asked.
+        known: values of the candidates that are known beforehand, one per candidate, for oracles that ask
+        nobody; empty if there are none.
+        features: (candidates, D) float32, from which the ensemble learns; None without an ensemble.
         is_chat: as in `Prompt`.
-        ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that comes
-        back from the ledger.
+        ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that was read
+        from the ledger.
     """
 
     key: Key
@@ -66,14 +68,14 @@ class Question:
 
     @property
     def size(self) -> int:
-        """The number of values of its answer."""
+        """The number of values in the question's answer."""
         return 1 if self.kind == "compare" else len(self.candidates)
 
     @classmethod
     def about(
         cls, group: "Group", key: Key, kind: Kind, picks: tuple[int, ...], oracle: str = ""
     ) -> "Question":
-        """The question about some of a group's samples."""
+        """Make the question about those trajectories of a group whose indices are `picks`."""
         prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
         known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
         content = (
@@ -90,7 +92,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Price:
-    """What answers cost: queries (one a scored candidate, one a compared pair), tokens, and money in the
+    """The price of answers: queries (one per scored candidate or compared pair), tokens, and money in the
     oracle's own currency."""
 
     queries: int = 0
@@ -103,13 +105,13 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run had spent when a step had taken its answers.
+    """The spending of a run at the moment when a step had taken its answers.
 
     Attributes:
-        price: of the answers that were taken, and the most that open questions may still cost.
-        refused: the price of the cheapest question, taken by that step or still waiting, that the budget did
-        not allow; None when all were paid.
-        open: questions that are paid for and that no step has taken.
+        price: the price of all answers taken so far, plus the most that open questions may still cost.
+        refused: the price of the cheapest question that the budget did not allow, among those that this step
+        took and those that still wait; None if all of them were paid.
+        open: number of questions that are paid for and that no step has taken yet.
     """
 
     price: Price = field(default_factory=Price)
@@ -122,16 +124,17 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        values: one probability (compare), or one score a candidate (score); a value whose mark is not "ok" is
-            not used.
-        marks: one a value. "tie" has no winner; "abstain" and "failed" have no value. "unpaid", which no
-            oracle says, was never asked, because the budget was spent.
-        queries: priced items: one a scored candidate, one a compared pair.
+        values: one probability (compare), or one score per candidate (score); a value whose mark is not "ok"
+            is not used.
+        marks: one mark per value. "tie" means that there is no winner; "abstain" and "failed", that there is
+            no value; "unpaid", that the budget did not allow the question, so no oracle was asked.
+        queries: number of priced items: one per scored candidate or compared pair.
         cost: money, in the oracle's own currency.
-        by: the oracle that answered.
-        seconds: from submission to answer.
-        scores: of the two candidates of a comparison that was made of scores, None for one without; empty
-            otherwise.
+        by: name of the oracle that answered.
+        seconds: time from submission to answer.
+        tokens: number of tokens that the answer took.
+        scores: if a comparison was made from scores, the scores of its two candidates, None for a candidate
+            without one; otherwise empty.
     """
 
     key: Key
@@ -150,8 +153,8 @@ class Item:
     """A question whose answer is final, with the group it is about.
 
     Attributes:
-        label: compare: which candidate won, 0 or 1, drawn once by the ledger; None when there is no winner.
-        score: always None.
+        label: for a comparison the index of the candidate that won, 0 or 1, drawn once by the ledger; None if
+            there is no winner. For scores always None.
     """
 
     group: Group
@@ -165,12 +168,13 @@ class Feedback:
     """The answered questions that a step learns from, in the order in which the ledger recorded them.
 
     Attributes:
-        step: the step that takes them; also the version of the policy's weights before this step's update.
-        queries: priced items of the answers that this step and all before it took.
-        expired: answers that came too late for this step to learn from.
-        older: items of earlier steps that this one learns from again (the replay buffer), oldest first;
-            metrics are of `items` alone.
-        cost: of the same answers as `queries`, in the oracle's own currency.
+        step: the step that takes the answers; also the version of the policy's weights before its update.
+        items: the questions whose answers this step takes.
+        queries: number of priced items in the answers that this step and all earlier ones took.
+        expired: number of answers that came too late for this step to learn from.
+        older: items of earlier steps that this step learns from again (the replay buffer), oldest first.
+            `step_metrics` does not read them.
+        cost: money that the answers counted in `queries` cost, in the oracle's own currency.
     """
 
     step: int

@@ -11,22 +11,23 @@ from oat.types.conversation import Prompt
 
 FinishReason = Literal["stop", "length", "aborted"]
 KEPT_LIMIT = 1024
-"""Most ids of a recorded kept set (`KeptSets`)."""
+"""Largest number of ids in a recorded kept set (`KeptSets`)."""
 _NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Settings of sampling. Logits are divided by `temperature` (0 is greedy); then top-k, top-p and min-p
-    apply, each to what the one before it left.
+    apply, each to the tokens that the one before it kept.
 
     Attributes:
-        max_new_tokens: most tokens of a response.
+        max_new_tokens: largest number of tokens in a response.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
-        min_p: keep tokens at least `min_p` times as probable as the most probable one; 0 keeps all.
-        stop: strings that end a response when they appear in it; their tokens stay.
-        keep_sets: record the kept set of every token, which importance ratios under truncation need.
+        min_p: keep tokens whose probability is at least `min_p` times that of the most probable one; 0 keeps
+        all.
+        stop: strings that end a response when they appear in it; their tokens stay among its ids.
+        keep_sets: record the kept set of every token. Importance ratios need them if sampling truncates.
     """
 
     max_new_tokens: int
@@ -62,7 +63,7 @@ class Sampling:
         text: str,
         reward: float | None = None,
     ) -> "Trajectory":
-        """The trajectory of responses drawn with these settings, of which it records the temperature."""
+        """Make the trajectory of responses drawn with these settings; it records their temperature."""
         return Trajectory(slot, segments, finish_reason, text, self.temperature, reward)
 
 
@@ -80,7 +81,7 @@ class Request:
 
     Attributes:
         ids: (L,) int32 prompt ids, at least one.
-        key: 64-bit address of its random numbers, from `Seeds.key`.
+        key: 64-bit key of its random numbers, from `Seeds.key`.
     """
 
     ids: np.ndarray
@@ -93,10 +94,10 @@ class Completion:
     """The response of an engine to `requests[index]`.
 
     Attributes:
-        ids: (T,) int32, with the stop id or the tokens of the stop string that ended it.
+        ids: (T,) int32, including the stop id or the tokens of the stop string that ended the response.
         raw_logps, sampled_logps: (T,) float32 nats.
-        kept: the kept sets, if they were asked for and the sampling truncates.
-        version: of the weights that produced every token.
+        kept: the kept sets if the settings ask for them and truncate; else None.
+        version: version of the weights that produced all tokens.
     """
 
     index: int
@@ -110,13 +111,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Work:
-    """What a box has computed since it was first asked.
+    """The work that a box has done since its method `work` was first called.
 
     Attributes:
-        seconds: that it took.
-        least_s: seconds that the machine needs for it at least (`oat.hardware.roofline`).
-        keys: keys of the KV cache that decoding computed with, for each layer.
-        padded_keys: keys among them that belong to no token.
+        seconds: the time that the work took.
+        least_s: seconds that this machine needs for the work at least (`oat.hardware.roofline`).
+        keys: number of keys of the KV cache that each layer computed with in decoding.
+        padded_keys: number of these keys that belong to no token.
     """
 
     seconds: float = 0.0
@@ -133,7 +134,7 @@ class Work:
         )
 
     def since(self, before: "Work") -> "Work":
-        """The part that was computed after `before`."""
+        """Return the part of the work that was done after `before`."""
         return Work(
             self.seconds - before.seconds,
             self.least_s - before.least_s,
@@ -148,8 +149,8 @@ class Segment:
 
     Attributes:
         ids: (T,) int32.
-        mask: (T,) bool, which tokens may be trained.
-        versions: (T,) int32, the version of the weights that produced each token.
+        mask: (T,) bool, True for tokens that may be trained.
+        versions: (T,) int32, version of the weights that produced each token.
         raw_logps, sampled_logps: (T,) float32 nats, recorded at sampling.
     """
 
@@ -167,12 +168,12 @@ class Trajectory:
     """One sampled or recorded sequence, never padded. The learner trains on exactly these ids.
 
     Attributes:
-        slot: the slot whose weights produced the model segments.
+        slot: the slot whose weights produced the model segments; "recorded" if they come from the data.
         segments: the first one is the prompt.
         text: the decoded response for oracles and people, cut before a stop string.
-        temperature: of the sampled distribution.
-        reward: a reward that is known without asking: an episode's in an environment, or one recorded with
-            the data.
+        temperature: temperature of the sampled distribution.
+        reward: a reward that is known without asking an oracle: the environment's for the episode, or one
+            recorded in the data; None if there is none.
     """
 
     slot: str
@@ -199,15 +200,15 @@ class Trajectory:
 
     @cached_property
     def trained(self) -> np.ndarray:
-        """(T,) bool: model tokens that may be trained. The first token is never trained, since nothing comes
-        before it to predict it."""
+        """(T,) bool: True for the tokens that are trained. The first token is never trained, since nothing
+        precedes it that could predict it."""
         masks = [s.mask if s.mask is not None else np.zeros(len(s.ids), dtype=bool) for s in self.segments]
         trained = np.concatenate(masks)
         trained[:1] = False
         return trained
 
     def recorded(self, name: Literal["raw_logps", "sampled_logps", "versions"]) -> np.ndarray:
-        """The recorded values of the trained tokens, (K,)."""
+        """Return the recorded values of the trained tokens, (K,); 0 for tokens of a segment without them."""
         parts = []
         for segment in self.segments:
             values = getattr(segment, name)
