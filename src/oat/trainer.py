@@ -198,8 +198,8 @@ class Trainer:
             )
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
-        """Evaluate the newest checkpoint, or the start model if the run has not begun, as `oat eval` does. The
-        run is not changed, and the evaluation has a budget of its own.
+        """Evaluate the newest checkpoint, or the start model if the run has not begun, as `oat eval` does.
+        The run is not changed, and the evaluation has a budget of its own.
 
         Args:
             fields: fields of the section `evaluation` that are added to this trainer's or replace them, such

@@ -1,13 +1,13 @@
 """The protocol of an objective, and `View`, the form of its data in one forward pass.
 
-The last letter of a column's name is its axis: `advantages_N` has one value a row, `old_logps_K` one a
-trained token, `mask_U` one a unit. When a batch is cut, every column is cut along its axis. The reduction
-reads four names: `mask_K` and `mask_U` (1 counts, 0 does not; they decide every denominator), `weight_N` and
-`weight_U` (they multiply numerators only). A missing one is all ones.
+The last letter of a column's name is its axis: `advantages_N` has one value per row, `old_logps_K` one per
+trained token, `mask_U` one per unit. When a batch is cut, every column is cut along its axis. The reduction
+reads four columns. `mask_K` and `mask_U` select the terms (1 counts, 0 does not) and enter the denominators.
+`weight_N` and `weight_U` multiply numerators only. A missing column counts as all ones.
 
-An algorithm subclasses `Objective`, so an algorithm without metrics or state says nothing about them.
-`numbers` names the columns of the data that it reads as numbers. They are checked in each record when it is
-read: a mistake in the data shows before the run, and `on_bad_record` applies.
+An algorithm subclasses `Objective`, so an algorithm without metrics or state says nothing about them. Its
+attribute `numbers` names the columns of the data that it reads as numbers. These columns are checked when a
+record is read, so a mistake in the data shows before the run, and `on_bad_record` applies.
 """
 
 import math
@@ -24,8 +24,8 @@ from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Check, Derived, RunFacts
 
 Outputs = Mapping[str, Mapping[str, torch.Tensor]]
-"""Results of a forward pass by model and by what was wanted of it: {"policy": {"sampled": (K,), "entropy":
-(K,)}, "critic": {"value": (K,)}}."""
+"""Results of a forward pass, by the name of the model and the name of the value: {"policy": {"sampled": (K,),
+"entropy": (K,)}, "critic": {"value": (K,)}}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class View:
     """The rows of one forward pass; all indices are local to it.
 
     Attributes:
-        row_of_K: (K,) row of each trained token.
-        unit_of_N, group_of_N: (N,) unit and group of each row.
+        row_of_K: (K,) index of each trained token's row.
+        unit_of_N, group_of_N: (N,) indices of each row's unit and group.
         columns: the batch's columns, cut to these rows.
     """
 
@@ -50,16 +50,16 @@ class View:
         return self.columns[name]
 
     def row_sum(self, values_K: torch.Tensor) -> torch.Tensor:
-        """(N,) sums over the trained tokens of each row."""
+        """Return the (N,) sums over the trained tokens of each row."""
         return segment_sum(values_K, self.row_of_K, self.num_rows)
 
     def row_mean(self, values_K: torch.Tensor) -> torch.Tensor:
-        """(N,) means over the trained tokens of each row; 0 for a row without one."""
+        """Return the (N,) means over the trained tokens of each row; 0 for a row without a trained token."""
         return segment_mean(values_K, self.row_of_K, self.num_rows)
 
 
 OF_RESPONSES = frozenset({"response/length", "response/truncated_frac"})
-"""Metrics of `step_metrics` that alarms may watch where the policy responds."""
+"""Metrics of `step_metrics` that alarms may watch if the algorithm learns from the policy's responses."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class StepSettings:
     """Fields of an algorithm's `Config` that the run around it reads too.
 
     Attributes:
-        samples: responses a prompt; None where the algorithm has no such field.
-        epochs: passes over the data of a step.
-        minibatches: optimiser steps in each pass.
+        samples: number of responses per prompt; None if the algorithm has no such field.
+        epochs: number of passes over the data of a step.
+        minibatches: number of optimiser steps in each pass.
     """
 
     samples: int | None = None
@@ -78,29 +78,31 @@ class StepSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "StepSettings":
-        """
+        """Take these fields from the fields of a `Config`.
+
         Args:
-            options: every field of a `Config`, by name.
+            options: every field of the `Config`, by name.
         """
         return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
 
 class Forward(Protocol):
     def __call__(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """Compute what is wanted of a model for the trained tokens of the rows, (K,) each, without
-        gradient."""
+        """Return the wanted values of a model for the rows, by name, without gradient: (K,) for the trained
+        tokens, or (N,) from a reward model."""
 
 
 class Objective(Protocol):
-    """A learning objective: `prepare` and `losses` are its mathematics, and the learner does everything else.
+    """A learning objective. `prepare` and `losses` are its mathematics; the learner computes gradients and
+    updates.
 
     An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and
-    `__init__(config)`. `oat.types.part` says what else a part may declare. The run around an algorithm reads
+    `__init__(config)`. `oat.types.part` says what else a part may declare. The code around an algorithm reads
     only those fields of its `Config` that `StepSettings` has.
 
-    `prepare`, with what it keeps in `state`, may run in another process than `losses` and `metrics`. So these
-    two read only their arguments and the configuration; a value that `prepare` computes for them is a column
-    of the batch.
+    `prepare` and the state that it keeps may be in another process than `losses` and `metrics`. So `losses`
+    and `metrics` read only their arguments and the configuration. A value that `prepare` computes for them
+    must be a column of the batch.
     """
 
     name: str
@@ -109,29 +111,30 @@ class Objective(Protocol):
     """The values that `losses` reads of each trained model: "raw", "sampled" or "entropy" of a language
     model, "value" of a critic, "score" of a reward model."""
     recorded_is_old: bool = False
-    """True if log-probabilities recorded under the policy's own version are its old ones: engine and learner
-    compute in the same precision. The builder of the run sets this."""
+    """True if the engine and the learner compute in the same precision, so that log-probabilities recorded
+    under the policy's present version can serve as the old ones. The builder of the run sets this."""
     watched: frozenset[str] = OF_RESPONSES
     """Metrics of a step that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False
-    """True if `prepare` also learns from `Feedback.older` (`learner.buffer`): the loss is as sound on samples
-    of older weights."""
+    """True if `prepare` also learns from `Feedback.older` (`learner.buffer`), so the loss must be valid for
+    samples from older weights."""
     reads_answers: bool = True
     """True if `prepare` learns anything from the answers; otherwise only oracles that cost nothing are
     accepted."""
     judges_singly: bool = False
-    """True if `prepare` judges each response by itself, by a threshold of its score, so that recorded
+    """True if `prepare` judges each response by itself, by a threshold for its score, so that recorded
     responses need scores or labels."""
     numbers: Mapping[str, str] = {}
-    """Columns of the data that `prepare` reads as numbers, each with the setting that names it; a record
-    without one is malformed."""
+    """Columns of the data that `prepare` reads as numbers, each with the setting that names it. A record that
+    lacks such a number is malformed."""
     setting_for: Mapping[str, str] = {}
-    """Settings of its own that error messages propose, by what they bring: "answers" (it reads them),
-    "held_out" (pairs that are measured and never learned), or a metric that an alarm watches."""
+    """The algorithm's settings that error messages propose, by what the setting provides: "answers" (the
+    algorithm reads answers), "held_out" (pairs that are measured and never learned), or a metric that an
+    alarm watches."""
 
     @staticmethod
     def defaults(config: Any, run: RunFacts) -> Mapping[str, Derived]:
-        """Values of settings that `config` leaves open and that follow from the run.
+        """Return values for settings that `config` leaves open and that follow from the run.
 
         Raises:
             ConfigError: a setting contradicts the run, or has to be set. The message names it as
@@ -141,7 +144,7 @@ class Objective(Protocol):
 
     @staticmethod
     def checks(config: Any, run: RunFacts) -> Iterable[Check]:
-        """Checks of settings of other sections against `config`."""
+        """Return checks of other sections' settings that may contradict `config`."""
         return ()
 
     def plan(self, step: int) -> Plan: ...
@@ -149,20 +152,22 @@ class Objective(Protocol):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         """Turn feedback into a batch: its rows, and advantages, masks and weights as columns.
 
-        A batch without rows is counted and skipped. The batch's metrics replace those of the same name in
+        From a batch without rows nothing is learned. The batch's metrics replace those of the same name in
         `step_metrics`, which every step has.
         """
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """The terms of the loss by metric name (a user's under `user/`); they are summed into one scalar."""
+        """Return the parts of the loss by metric name (a user's own under `user/`). The learner reduces each
+        part and adds them up, times their coefficients, to one scalar."""
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """Detached values to report, by metric name, each with its reduction over the step: a mean over "K",
-        "N" or "U", or "max", "min"."""
+        """Return values to report, by metric name, each with its reduction over an optimiser step: "K", "N"
+        or "U" for the mean over this axis, or "max" or "min"."""
         return {}
 
     def why_no_rows(self, rows: Sequence[Mapping[str, float]]) -> str | None:
-        """The likely reason why no step had a row to learn from, where the algorithm's own metrics show it.
+        """Return the likely reason why no step had a row to learn from, if the algorithm's own metrics show
+        it; otherwise None.
 
         Args:
             rows: the metrics of each step so far.
@@ -171,7 +176,8 @@ class Objective(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """State that `prepare` keeps across steps, as tensors and JSON values; `load_state` restores it."""
+        """The state that `prepare` keeps across steps, as tensors and JSON values; `load_state` restores
+        it."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -179,20 +185,20 @@ class Objective(Protocol):
 
 
 def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
-    """(K,) the row of each trained token."""
+    """Return the (K,) indices of the trained tokens' rows."""
     counts = torch.tensor([int(row.trained.sum()) for row in rows], dtype=torch.long)
     return torch.arange(len(rows)).repeat_interleave(counts)
 
 
 def step_metrics(feedback: Feedback) -> dict[str, float]:
-    """Metrics of every step, for every algorithm: answers, queries, responses and scores of the step's own
-    questions, without older ones."""
+    """Return the metrics that every step of every algorithm has: about the answers, queries, responses and
+    scores of the step's own questions, without the older ones from the replay buffer."""
     return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Shares of tied, abstained, failed and unpaid questions; answers that came too late; queries and money
-    spent so far."""
+    """Return the shares of tied, abstained, failed and unpaid questions, the number of answers that came too
+    late, and the queries and money of all answers that steps have taken so far."""
     marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
     share = {
         mark: sum(mark in m for m in marks) / max(1, len(marks))
@@ -210,14 +216,14 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def is_even(item: Item) -> bool:
-    """True if an oracle has judged a pair and found no winner: its mark says so, or its probability is one
-    half."""
+    """Return True if an oracle has judged a pair and found no winner: its mark is "tie", or its probability
+    is one half."""
     return item.question.kind == "compare" and item.label is None and item.answer.marks[0] in ("tie", "ok")
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Length, tokens and truncation of the step's responses, and how many versions of the policy ago the
-    sampler's tokens were sampled."""
+    """Return the lengths, tokens and truncation of the step's responses, and the mean number of versions by
+    which the weights that sampled the sampler's tokens are older than the policy."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
@@ -235,8 +241,8 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
-    """`reward_metrics` of the step's scores. Comparisons give the scores that they were made of, also where
-    only one of the two has one."""
+    """Return the `reward_metrics` of the step's scores. A comparison that was made from scores counts with
+    these scores, even if only one of the two responses has one."""
     scores: list[list[float]] = []
     for item in feedback.items:
         if item.question.kind == "score":
@@ -256,12 +262,13 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
 def reward_metrics(
     rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor
 ) -> dict[str, float]:
-    """Mean score, spread within groups, and share of groups without spread; no metrics without a score.
+    """Return the mean score, the mean spread within groups, and the share of groups without spread; no
+    metrics if there is no score.
 
     Args:
         rewards_N: (N,) scores.
-        group_of_N: (N,) group of each row.
-        valid_N: (N,) bool, whether there is a score.
+        group_of_N: (N,) index of each row's group.
+        valid_N: (N,) bool, True if the row has a score.
     """
     groups = [rewards_N[(group_of_N == g) & valid_N] for g in group_of_N.unique()]
     spreads = [float(group.std()) if len(group) > 1 else 0.0 for group in groups]
@@ -280,7 +287,7 @@ def prepared(
     """Call `prepare`, and check that it returned a batch.
 
     Raises:
-        ContractError: it returned something else.
+        ContractError: `prepare` returned something else.
     """
     batch = objective.prepare(feedback, forward, generator)
     if not isinstance(batch, Batch):

@@ -15,11 +15,11 @@ log-ratio, h the margin of log-ratios.
 
 NLL is the negative log-likelihood.
 
-Departures, beside those of `direct.py`:
-1. `aot` sorts the pairs of a whole step once, in `prepare`, under the weights that the step begins with; the
-   paper sorts each batch. So neither micro-batches nor mini-batches change what a pair is compared with, and
-   later optimiser steps of the same step keep it.
-2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response alone; the papers' sums favour long
+Departures from the papers, in addition to those of `direct.py`:
+1. `aot` sorts all pairs of a step once, in `prepare`, under the weights that the step begins with; the paper
+   sorts each batch. So the partner of a pair depends neither on micro-batches nor on mini-batches, and stays
+   the same in later optimiser steps of the same step.
+2. The NLL of `orpo` and `cpo` is a mean over the tokens of only the response; the papers' sums favour long
    responses.
 3. `sppo_hard` takes the label as a win probability of 1; the paper estimates that probability.
 
@@ -134,11 +134,12 @@ class DiscoPOP(WithReference):
 
 
 class Ratios(WithReference):
-    """Base class of the losses of a pair's two log-ratios. A loss adds `loss`."""
+    """Base class of losses that are a function of a pair's two log-ratios. A subclass adds this function,
+    `loss`."""
 
     Config = WithReferenceConfig
     loss: Callable[..., torch.Tensor]
-    """(U,) loss from the log-ratios of chosen and rejected responses, (U,) each, and beta."""
+    """Function from the log-ratios of chosen and rejected responses, (U,) each, and beta to the (U,) loss."""
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy_N, reference_N = self.logps(outputs, view)
@@ -170,9 +171,9 @@ class SPPOHard(Ratios):
 
 
 class AOT(WithReference):
-    """Sorts the pairs of a step, and compares those of equal rank. In the paired form, column `matched_U` is
-    the reference's margin of the same rank. In the unpaired form, the rows of a unit are a chosen and a
-    rejected response of the same rank, mostly to different prompts."""
+    """Sorts the values of a step, and compares those of equal rank. In the paired form, the column
+    `matched_U` has for each pair the reference's margin of the same rank. In the unpaired form, the rows of a
+    unit are a chosen and a rejected response of the same rank, mostly to different prompts."""
 
     name = "aot"
     Config = AOTConfig
@@ -204,13 +205,12 @@ class AOT(WithReference):
 
 
 class ReferenceFree(Direct):
-    """Base class of the losses without a reference, which also learn the chosen response by its
-    likelihood."""
+    """Base class of ORPO and CPO, which need no reference and can add the NLL of the chosen response."""
 
     requires = Requires(feedback="compare", models=frozenset({"policy"}))
 
     def chosen_nll(self, outputs: Outputs, view: View, coef: float = 1.0) -> Loss:
-        """The negative mean log-probability a token of the chosen response."""
+        """Return the negative mean log-probability per token of the chosen response."""
         return Loss(-view.row_mean(outputs["policy"]["raw"])[0::2], per="pair", coef=coef)
 
 
@@ -249,8 +249,8 @@ class CPO(ReferenceFree):
 
 
 def _repaired(batch: Batch, match_U: torch.Tensor) -> Batch:
-    """The batch in which unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`; rows
-    stay in the groups of their prompts."""
+    """Return the batch whose unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`.
+    Every row keeps the group of its prompt."""
     rows = torch.stack([torch.arange(0, batch.size, 2), 2 * match_U + 1], dim=1).flatten().tolist()
     parts = batch.columns["reference_logps_K"].split([int(row.trained.sum()) for row in batch.rows])
     columns = {**batch.columns, "reference_logps_K": torch.cat([parts[row] for row in rows])}

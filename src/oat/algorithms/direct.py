@@ -1,5 +1,5 @@
-"""Direct alignment from preferences, online: two responses a prompt are sampled, an oracle says which is
-better, and the policy is moved towards that answer by a loss of the two log-probabilities alone.
+"""Direct alignment from preferences, online: an oracle says which of two responses to a prompt is better, and
+a loss of only their log-probabilities moves the policy towards this answer.
 
 | name | log-probabilities | loss | paper |
 | --- | --- | --- | --- |
@@ -14,24 +14,27 @@ Options of dpo, applied in this order: `length_alpha` (length-regularised DPO, a
 `positive_lambda` (DPO-Positive, arXiv:2402.13228, Eq. 3) change the margin h, then comes the loss, then
 `sft_weight` times the negative mean log-probability of the chosen response is added.
 
-Departures:
+Departures from the papers:
 1. A pair without a winner (equal responses, equal rewards, abstention, failure), or with a response without a
-   trained token, is left out and counted; it is never "the second wins". With `ties: half` or `abstentions:
-   half` such a pair counts one half in each order.
-2. The loss is the mean over the pairs that remain, over the whole optimiser step.
-3. Log-probabilities are raw, of the tokens that were really sampled, the end-of-text token among them if it
-   was sampled.
-4. IPO takes means over tokens, as its paper's text does not; `normalize: sum` is the paper's.
-5. SLiC's hinge is on the margin over the reference, and there is no further regulariser.
-6. BNF is the pair form, divided by the length of the pair's shorter response; the paper needs no pairs.
+   trained token, is left out and counted; the second response never wins by default. With `ties: half`, pairs
+   that an oracle found equal count one half in each order; with `abstentions: half`, pairs on which it
+   abstained do.
+2. The loss is the mean over all remaining pairs of the optimiser step.
+3. Log-probabilities are raw, and belong to exactly the tokens that were sampled, including the end-of-text
+   token if it was sampled.
+4. IPO takes the mean over a response's tokens; its paper takes the sum, as `normalize: sum` does.
+5. SLiC's hinge is applied to the margin over the reference, and there is no further regulariser.
+6. BNF compares the two responses of a pair, by default divided by the length of the shorter one; the paper
+   needs no pairs.
 
-`logps/reference_gap` is how far the policy has moved from the reference on the step's pairs: the mean over
-their trained tokens of |log policy - log reference|, from the log-probabilities that the loss reads. It is 0
-where the two models are one. It is no estimate of a KL, not even on sampled pairs, since ties are left out,
-and an explorer chooses. Signed log-ratios of chosen and rejected responses would cancel, and k3 would grow as
-the inverse probability of what nobody sampled, so neither is reported instead.
+`logps/reference_gap` measures how far the policy has moved from the reference on the pairs that a step
+learns from. It is the mean over their trained tokens of |log policy - log reference|, from the
+log-probabilities that the loss reads, so it is 0 if the two models are equal. It does not estimate a KL, not
+even on sampled pairs, since ties are left out and an explorer selects pairs. Two other measures are not
+reported: signed log-ratios of chosen and rejected responses would cancel, and k3 would be huge at tokens that
+the policy would hardly sample.
 
-Not handled: more than one pair a group. `contrast.py` has more losses.
+Not handled: more than one pair per group. `contrast.py` has more losses.
 """
 
 import math
@@ -48,18 +51,18 @@ from oat.functional import preference
 from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
 
 Undecided = Literal["mask", "half"]
-"""A pair without a winner is left out, or counts one half in each order: its term is then the mean of the
-pair's own and of the pair's with its responses exchanged."""
+"""A pair without a winner is left out (`mask`), or counts one half in each order (`half`): its term is then
+the mean of two terms, one for each response as the chosen one."""
 
 
 ROUNDING = 1e-5
-"""Most nats a token by which two passes of the same weights differ in float32 (docs/architecture.md, law
-7)."""
+"""Largest difference, in nats per token, between two float32 passes of the same weights
+(docs/architecture.md, law 7)."""
 
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Fields of every direct loss."""
+    """Settings of every direct loss."""
 
     prompts: int = 64
     """Prompts per step."""
@@ -81,14 +84,14 @@ class PairConfig:
 
     @property
     def halved(self) -> frozenset[Mark]:
-        """The marks of pairs that count one half in each order."""
+        """The marks whose pairs count one half in each order."""
         policies: dict[Mark, Undecided] = {"tie": self.ties, "abstain": self.abstentions}
         return frozenset(mark for mark, policy in policies.items() if policy == "half")
 
 
 @dataclass(frozen=True)
 class WithReferenceConfig(PairConfig):
-    """Fields of every loss of a margin over the reference. slic has no others."""
+    """Settings of every loss of a margin over the reference. `slic` has no others."""
 
     beta: float = 0.1
     """Strength of the tie to the reference: the loss asks for a margin of about 1 / beta nats."""
@@ -162,7 +165,7 @@ class BNFConfig(PairConfig):
 
 
 class Direct(Objective):
-    """Base class of the direct losses. A loss adds `rewards`, and `pair_losses` with one term a pair."""
+    """Base class of the direct losses. A subclass adds `rewards` and `pair_losses`."""
 
     config: PairConfig
     requires = Requires(feedback="compare", models=frozenset({"policy", "reference"}))
@@ -199,13 +202,13 @@ class Direct(Objective):
         }
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """The terms of the loss, (U,) each; row 2u is the better one of pair u. They read rows only through
-        `View.row_sum` and `row_mean`, so that `losses` can also compute them with the rows of each pair
-        exchanged."""
+        """Return the parts of the loss, by metric name, with (U,) terms; row 2u is the chosen response of
+        pair u. Rows may be read only through `View.row_sum` and `View.row_mean`, so that `losses` can also
+        compute the terms with the two rows of each pair exchanged."""
         raise NotImplementedError
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
-        """(N,) implicit reward of each response, nats."""
+        """Return the (N,) implicit rewards of the responses, nats."""
         raise NotImplementedError
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -230,7 +233,7 @@ class Direct(Objective):
 
 
 class WithReference(Direct):
-    """Base class of the losses of a margin over the reference. A loss adds `terms`."""
+    """Base class of the losses of a margin over the reference. A subclass adds `terms`."""
 
     config: WithReferenceConfig
 
@@ -238,16 +241,17 @@ class WithReference(Direct):
         return {"loss/preference": Loss(self.terms(self.margin(outputs, view)), per="pair")}
 
     def terms(self, margin_U: torch.Tensor) -> torch.Tensor:
-        """(U,) loss of each pair."""
+        """Return the (U,) losses of the pairs."""
         raise NotImplementedError
 
     def margin(self, outputs: Outputs, view: View) -> torch.Tensor:
-        """(U,) margin h of each pair, nats."""
+        """Return the (U,) margins h of the pairs, nats."""
         policy_N, reference_N = self.logps(outputs, view)
         return preference.dpo_margin(*halves(policy_N), *halves(reference_N))
 
     def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N,) log-probabilities of the responses under the policy and the reference, nats."""
+        """Return the (N,) log-probabilities of the responses under the policy, and those under the reference,
+        nats."""
         return view.row_sum(outputs["policy"]["raw"]), view.row_sum(view["reference_logps_K"])
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
@@ -257,7 +261,8 @@ class WithReference(Direct):
 
 Tied = WithReference
 TiedConfig = WithReferenceConfig
-"""The names that losses of users import, whose runs began before the two were renamed."""
+"""Former names of the two classes above. Losses of users import them if their runs began before the classes
+were renamed."""
 
 
 class DPO(WithReference):
@@ -379,12 +384,13 @@ def pair_batch(
     holds raw log-probabilities under the reference, nats.
 
     Args:
-        keep_ties: keep pairs without a winner, in the order in which they were asked, for losses that need no
-            winner; column `mask_U` takes them out of the losses of pairs. Otherwise they are left out. A pair
-            with a response without a trained token has no winner.
-        reference: whether the loss reads the reference.
-        halved: marks of pairs without a winner that are learned, one half in each order; column `halved_U` is
-            1 for them. Pairs of equal responses, about which nobody was asked, are not among them.
+        keep_ties: True keeps pairs without a winner, for losses that need no winner. Their rows are in the
+            order of the candidates, and column `mask_U` excludes them from the losses of pairs. False leaves
+            them out. A pair of which a response has no trained token counts as one without a winner.
+        reference: True if the loss reads the reference.
+        halved: pairs without a winner are learned, one half in each order, if they have one of these marks;
+            column `halved_U` is 1 for them. Pairs of equal responses, and pairs about which nobody was asked,
+            never are.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]
@@ -418,32 +424,32 @@ def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
-    """The chosen and the rejected trajectory of a compared pair; the first and the second one without a
-    winner."""
+    """Return the chosen and the rejected trajectory of a compared pair; if there is no winner, those of the
+    first and the second candidate."""
     first, second = (item.group.trajectories[pick] for pick in item.question.picks)
     return (second, first) if item.label == 1 else (first, second)
 
 
 def halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(U,) values of the chosen and (U,) values of the rejected responses."""
+    """Split the values of rows into those of the chosen and those of the rejected responses, (U,) each."""
     return values_N[0::2], values_N[1::2]
 
 
 def response_lengths(outputs: Outputs, view: View) -> torch.Tensor:
-    """(N,) number of trained tokens of each response."""
+    """Return the (N,) numbers of trained tokens of the responses."""
     return view.row_sum(torch.ones_like(outputs["policy"]["raw"]))
 
 
 def reference_gap(outputs: Outputs, view: View) -> torch.Tensor:
-    """(K,) distance of policy and reference at each trained token, whoever wrote it: |log policy - log
-    reference|, nats."""
+    """Return |log policy - log reference| of each trained token, (K,), nats."""
     return (outputs["policy"]["raw"] - view["reference_logps_K"]).abs()
 
 
 def check_field(name: str, value: object, holds: bool, why: str) -> None:
-    """
+    """Refuse a value of a setting.
+
     Raises:
-        ConfigError: it does not hold; names the field, its value, and why.
+        ConfigError: `holds` is false. The message names the field, its value, and why.
     """
     if not holds:
         raise ConfigError(f"algorithm.{name} is {value}; {why}")

@@ -3,24 +3,25 @@ arXiv:2402.00396).
 
 For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and
 pairs. The prior is strength * batch / labelled times the mean squared distance of all parameters to their
-start, where `labelled` is the number of pairs taken so far; so it fades as answers come in. The optimiser is
-that of the sources: Adam at a constant rate, with weight decay in the gradient of every parameter.
+start, where `labelled` is the number of labelled pairs taken so far; so the prior fades as answers come in.
+The optimiser is that of the sources: Adam at a constant rate, with weight decay in the gradient of every
+parameter.
 
 Departures from the sources' code:
-1. Pairs without a winner are not stored, so no mask is needed. There the mask meets the loss in a wrong
-   shape, and masks nothing.
-2. A pair that the ensemble itself labelled never teaches it.
-3. The prior fades with labelled pairs, also recorded ones and those whose answer was known. There it fades
-   with queries.
+1. Pairs without a winner are not stored, so no mask is needed. The sources have a mask, but its shape does
+   not fit the loss, so it masks nothing.
+2. The ensemble never learns from a pair that it labelled itself.
+3. The prior fades with the number of labelled pairs, including recorded pairs and pairs whose answer was
+   known. In the sources it fades with the number of queries.
 4. There are no switches for a prior that does not fade (`rm_fixed_reg`) and for an end of learning
    (`rm_train_budget`).
 5. The gradient may be clipped (`max_grad_norm`).
 
 A step makes `steps` optimiser steps, each on `batch` pairs drawn without replacement from a ring buffer of
-all pairs so far. It makes none before the buffer holds that many pairs.
+the newest pairs (`buffer`). A step makes no optimiser step while the buffer holds fewer than `batch` pairs.
 
-The ensemble's optimiser settings, the bound on its gradient's norm among them, stand with the explorer, apart
-from the policy's.
+The settings of the ensemble's optimiser are settings of the explorer (`explorer.ensemble`), apart from those
+of the policy's optimiser.
 """
 
 import math
@@ -37,7 +38,8 @@ from oat.errors import ConfigError, warn
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
 
 _VERSION = 2
-"""Version of the state. The first one had no number, another optimiser and another prior."""
+"""Version of the form of the state. The first form had no version number, and belonged to another optimiser
+and another prior."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,19 @@ class EnsembleConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Betas of Adam."""
     eps: float = 1e-8
-    """Epsilon of Adam, beside the root of the second moment."""
+    """Epsilon of Adam, added to the root of the second moment."""
     weight_decay: float = 5e-5
     """Weight decay of all parameters, as a part of their gradient (L2)."""
     max_grad_norm: float | None = None
-    """The gradient is scaled down to this norm; None: it is not clipped."""
+    """Largest norm of the gradient, to which a larger gradient is scaled down; None: it is not clipped."""
     prior: float = 0.5
     """Strength of the pull towards the start after one batch of labelled pairs."""
     batch: int = 128
-    """Pairs of one optimiser step."""
+    """Number of pairs in one optimiser step."""
     steps: int = 5
-    """Optimiser steps in a step of the run."""
+    """Number of optimiser steps in a step of the run."""
     buffer: int = 50_000
-    """Pairs that are remembered; the oldest go first."""
+    """Number of pairs that are remembered; when it is full, a new pair replaces the oldest one."""
 
     def __post_init__(self) -> None:
         for name in ("members", "hidden", "batch", "steps", "buffer"):
@@ -106,7 +108,8 @@ class EnsembleLearning(Objective):
         raise AssertionError("the ensemble learns from what the policy's algorithm asks")
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Rows 2u (chosen) and 2u + 1 (rejected) are pair u; columns `features_N` and `labelled_N`."""
+        """Remember the feedback's labelled pairs, and draw the batch. Rows 2u (chosen) and 2u + 1 (rejected)
+        are pair u; the columns are `features_N` and `labelled_N`."""
         self._remember(feedback)
         size, wanted = len(self.pairs), self.config.batch
         metrics = {"ensemble/pairs": float(size)}
@@ -136,7 +139,7 @@ class EnsembleLearning(Objective):
         return rewards_NM[0::2] - rewards_NM[1::2]
 
     def _remember(self, feedback: Feedback) -> None:
-        """Store the features of pairs with a winner, (2, D) each, chosen first."""
+        """Store the features of the labelled pairs, (2, D) each, those of the chosen response first."""
         for item in feedback.items:
             if item.label is None or item.question.oracle == ENSEMBLE or item.question.features is None:
                 continue

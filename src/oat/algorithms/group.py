@@ -1,29 +1,29 @@
 """Policy gradients with a baseline from the group, through the clipped surrogate of PPO:
 
-    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages over the group's standard deviation, mean over
-              the tokens of each sequence
+    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages divided by the group's standard deviation, and
+              the mean over the tokens of each sequence
     dr_grpo   arXiv:2503.20783, Section 3.2: advantages without the standard deviation, and sums over tokens
               divided by one constant, the configured maximum length; so easy questions and short responses
               weigh no more than others
 
-Departures:
-1. The standard deviation is unbiased and `std_eps` (1e-4) is added to it; a group of one, or without spread,
-   has advantage 0 and still counts in every denominator.
+Departures from the papers:
+1. The standard deviation is unbiased, and `std_eps` (1e-4) is added to it. In a group of one sample, or
+   without spread, advantages are 0; its samples still count in every denominator.
 2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default. With
-   `kl_target` its coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). The coefficient
-   moves before the step learns, by the mean of k3 over the step's tokens under the weights that the step
-   begins with, as `kl/reference`. The paper's moves after, by the divergence of a response.
-3. A sample whose score is missing (abstained or failed) is left out of its group's statistics and of the
-   loss.
-4. `reduction: sequence` is GRPO's; `token` is DAPO's (arXiv:2503.14476).
+   `kl_target` its coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). It is adapted
+   before the step learns, to the mean of k3 per token under the weights that the step begins with. The paper
+   adapts it after the step, to the divergence per response.
+3. A sample whose score is missing (abstained, failed or unpaid) is left out of its group's statistics and of
+   the loss.
+4. `reduction: sequence` is GRPO's reduction; `token` is DAPO's (arXiv:2503.14476).
 
-Old log-probabilities are the recorded sampled ones while the sampler holds exactly the policy's weights and
-computes in the learner's precision; otherwise they are computed again.
+Old log-probabilities are the recorded sampled ones if the policy's present weights sampled every token, in
+the learner's precision. Otherwise the learner computes them.
 
 Dr. GRPO's constant (`max_length`) defaults to `sampling.max_new_tokens`. It may be larger, to compare runs of
 different lengths, but not smaller. An episode of several turns has no such bound, so there it must be set.
-The gain of an adaptive `kl_coef` is samples over a horizon, as in the paper's code and in other libraries, so
-it does not depend on the size of a step.
+A step adapts `kl_coef` in proportion to its number of samples divided by `kl_horizon`, as in the paper's code
+and in other libraries, so the speed per sample does not depend on the size of a step.
 
 Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
 """
@@ -47,7 +47,7 @@ from oat.types.part import Derived, RunFacts
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """Fields of every algorithm of this file."""
+    """Settings of every algorithm in this file."""
 
     prompts: int = 16
     """Prompts per step."""
@@ -83,7 +83,7 @@ class GroupConfig:
         self._check_control()
 
     def _check_control(self) -> None:
-        """Check what adapts the weight of the KL, if anything does."""
+        """Check the settings that adapt the weight of the KL."""
         if self.kl_target is None:
             if self.kl_horizon != GroupConfig.kl_horizon:
                 raise ConfigError(
@@ -133,7 +133,7 @@ class DrGRPOConfig(GroupConfig):
 
 
 class GroupPolicyGradient(Objective):
-    """Base class of the algorithms of this file. Each adds `advantages` and `reduced`."""
+    """Base class of the algorithms in this file. A subclass adds `advantages` and `reduced`."""
 
     config: GroupConfig
     setting_for: Mapping[str, str] = {"kl/reference": "kl_coef"}
@@ -152,11 +152,11 @@ class GroupPolicyGradient(Objective):
     def advantages(
         self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
     ) -> torch.Tensor:
-        """(N,) advantage of each sample, see `group_advantages`."""
+        """Return the (N,) advantages of the samples; see `group_advantages`."""
         raise NotImplementedError
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
-        """A loss of terms of tokens, under the algorithm's reduction."""
+        """Make a part of the loss from (K,) terms, with the algorithm's reduction."""
         raise NotImplementedError
 
     def plan(self, step: int) -> Plan:
@@ -225,14 +225,15 @@ class GroupPolicyGradient(Objective):
         )
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the adapted weight, unless a fork has another start or a fixed weight."""
+        """Restore the adapted weight of the KL, unless this run is a fork with another `kl_coef` or without
+        `kl_target`."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
 
     def _adapt(
         self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward
     ) -> None:
-        """Move the weight by the divergence under the weights that the step begins with."""
+        """Adapt the coefficient of the KL to the divergence under the weights that the step begins with."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
         raw_K = (
@@ -280,8 +281,8 @@ class DrGRPO(GroupPolicyGradient):
 
     @staticmethod
     def defaults(config: DrGRPOConfig, run: RunFacts) -> Mapping[str, Derived]:
-        """The constant is the most tokens of a response. Nothing bounds the responses of an episode with
-        several turns, so there it must be set."""
+        """Return `max_length` if it is left open: `sampling.max_new_tokens`. Nothing bounds the responses of
+        an episode with several turns, so with an environment it must be set."""
         if run.has_environment:
             if config.max_length is None:
                 raise ConfigError(
@@ -315,12 +316,12 @@ def _check_finite(name: str, value: float) -> None:
 def scored_rows(
     feedback: Feedback,
 ) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every scored sample that a step learns from, group after group; the first `len(feedback.older)` groups
-    are older ones.
+    """Return the samples of a step's feedback with their scores, group after group. The first
+    `len(feedback.older)` groups are those of earlier steps.
 
     Returns:
-        N trajectories; (N,) the group of each; (N,) scores, NaN where missing; (N,) bool, whether there is a
-        score.
+        N trajectories; (N,) index of each one's group; (N,) scores, NaN if missing; (N,) bool, True if there
+        is a score.
     """
     rows = []
     groups = []
@@ -343,7 +344,7 @@ def scored_rows(
 def recorded_logps(
     rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps"
 ) -> torch.Tensor:
-    """(K,) log-probabilities recorded at sampling."""
+    """Return the (K,) log-probabilities recorded at sampling."""
     return torch.from_numpy(np.concatenate([row.recorded(name) for row in rows]).astype(np.float32))
 
 
@@ -355,8 +356,9 @@ def old_logps(
     *,
     is_same_precision: bool,
 ) -> torch.Tensor:
-    """(K,) sampled log-probabilities under the policy at this step: the recorded ones if every token was
-    sampled by exactly these weights, in the learner's precision (`Objective.recorded_is_old`)."""
+    """Return the (K,) sampled log-probabilities under the policy at the start of this step: `recorded_K` if
+    exactly these weights sampled every token, in the learner's precision (`Objective.recorded_is_old`);
+    otherwise those of a new pass."""
     return (
         recorded_K
         if _is_fresh(rows, step, is_same_precision)
@@ -365,7 +367,7 @@ def old_logps(
 
 
 def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
-    """True if the values recorded at sampling are those of the policy now."""
+    """Return True if the values recorded at sampling are those that the policy gives now."""
     return is_same_precision and all(
         row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows
     )

@@ -1,28 +1,29 @@
-"""KTO (arXiv:2402.01306, Eq. 7): responses are judged one by one, each desirable or not, and pushed away from
-a common baseline.
+"""KTO (arXiv:2402.01306, Eq. 7): each response is judged by itself as desirable or not, and its log-ratio is
+pushed above or below a common baseline.
 
-A response is desirable if its score reaches `threshold`. Recorded labels are scores of 1 and 0. Recorded
-pairs are too: the chosen response is desirable, and the rejected one is not.
+The log-ratio of a response is its log-probability under the policy minus that under the reference. A response
+is desirable if its score reaches `threshold`. Recorded labels are scores of 1 and 0. So are recorded pairs:
+the chosen response has 1, and the rejected one 0.
 
-The baseline z is the mean log-ratio (log-probability under the policy minus that under the reference) of
-responses behind prompts that are not theirs, and at least 0: the paper's estimate of KL(policy || reference).
+The baseline z is the mean log-ratio of responses that follow prompts which are not theirs, or 0 if this mean
+is negative. It is the paper's estimate of KL(policy || reference).
 
-Departures:
+Departures from the paper:
 1. z is estimated in `prepare`, from the whole step, under the weights that the step begins with; the paper
-   estimates it in every micro-batch. So it does not depend on their size, and later optimiser steps of the
-   same step keep it.
-2. A response is put behind another prompt of the step: as many places further as the prompt with the most
-   responses has of them. It is left out if that is the same prompt, or if the sequence is longer than any of
-   the step's own, for which the model and the memory may have no room. Without any such response z is 0;
-   `kto/baseline_rows` counts them.
-3. A response without a score (abstention, failure) or without a trained token is left out and counted.
+   estimates it in every micro-batch. So z does not depend on the size of micro-batches, and later optimiser
+   steps of the same step keep it.
+2. For z, the prompt of row i is followed by the response of row i + s, where s is the largest number of
+   responses to one prompt. Such a sequence is left out if both rows have the same prompt, or if it is longer
+   than every row of the step, since the model and the memory may have no room for it. If no sequence is left,
+   z is 0. `kto/baseline_rows` counts the sequences.
+3. A response without a score (abstained, failed or unpaid) or without a trained token is left out.
 
-`kl/reference` is the estimate of KL(policy || reference) that `group.py` reports: the mean of k3 over the
-trained tokens of the step's own responses that the sampler drew, under the weights that each optimiser step
-begins with. It is biased if other weights drew them (`lag/versions`, `minibatches`, `epochs`), and by a
-temperature other than 1 or truncated sampling. Recorded and older responses are not in it; without a sampled
-response it is not reported. `logps/reference_gap` is over all responses of the step, and is no KL
-(`direct.py`).
+`kl/reference` estimates KL(policy || reference) as in `group.py`: it is the mean of k3 over the trained
+tokens of those responses that the sampler drew for this step, under the weights that each optimiser step
+begins with. It is biased if other weights drew the responses (`lag/versions`, `minibatches`, `epochs`), and
+by a temperature other than 1 or truncated sampling. Recorded responses and those of earlier steps do not
+count; if no other is left, it is not reported. `logps/reference_gap` covers all responses that a step learns
+from, and is no KL (`direct.py`).
 
 Not handled: weights that follow from the share of desirable responses; they are settings.
 """
@@ -95,8 +96,8 @@ class KTO(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Make every response a unit. The columns are `reference_logps_K`, `is_sampled_N`, `is_desirable_U`,
-        `baseline_U` and `weight_U`."""
+        """Make a batch in which every response is a unit. The columns are `reference_logps_K`,
+        `is_sampled_N`, `is_desirable_U`, `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         first = int((group_of_N < len(feedback.older)).sum())
         kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
@@ -157,11 +158,12 @@ class KTO(Objective):
 
 
 def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Responses behind other prompts of the step: the response of row i + s behind the prompt of row i, where
-    s is the most rows of one prompt.
+    """Return sequences of a prompt and the response to another prompt: the prompt of row i, and the response
+    of row i + s, where s is the largest number of rows with one prompt. A sequence is left out if both rows
+    have the same prompt, or if it is longer than every row.
 
     Args:
-        rows: at least one; rows of a prompt stand together.
+        rows: at least one; rows with the same prompt are adjacent.
     """
     prompts = [row.segments[0].ids.tobytes() for row in rows]
     longest, ahead = max(len(row.ids) for row in rows), max(prompts.count(prompt) for prompt in set(prompts))
@@ -175,6 +177,6 @@ def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 
 def _mean_log_ratio(rows: Sequence[Trajectory], forward: Forward) -> float:
-    """The mean over rows of log-ratios summed over their trained tokens, nats."""
+    """Return the mean over rows of the log-ratio, summed over a row's trained tokens, nats."""
     policy_K, reference_K = (forward(model, rows, {"raw"})["raw"] for model in ("policy", "reference"))
     return float(segment_sum(policy_K - reference_K, row_index(rows), len(rows)).mean())

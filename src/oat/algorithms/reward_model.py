@@ -1,22 +1,23 @@
-"""Training of a reward model: a language model with a score learns from an oracle's comparisons which of two
-responses is better.
+"""Training of a reward model: a language model with a scalar head learns from an oracle's comparisons which
+of two responses is better.
 
-The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score stands at
-the last token of prompt and response; its head starts at random, its backbone as the policy's start. The
-policy samples the responses, unless they are recorded, and does not learn.
+The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score is the
+head's output at the last token of prompt and response. The head is initialised at random, the backbone with
+the weights of the policy's start. The policy samples the responses, unless they are recorded, and does not
+learn.
 
-Departures:
+Departures from the paper:
 1. A pair without a winner (a tie, an abstention, a failure), or with a response without a trained token, is
    left out and counted.
-2. The loss is the mean over the pairs that remain, over the whole optimiser step.
-3. Held-out pairs are chosen by a hash of their prompt, so that one prompt's pairs are on one side in every
-   pass and every run, and measured before the update of the step that has them.
+2. The loss is the mean over all remaining pairs of the optimiser step.
+3. Held-out pairs are chosen by a hash of their prompt, so all pairs of a prompt are either learned or held
+   out, in every pass and in every run. They are measured before the update of the step that has them.
 
-The learner has a model `reward` beside the policy. Recorded pairs and online comparisons are one path, of
-which the loop knows nothing. The price is a second copy of the backbone, or none with an adapter. The
-held-out share needs no second reader of pairs, and holds in every restart and fork too.
+The learner has a model `reward` beside the policy. So the loop treats recorded pairs and online comparisons
+alike, as for any other algorithm. The price is a second copy of the backbone, except with an adapter. The
+hash needs no second reader of pairs, and chooses the same held-out pairs after a restart and in a fork.
 
-Not handled: more than one pair a group; scores of every token.
+Not handled: more than one pair per group; scores of every token.
 """
 
 import math
@@ -134,8 +135,8 @@ class RewardModelling(Objective):
 
 
 def _place(item: Item) -> float:
-    """The place of a prompt in [0, 1). Prompts of equal texts have the same place; a pair without a prompt
-    has that of its own texts."""
+    """Return the place of a pair in [0, 1), a hash of the texts of its prompt, or of its own texts if it has
+    no prompt. Pairs below `held_out` are held out."""
     texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(
         item.question.candidates
     )
@@ -143,7 +144,7 @@ def _place(item: Item) -> float:
 
 
 def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
-    """Metrics of the pairs that are never learned, before this step's update."""
+    """Return the metrics of the held-out pairs before this step's update."""
     rows = pair_batch(feedback, forward, reference=False).rows
     found = {"pairs/held_out": len(rows) / 2}
     if rows:
@@ -157,12 +158,13 @@ def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
 
 
 def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> float:
-    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3) over ten bins of equal width from
-    1/2 to 1.
+    """Return the expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3) over ten bins of equal
+    width from 1/2 to 1.
 
     Args:
-        confidence_U: probability of the response that scores higher.
-        right_U: 1 if that response is the chosen one, else 0; one half if both score alike.
+        confidence_U: (U,) the reward model's probability that the response with the higher score wins.
+        right_U: (U,) 1 if the response with the higher score is the chosen one, 0 if it is the rejected one,
+            one half if the scores are equal.
     """
     bins_U = ((confidence_U - 0.5) * 20).long().clamp(0, 9)
     gaps = torch.zeros(10, dtype=torch.float64).index_add_(
@@ -172,12 +174,12 @@ def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> floa
 
 
 def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:
-    """The margin in the record of each unit's prompt."""
+    """Return for each unit the margin that the record of its prompt has."""
     found = {id(row): item.group.prompt for item in items for row in item.group.trajectories}
     return [found[id(row)].columns[key] for row in batch.rows[0::2]]
 
 
 def _halves(outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """(U,) scores of the chosen and of the rejected responses."""
+    """Return the scores of the chosen and those of the rejected responses, (U,) each."""
     scores_N = outputs["reward"]["score"]
     return scores_N[0::2], scores_N[1::2]

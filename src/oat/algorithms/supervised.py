@@ -1,22 +1,23 @@
 """Supervised fine-tuning: the mean negative log-probability of given responses.
 
-The rows are the step's samples, whoever wrote them. Recorded demonstrations make it plain supervised
-learning, one turn or a conversation: the tokens that are trained are those that the trajectory marks. Samples
-of the policy with a `threshold` make it rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
-arXiv:2308.01825): only responses whose score reaches it are learned.
+The rows are the responses of a step, recorded or sampled. With recorded demonstrations, of one turn or of a
+conversation, this is plain supervised learning; each trajectory marks the tokens that are trained. With
+samples of the policy and a `threshold` it is rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
+arXiv:2308.01825): only responses whose score reaches the threshold are learned.
 
-Departures:
-1. An exact duplicate (the same prompt and response, token for token) is learned once and counted: in what a
-   step learns from, or with `duplicates: run` in the whole run, as RFT has it. What other steps learned is
-   known by 64 bits of a hash.
-2. The threshold is any score, not "correct", and stays; ReST's rises from one improvement to the next.
+Departures from the papers:
+1. Of exact duplicates (the same prompt and response, token for token) a step learns one and counts the
+   others. With `duplicates: run` the complete run learns one of them, as in RFT; what earlier steps learned
+   is recognised by a hash of 64 bits.
+2. The threshold is any score, and does not change. RFT accepts correct responses; ReST raises its threshold
+   from one improvement step to the next.
 3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a
-   `learner.buffer`. `learner.sync_every` decides which weights draw them: the newest, those of some steps ago
-   (ReST), or those of the start (RFT).
+   `learner.buffer`. `learner.sync_every` decides which weights draw the samples: the newest, those of some
+   steps ago (ReST), or those of the start (RFT).
 
-Hashes in the state remember the learned responses. The ledger cannot, since its texts and blobs may be
-dropped. A roll back of alarms forgets the hashes of the steps that it undoes. A rising threshold is a fork
-with another threshold.
+With `duplicates: run` the state has the hashes of all learned responses. The ledger cannot serve instead,
+since it may drop their texts and ids. A roll back restores the state, and so forgets the hashes of the steps
+that it undoes. To raise the threshold, fork the run with another threshold.
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
@@ -101,7 +102,7 @@ class SFT(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         threshold = self.config.threshold
-        # a missing score is NaN and reaches nothing
+        # a missing score is NaN, which reaches no threshold
         accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold
         accepted = accepted_N.nonzero().flatten().tolist()
         kept = self._unlearned(rows, first_of_equals(rows, accepted))
@@ -136,7 +137,7 @@ class SFT(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Hashes of the responses that other steps must not learn again."""
+        """With `duplicates: run`, the hashes of the responses that later steps must not learn again."""
         return (
             {"learned": torch.tensor(list(self.learned), dtype=torch.int64)}
             if self.config.duplicates == "run"
@@ -147,8 +148,8 @@ class SFT(Objective):
         self.learned = dict.fromkeys(state["learned"].tolist()) if "learned" in state else {}
 
     def _unlearned(self, rows: Sequence[Trajectory], numbers: Sequence[int]) -> list[int]:
-        """The numbers whose rows no step has learned before, with `duplicates: run`; these count as learned
-        from now on."""
+        """Return those of `numbers` (indices into `rows`) whose rows no step has learned before; these rows
+        count as learned from now on. With `duplicates: step`, return all of them."""
         if self.config.duplicates == "step":
             return list(numbers)
         marks = {number: _mark(rows[number]) for number in numbers}
@@ -158,19 +159,19 @@ class SFT(Objective):
 
 
 def first_of_equals(rows: Sequence[Trajectory], numbers: Iterable[int]) -> list[int]:
-    """The numbers of rows with a trained token. Rows with the ids and trained tokens of an earlier row are
-    left out."""
+    """Return those of `numbers` (indices into `rows`), ascending, whose row has a trained token. Of several
+    equal rows (the same ids, of which the same are trained) only the first is returned."""
     first = {_told(rows[number]): number for number in reversed(list(numbers)) if rows[number].trained.any()}
     return sorted(first.values())
 
 
 def _told(row: Trajectory) -> tuple[bytes, bytes]:
-    """The identity of a response: its ids, with those of the prompt, and which of them are trained."""
+    """Return the identity of a row: the ids of prompt and response, and which of them are trained."""
     return row.ids.tobytes(), row.trained.tobytes()
 
 
 def _mark(row: Trajectory) -> int:
-    """64 bits of a response's identity. Two of a million responses have the same with a probability of
-    3e-8."""
+    """Return a hash of 64 bits of a row's identity. Among a million different rows two have the same hash
+    with a probability of 3e-8."""
     ids, trained = _told(row)
     return int.from_bytes(hashlib.blake2b(ids + trained, digest_size=8).digest(), "little", signed=True)

@@ -1,4 +1,4 @@
-"""Batches cut by rows, and every column with them by its axis."""
+"""Cuts batches by rows, and each of their columns along its axis."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from oat.types import Batch
 
 
 def fault_of(batch: Batch) -> str | None:
-    """What is wrong with a batch whose rows, units, groups and columns do not agree, and what to do; None if
-    nothing is."""
+    """Return a sentence that says what is wrong with a batch and what to do, if its rows, units, groups and
+    columns do not agree; otherwise None."""
     features = None if batch.rows else batch.columns.get("features_N")
     count = batch.size
     if np.shape(batch.unit_of_N) != np.shape(batch.group_of_N):
@@ -51,11 +51,11 @@ def fault_of(batch: Batch) -> str | None:
 
 
 def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
-    """The batch of some rows, in the given order; units and groups are numbered anew, in the order of their
-    old numbers.
+    """Return the batch of some rows, in the given order. Units and groups are numbered from 0 again, in the
+    order of their old numbers.
 
     Args:
-        rows: (n,) row numbers; whole units, each in its own order.
+        rows: (n,) indices of rows. They form complete units, and the rows of each unit keep their order.
     """
     units, unit_of_N = np.unique(batch.unit_of_N[rows], return_inverse=True)
     _, group_of_N = np.unique(batch.group_of_N[rows], return_inverse=True)
@@ -67,7 +67,7 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
 
 
 def view_of(batch: Batch) -> View:
-    """The view of a batch that goes through one forward pass."""
+    """Return the view of a batch that goes through one forward pass."""
     return View(
         row_of_K=row_index(batch.rows),
         unit_of_N=torch.from_numpy(batch.unit_of_N),
@@ -80,8 +80,8 @@ def view_of(batch: Batch) -> View:
 
 
 def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndarray]:
-    """The row numbers of `parts` nearly equal shares of the units, taken in `order`. Shares without a unit
-    are left out."""
+    """Divide the units, taken in `order`, into `parts` nearly equal shares, and yield the row indices of each
+    share. Shares without a unit are left out."""
     rows_of_unit = _rows_of_units(batch)
     for units in np.array_split(order, parts):
         if len(units):
@@ -89,8 +89,8 @@ def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndar
 
 
 def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> Iterator[np.ndarray]:
-    """The row numbers of each micro-batch: consecutive whole units, at most `size` rows and `tokens` tokens
-    together, or one unit that has more. None is no limit."""
+    """Yield the row indices of each micro-batch. A micro-batch is a series of complete units with together at
+    most `size` rows and `tokens` tokens, or a single unit that has more. None means no limit."""
     pending: list[np.ndarray] = []
     count = length = 0
     for rows in _rows_of_units(batch):

@@ -1,8 +1,8 @@
 """The learner: models, optimisers, and the update.
 
-One update runs an objective's batch for its epochs and mini-batches. Each mini-batch is one optimiser step:
-the gradients of its micro-batches are accumulated under denominators that are known beforehand, then the
-gradient is clipped, every number is checked, and the optimiser moves.
+One update goes through an objective's batch in its epochs and mini-batches. Each mini-batch is one optimiser
+step. The gradients of its micro-batches are accumulated, under denominators that are known beforehand, and
+the gradient is clipped. Then, if all numbers are finite, the optimiser changes the weights.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,17 +43,18 @@ class Learner:
 
     Args:
         models: by name; "policy", "reference", "critic", "reward", "ensemble".
-        optimisers: of the models that are trained; the others are frozen.
-        micro_batch_size: most rows of one forward pass; None: no limit.
-        micro_batch_tokens: most tokens of one forward pass, a common prompt counted with every row; None: no
-        limit.
-        gradient_checkpointing: the trained models learn in training mode, in which they compute layers again
-        in the backward pass.
-        max_updates: most optimiser steps of an update, except those of an ensemble; None: no limit.
-        max_skips: most optimiser steps in a row that are left out because a number is not finite; 0 stops at
-        the first.
+        optimisers: settings of optimisers, by the model that is trained; the other models are frozen.
+        micro_batch_size: largest number of rows in one forward pass; None: no limit.
+        micro_batch_tokens: largest number of tokens in one forward pass, where a common prompt counts for
+        every row; None: no limit.
+        gradient_checkpointing: True lets trained models learn in training mode, in which they compute layers
+        again in the backward pass.
+        max_updates: largest number of optimiser steps in an update of the policy or the reward model; None:
+        no limit.
+        max_skips: largest number of optimiser steps in a row that are left out because a number is not
+        finite; 0 stops at the first.
         following: how the reference follows the policy; None: it is frozen.
-        keep: folder for the batch that stops the run; None keeps none.
+        keep: folder in which the batch is written that stops the run; None: it is not written.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class Learner:
 
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """The wanted outputs of a model for the trained tokens of rows, (K,) each, without gradient."""
+        """Return the wanted outputs of a model for rows, without gradient: (K,) for the trained tokens, or
+        (N,) from a reward model."""
         units = np.arange(len(rows))
         cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
         with self.stopwatch:
@@ -105,16 +107,17 @@ class Learner:
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """Learn from a batch; a batch without rows changes nothing.
+        """Learn from a batch. A batch without rows changes no trained weight, but a reference that follows
+        the policy counts it as a step.
 
         Returns:
-            The batch's own metrics, the means over its optimiser steps, and "roofline/update" of all passes
-            since the last update.
+            The batch's own metrics, those of its optimiser steps (most as means), counters, and
+            "roofline/update" over all passes since the last update.
 
         Raises:
-            ContractError: rows, units, groups and columns do not agree.
+            ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
             NonFiniteError: a number that counts is NaN or infinite, in more than `max_skips` optimiser steps
-            in a row; the last of them moved no weight either.
+            in a row. None of these steps changed a weight.
         """
         fault = fault_of(batch)
         if fault is not None:
@@ -143,24 +146,23 @@ class Learner:
 
     @torch.no_grad()
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """The losses and metrics of an objective over a whole batch under the present weights, which do not
-        change."""
+        """Return the losses and metrics of an objective over a complete batch under the present weights, and
+        learn nothing."""
         report = _Report()
         for outputs, view, losses in self._passes(objective, batch):
             report.add(losses, objective.metrics(outputs, view), view)
         return report.values()
 
     def version(self, model: str) -> int:
-        """How often a model has changed that is not trained: a reference that follows the policy; 0 for any
-        other."""
+        """Return how often a reference that follows the policy has been updated; 0 for any other model."""
         return self.following.updates if self.following is not None and model == "reference" else 0
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
-        """The weights of a model, by name, in the form that engines load; no copies."""
+        """Return the weights of a model, by name, in the form that engines load. They are not copied."""
         return {name: tensor.detach() for name, tensor in self.models[model].tensors().items()}
 
     def trainable(self, model: str) -> list[str]:
-        """The names of the weights that learning changes; the others stay as they were loaded."""
+        """Return the names of the weights of a model that learning changes."""
         return list(self.models[model].trainable())
 
     def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
@@ -198,8 +200,8 @@ class Learner:
     def _passes(
         self, objective: Objective, step: Batch
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
-        """For each micro-batch: outputs, view, and its share of each reduced part of the loss and of their
-        sum."""
+        """Yield for each micro-batch its outputs, its view, and its share of each reduced part of the loss
+        and of the total loss."""
         reduction = Reduction(step)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
@@ -218,8 +220,8 @@ class Learner:
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """Put the models that an objective trains into the mode in which they learn, with gradients on
-        whatever a user's code has left."""
+        """Within the body, put the models that an objective trains into the mode in which they learn, and
+        turn gradients on, even if user code has turned them off."""
         modules = (
             [self.trained[name].model.module for name in objective.wants]
             if self.gradient_checkpointing
@@ -247,11 +249,11 @@ class Learner:
         return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
-        """Leave out an optimiser step with nonfinite numbers: no weight moves, and it is warned of and
-        counted, or raised as an error.
+        """Leave out an optimiser step with nonfinite numbers, so that it changes no weight: warn and count
+        it, or raise the error if `max_skips` steps before it were left out too.
 
         Returns:
-            No metrics.
+            An empty dict, since the step has no metrics.
         """
         for name in objective.wants:
             self.trained[name].optimiser.zero_grad(set_to_none=True)
@@ -276,19 +278,19 @@ class Learner:
 
     @cached_property
     def frozen(self) -> dict[str, int]:
-        """By model, the checksum of the weights that learning never changes."""
+        """The checksum of the weights that learning never changes, by model."""
         moving = [parameter for name in self._moving for parameter in self.models[name].trainable().values()]
         return {name: frozen_checksum(model.module, moving) for name, model in self.models.items()}
 
     @property
     def _moving(self) -> list[str]:
-        """The names of the models that change."""
+        """The names of the models that change: the trained ones, and a reference that follows the policy."""
         return [*self.trained, *(["reference"] if self.following is not None else [])]
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything that decides the future: "model/weights/name", "model/moments/key/name", counters, and
-        checksums of frozen weights."""
+        """The state from which learning continues: weights under "model/weights/name", moments of Adam under
+        "model/moments/key/name", counters, and checksums of frozen weights."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         if self.following is not None:
@@ -308,12 +310,12 @@ class Learner:
 
     @torch.no_grad()
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the weights of a model that learning changes, in place."""
+        """Overwrite, in place, the weights of a model that learning changes."""
         for name, parameter in self.models[model].trainable().items():
             parameter.copy_(tensors[name])
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
             CheckpointError: the frozen weights are not those with which the state was made.
@@ -352,7 +354,7 @@ class Learner:
 
 
 def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """The row numbers of each mini-batch, pass after pass."""
+    """Yield the row indices of each mini-batch, pass after pass."""
     units = np.arange(int(batch.unit_of_N.max()) + 1)
     for _ in range(batch.epochs):
         order = generator.permutation(units) if batch.shuffle and batch.minibatches > 1 else units
@@ -360,7 +362,7 @@ def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray
 
 
 def _main(names: Collection[str]) -> str:
-    """The run's main model; its metrics carry no prefix."""
+    """Return the name of the run's main model, whose metrics carry no prefix."""
     return "policy" if "policy" in names else "reward"
 
 
@@ -369,8 +371,8 @@ def _total_name(objective: Objective) -> str:
 
 
 class _Report:
-    """The metrics of one optimiser step: losses add up over micro-batches, other metrics are means over the
-    tokens, rows or units that they count."""
+    """The metrics of one optimiser step. Losses add up over its micro-batches; other metrics are means over
+    its tokens, rows or units, or extremes."""
 
     def __init__(self) -> None:
         self.losses: dict[str, float] = {}
@@ -403,7 +405,8 @@ class _Report:
 
 
 def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The means of metrics over optimiser steps; the last learning rate, and the extremes of extremes."""
+    """Join the metrics of optimiser steps: the last learning rate, the largest maximum, the smallest minimum,
+    and the means of all others."""
     joined: dict[str, float] = {}
     for name in sorted({name for report in reports for name in report}):
         values = [report[name] for report in reports if name in report]

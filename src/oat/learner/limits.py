@@ -1,10 +1,10 @@
 """Limits found by measuring: the tokens of a forward and backward pass that fit in memory
 (`learner.micro_batch_tokens: auto`), and the number of threads.
 
-Both are found once, when a run is created, and kept in its configuration. Memory is counted as the bytes of
-tensors that are alive at once, not as those of the process, so it is the same on every machine and at every
-attempt. Two small passes give the bytes of a row, which gives the number of rows; a pass of that many proves
-it.
+Both are measured once, when a run is created, and stored in its configuration. Memory is counted as the bytes
+of tensors that are alive at once, not as those of the process, so it is the same on every machine and at
+every attempt. Two small passes show how many bytes a row takes, and so how many rows should fit. Then a pass
+of that many rows is tried, and passes of fewer rows until one fits.
 
 Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (which lives at
 other times), and scratch memory within an operation.
@@ -29,15 +29,16 @@ from oat.types import KEPT_LIMIT, KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
 _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
-"""Tokens of a row, and rows, of the pass by which threads are chosen."""
+"""Tokens per row, and rows, of the pass that is timed to choose the number of threads."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context that counts the bytes of tensors that are made and not yet freed. It counts tensors without
-    memory too (`oat.models.outline`); each of their values that Python asks for is 1.
+    """A context that counts the bytes of tensors that were made in it and are not yet freed. It also counts
+    tensors without memory (`oat.models.outline`); code that reads a value of such a tensor gets 1.
 
     Attributes:
-        peak: the most bytes at once since this was last set.
+        live: number of bytes at present.
+        peak: largest number of bytes at once. A caller may set it to `live`, to measure from then on.
     """
 
     def __init__(self) -> None:
@@ -70,9 +71,9 @@ class Limits:
     """The bounds of one pass.
 
     Attributes:
-        memory_gb: memory that learner and pass may take together, 10^9 bytes.
-        prompt_tokens: most tokens of a prompt; None: as many as of a response.
-        rows: most rows of a pass; None: as many as a step has.
+        memory_gb: memory that the learner and the pass may take together, in units of 10^9 bytes.
+        prompt_tokens: largest number of tokens in a prompt; None: as many as in a response.
+        rows: largest number of rows in a pass; None: as many as a step has.
     """
 
     memory_gb: float
@@ -83,17 +84,18 @@ class Limits:
 def measure_tokens(
     learner: Learner, objective: Objective, limits: Limits, sampling: Sampling, num_tokens: int
 ) -> int:
-    """The most tokens of one pass of an objective within `compute.memory_gb`.
+    """Return the largest number of tokens that one pass of an objective can have within `compute.memory_gb`.
 
-    A row is as long as a response and the longest prompt that is allowed together. Not more rows are tried
-    than a step has.
+    Every row of the measured passes has the longest prompt allowed and the longest response, cut to the
+    context length. The rows tried are at most those of a step.
 
     Args:
-        sampling: of the rows: the most tokens of a response, and temperature and kept sets, which count too.
-        num_tokens: size of the tokenizer.
+        sampling: how the responses are sampled. The largest number of tokens in a response, the temperature
+            and the kept sets influence the memory.
+        num_tokens: number of tokens that the tokenizer has.
 
     Raises:
-        ConfigError: not even one row fits.
+        ConfigError: one row does not fit.
     """
     response, plan = sampling.max_new_tokens, objective.plan(0)
     width = (limits.prompt_tokens or response) + response
@@ -125,7 +127,7 @@ def measure_tokens(
 
 
 def choose_threads(learner: Learner, objective: Objective) -> int:
-    """The number of threads on which a small forward and backward pass is fastest."""
+    """Return the number of threads with which a small forward and backward pass is fastest."""
     rows = [row_of(_MEASURED_TOKENS, _MEASURED_TOKENS // 2, number) for number in range(_MEASURED_ROWS)]
     parameters = sum(
         parameter.numel() for part in learner.trained.values() for parameter in part.model.module.parameters()
@@ -134,10 +136,12 @@ def choose_threads(learner: Learner, objective: Objective) -> int:
 
 
 def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
-    """The most rows, up to `most`, that take no more bytes than the budget; 0 if not even one does.
+    """Return a number of rows, up to `most`, that fits into the budget and nearly fills it; 0 if one row does
+    not fit.
 
     Args:
-        attempt: the bytes that a number of rows takes, about linear in it.
+        attempt: function from a number of rows to the bytes that they take, about linear.
+        budget: bytes.
     """
     one = attempt(1)
     if one > budget:
@@ -152,14 +156,14 @@ def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
 
 
 def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) -> int:
-    """The peak bytes of one forward and backward pass, gradients included."""
+    """Return the peak of memory in one forward and backward pass, with gradients, in bytes."""
     with LiveBytes() as counter:
         _pass(learner, objective, rows)
     return counter.peak
 
 
 def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> None:
-    """One forward and backward pass; no weight moves."""
+    """Do one forward and backward pass, which changes no weight."""
     with learner.learning(objective):
         outputs = [
             learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()
@@ -170,7 +174,8 @@ def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> Non
 
 
 def _held(learner: Learner) -> int:
-    """Bytes of all models, each tensor once, and of Adam's two moments of every trained parameter."""
+    """Return the bytes of all models, each tensor counted once, and of Adam's two moments for every trained
+    parameter."""
     tensors = [
         tensor
         for model in learner.models.values()
@@ -187,13 +192,13 @@ def _held(learner: Learner) -> int:
 def row_of(
     width: int, trained: int, number: int, sampling: Sampling | None = None, kept: int = 0
 ) -> Trajectory:
-    """A made-up row. Its ids are 0 and 1; rows of different numbers have different prompts.
+    """Make an artificial row. Its ids are 0 and 1; rows with different `number` have different prompts.
 
     Args:
-        width: tokens of the row.
-        trained: tokens of them, at the end, that are trained.
-        sampling: the settings it was drawn with; by default temperature 1.
-        kept: ids in the kept set of each token; 0: no sets are recorded.
+        width: number of tokens in the row.
+        trained: number of trained tokens, which are the last ones.
+        sampling: settings with which the response is recorded as sampled; None: temperature 1.
+        kept: number of ids in the kept set of each trained token; 0: no sets are recorded.
     """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)
     ids, zeros = np.zeros(trained, dtype=np.int32), np.zeros(trained, dtype=np.float32)

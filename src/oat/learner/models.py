@@ -1,4 +1,4 @@
-"""The learner's models: they map rows of trajectories to one number for each trained token."""
+"""The learner's models. They map trajectories to one number for each trained token, or for each row."""
 
 import json
 import zlib
@@ -16,10 +16,11 @@ from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2
-"""A prompt that rows have in common is computed once if that leaves less than 1 / 1.2 of their tokens."""
+"""Prompts that several rows share are computed only once if this leaves less than 1 / 1.2 of all tokens."""
 
 CHUNK_LOGITS = 2**26
-"""Logits of a chunk, 0.27 GB in float32: enough that a chunk costs little more than its matrix products."""
+"""Number of logits in a chunk, 0.27 GB in float32. A chunk of this size takes little more time than its
+matrix products."""
 
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
@@ -29,27 +30,29 @@ class Model(Protocol):
 
     @property
     def work_counter(self) -> WorkCounter | None:
-        """Counts the model's passes; None if they are too small to count."""
+        """The counter of the model's passes; None if they are too small to count."""
 
     @property
     def module(self) -> torch.nn.Module:
-        """Everything that the model computes with."""
+        """The module with all parameters of the model."""
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that learning may change, by name: all of the module's, or the adapter's."""
+        """Return the parameters that learning may change, by name: all of the module's or, with an adapter,
+        only the adapter's and a scalar head's."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights by name, in the form that engines load."""
+        """Return the weights by name, in the form that engines load."""
 
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        """The wanted values of rows, by name: (K,) for the trained tokens, or (N,) of a reward model. They
-        are on the CPU wherever the model lives, so objectives and reduction know no devices.
+        """Return the wanted values for rows, by name: (K,) for the trained tokens, or (N,) from a reward
+        model. They are on the CPU, whatever the device of the model is, so that objectives and the reduction
+        need not know about devices.
 
         Args:
-            columns: of the rows; a model of features reads its input from them.
-            wants: names of values.
+            columns: the columns of these rows; a model of features reads its input from them.
+            wants: names of the values.
         """
 
 
@@ -58,9 +61,10 @@ class LanguageModel:
     temperature 1, all in nats.
 
     Args:
-        num_tokens: size of the tokenizer; ids from there on are never sampled.
-        chunk: trained tokens whose logits are held at once; None: as many as have `CHUNK_LOGITS` together.
-        autocast: matrix products in bfloat16; log-probabilities stay float32.
+        num_tokens: number of tokens that the tokenizer has; ids from this number on are never sampled.
+        chunk: number of trained tokens whose logits are in memory at once; None: as many as together have
+        `CHUNK_LOGITS` logits.
+        autocast: True computes matrix products in bfloat16; log-probabilities stay float32.
     """
 
     def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int | None = None, autocast: bool = False):
@@ -130,11 +134,12 @@ class Critic(torch.nn.Module):
     """A language model's backbone with a scalar head. It gives the "value" of the state before each trained
     token.
 
-    The head has no bias and starts as normal(0, 1 / (hidden + 1)). It is trained whole, also if the backbone
-    has an adapter.
+    The head has no bias. Its weights start as samples of a normal distribution with mean 0 and standard
+    deviation 1 / (hidden size + 1). All of them are trained, even if the backbone has an adapter.
 
     Args:
-        autocast: the backbone's matrix products in bfloat16; values stay float32.
+        generator: draws the head's first weights.
+        autocast: True computes the backbone's matrix products in bfloat16; values stay float32.
     """
 
     def __init__(self, lm: CausalLM, generator: np.random.Generator, *, autocast: bool = False):
@@ -176,8 +181,8 @@ class RewardModel(Critic):
     last token.
 
     Args:
-        trailing: ids that the chat template writes after a response, so that a row is what `Renderer.whole`
-        gives.
+        trailing: ids that the chat template writes after a response. They are appended to every row, as
+        `Renderer.whole` does.
         generator, autocast: as `Critic`.
     """
 
@@ -201,8 +206,8 @@ class RewardModel(Critic):
 
 
 def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
-    """CRC-32 of everything in a module but the moving tensors. It identifies the base model of an adapter,
-    and the reference of a run."""
+    """Return a checksum of all tensors of a module except those in `moving`. It identifies the base model of
+    an adapter, and the reference of a run."""
     moves = set(map(id, moving))
     sums = [
         (name, checksum(tensor))
@@ -213,18 +218,19 @@ def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> 
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
-    """A context in which matrix products are in bfloat16, if enabled, whatever the weights' precision."""
+    """Return a context which, if enabled, computes matrix products in bfloat16, whatever the precision of the
+    weights is."""
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def trained_hidden(
     lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """One forward pass over rows.
+    """Do one forward pass over rows.
 
     Returns:
-        (K,) ids of the trained tokens; (K, D) the last hidden states, which predict them; and for each row
-        the places of its tokens in the pass.
+        (K,) ids of the trained tokens; (K, D) the last hidden states that predict them; and for each row the
+        places of its tokens in the pass.
     """
     with in_bfloat16(lm, autocast):
         hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
@@ -237,7 +243,8 @@ def trained_hidden(
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
-    """The length of each row's prompt, if computing a common prompt once saves enough; otherwise None."""
+    """Return the length of each row's prompt if computing shared prompts once saves enough; otherwise
+    None."""
     prompts = [
         row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
         for row in rows
@@ -248,15 +255,16 @@ def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
 
 
 def _truncated(row: Trajectory) -> bool:
-    """True if the row's tokens were drawn from another distribution than the raw one."""
+    """Return True if the row's tokens were drawn from another distribution than the raw one."""
     return row.temperature != 1.0 or any(segment.kept is not None for segment in row.segments)
 
 
 def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
-    """The kept sets of all K trained tokens.
+    """Return the kept sets of all K trained tokens.
 
     Returns:
-        (S,) the kept ids, flat; (K + 1,) the bounds between tokens. A token without a recorded set has none.
+        (S,) the kept ids, flat; (K + 1,) the bounds between tokens. A token without a recorded set has no
+        ids.
     """
     ids: list[np.ndarray] = []
     counts: list[int] = []

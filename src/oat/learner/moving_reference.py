@@ -1,12 +1,10 @@
 """A reference that follows the policy: theta_ref <- mix * theta + (1 - mix) * theta_ref, every `every` steps
 (TR-DPO, arXiv:2404.09656).
 
-A mix of 1 sets the reference to the policy (the paper's hard update); a small mix at every step makes it the
-policy's moving average. With an adapter, the adapter's matrices are mixed, A with A and B with B. That is the
-paper's formula for the parameters that are trained; the products of the matrices are mixed likewise only if
-the mix is 1.
-
-With an adapter the reference is a second adapter beside the shared weights, in a module of its own.
+A mix of 1 sets the reference to the policy (the paper's hard update). A small mix at every step makes the
+reference a moving average of the policy. With an adapter, the reference is a second adapter on the shared
+weights, in a module of its own, and the adapter's matrices are mixed, A with A and B with B. So the formula
+holds for the trained parameters; for the products of the matrices it holds only if the mix is 1.
 """
 
 from typing import Any
@@ -18,14 +16,15 @@ from oat.learner.models import Model
 
 
 class Following:
-    """The schedule by which the reference moves, and how far it moves.
+    """The schedule of the reference's updates, and their size.
 
     Args:
-        every: steps of the policy between two updates.
+        every: number of steps of the policy between two updates.
         mix: share of the policy in the new reference, above 0 and at most 1.
 
     Attributes:
-        updates: moves of the reference so far, which is its version.
+        steps: number of steps of the policy so far.
+        updates: number of updates of the reference so far, which is its version.
     """
 
     def __init__(self, every: int, mix: float):
@@ -34,7 +33,7 @@ class Following:
 
     @torch.no_grad()
     def step(self, policy: Model, reference: Model) -> None:
-        """Count a step of the policy, and move the reference, in place, if that is due."""
+        """Count a step of the policy and, if an update is due, change the reference's weights in place."""
         self.steps += 1
         if self.steps % self.every:
             return

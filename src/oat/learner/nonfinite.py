@@ -1,11 +1,12 @@
-"""Nonfinite numbers: NaN and infinity are found before the optimiser moves, and their batch can be kept.
+"""Nonfinite numbers: NaN and infinity are found before the optimiser changes a weight, and the batch that
+caused them can be written to a file.
 
 The columns of the batch, the outputs of the models, the parts of the loss and the norms of the gradients are
-checked. The loss alone would not be enough: the clamp of a ratio or a saturated sigmoid turns an infinite
-log-probability into a harmless number. Places that a mask takes out are not checked; a gradient that comes
-from there is.
+checked. To check the loss alone would not be enough: the clamp of a ratio or a saturated sigmoid turns an
+infinite log-probability into a harmless number. Values that a mask excludes are not checked themselves, but
+the gradient that they cause is.
 
-Optimiser steps that are skipped are counted, and the count is in the checkpoint.
+The learner counts the optimiser steps that it skips, and a checkpoint has the count.
 """
 
 import math
@@ -20,10 +21,11 @@ from oat.types import Batch
 
 
 def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
-    """Columns of the batch and outputs of the models that count in a loss and are not finite.
+    """Find the columns of the batch and the outputs of the models with values that count in a loss and are
+    not finite.
 
     Returns:
-        A sentence for each, for example "old_logps_K = nan at 1 of 17 places".
+        A phrase for each, for example "old_logps_K = nan at 1 of 17 places".
     """
     counted = {
         axis: view.columns[name] > 0
@@ -44,15 +46,20 @@ def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
 
 
 def nonfinite_results(values: Mapping[str, float], norms: Mapping[str, float]) -> list[str]:
-    """Parts of the loss, and norms of gradients by model, that are not finite; a sentence for each."""
+    """Return a phrase for each part of the loss, and for each model's gradient norm, that is not finite.
+
+    Args:
+        values: metrics of the optimiser step, of which those under `loss/` are checked.
+        norms: norm of the gradient, by model.
+    """
     numbers = {name: value for name, value in values.items() if name.startswith("loss/")}
     numbers |= {f"the gradient norm of the {model}": norm for model, norm in norms.items()}
     return [f"{name} = {value}" for name, value in numbers.items() if not math.isfinite(value)]
 
 
 def keep_batch(folder: Path, update: int, batch: Batch) -> Path:
-    """Write the batch of an optimiser step to a file for people to look at; `oat.wire.decode` reads its
-    bytes."""
+    """Write the batch of an optimiser step to a file, whose bytes `oat.wire.decode` reads. Return its
+    path."""
     folder.mkdir(exist_ok=True)
     file = folder / f"update_{update:08d}.batch"
     file.write_bytes(wire.encode(batch))

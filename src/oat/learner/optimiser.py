@@ -1,7 +1,7 @@
 """Optimisers and the schedules of their learning rates.
 
-A schedule counts optimiser steps: `schedule_steps` defaults to steps times epochs times mini-batches, and is
-fixed when a run begins.
+A schedule counts optimiser steps. Its length, `schedule_steps`, is fixed when a run begins; by default it is
+the number of optimiser steps that are planned for the run.
 """
 
 import math
@@ -24,11 +24,12 @@ class OptimiserSettings:
     """The optimiser of one model, and its schedule.
 
     Attributes:
-        learning_rate: at the top of the schedule.
-        decoupled: AdamW, whose weight decay shrinks matrices (Loshchilov and Hutter, arXiv:1711.05101);
-            otherwise Adam, whose weight decay is part of the gradient of every parameter (L2).
-        max_grad_norm: the gradient is scaled down to this norm.
-        schedule_steps: optimiser steps until a falling schedule ends.
+        learning_rate: the highest learning rate of the schedule.
+        decoupled: True for AdamW, whose weight decay shrinks matrices directly (Loshchilov and Hutter,
+            arXiv:1711.05101); False for Adam, whose weight decay is a part of the gradient of every parameter
+            (L2).
+        max_grad_norm: a gradient with a larger norm is scaled down to this norm.
+        schedule_steps: number of optimiser steps until a falling schedule ends.
     """
 
     learning_rate: float
@@ -42,7 +43,7 @@ class OptimiserSettings:
     schedule_steps: int = 1
 
     def rate(self, step: int) -> float:
-        """The learning rate of optimiser step `step`, from 0."""
+        """Return the learning rate of optimiser step `step`, counted from 0."""
         return self.learning_rate * learning_rate_factor(
             self.schedule, step, warmup=self.warmup_steps, total=self.schedule_steps
         )
@@ -51,11 +52,11 @@ class OptimiserSettings:
 def build_optimiser(
     parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings
 ) -> torch.optim.Adam:
-    """Make an AdamW, under which matrices decay and vectors (biases, norms) do not, or an Adam. On the CPU a
-    step is one fused kernel, without temporary tensors.
+    """Make an AdamW, whose weight decay applies to matrices and not to vectors (biases, norms), or an Adam.
+    On the CPU a step is one fused kernel, without temporary tensors.
 
     Raises:
-        ModelError: parameters are in half precision, in which most steps round to nothing.
+        ModelError: parameters are in half precision, in which rounding undoes most steps.
     """
     trainable = list(parameters)
     if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in trainable):
@@ -80,10 +81,10 @@ def build_optimiser(
 
 
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:
-    """The share of the top learning rate at optimiser step `step`, from 0.
+    """Return the share of the highest learning rate at optimiser step `step`, counted from 0.
 
-    It rises linearly to 1 over the first `warmup` steps. Then it stays, or falls along a line or half a
-    cosine to `FLOOR` at step `total`, and stays there.
+    The share rises linearly to 1 over the first `warmup` steps. Then it stays at 1, or falls along a line or
+    half a cosine to `FLOOR` at step `total`, and stays there.
     """
     if step < warmup:
         return (step + 1) / warmup

@@ -1,7 +1,7 @@
-"""The reduction of losses over one whole optimiser step, under gradient accumulation.
+"""The reduction of losses over one optimiser step, under gradient accumulation.
 
 Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator is known before
-the first forward pass, and the number of micro-batches changes the gradient by rounding only.
+the first forward pass. The number of micro-batches therefore changes the gradient only by rounding.
 
 | per | numerator | denominator |
 | --- | --- | --- |
@@ -11,7 +11,7 @@ the first forward pass, and the number of micro-batches changes the gradient by 
 | prompt | sum over groups of (sum over its tokens of w m x / sum m) | groups with a trained token |
 | constant | sum over tokens of w m x | rows times `Loss.constant` |
 | pair | sum over pairs of w m x | sum over pairs of m |
-| step | a term of the parameters | 1, added once an optimiser step |
+| step | a term of the parameters | 1, added once per optimiser step |
 """
 
 import torch
@@ -39,12 +39,13 @@ class Reduction:
         self.pairs = float(_column(view, "mask_U", view.num_units).sum())
 
     def __call__(self, loss: Loss, view: View, groups: torch.Tensor, *, first: bool) -> torch.Tensor:
-        """The share of one forward pass in the loss of the step, (), before `Loss.coef`.
+        """Return the share of one forward pass in a part of the optimiser step's loss, (), without
+        `Loss.coef`.
 
         Args:
-            view: of the forward pass.
-            groups: (N,) the number of each row's group within the optimiser step.
-            first: this is the step's first forward pass.
+            view: the view of the forward pass.
+            groups: (N,) index of each row's group within the optimiser step.
+            first: True for the first forward pass of the optimiser step.
         """
         if loss.per == "step":
             return loss.terms if first else torch.zeros_like(loss.terms)
@@ -80,5 +81,5 @@ def _column(view: View, name: str, length: int) -> torch.Tensor:
 
 
 def _masked(terms: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Terms where the mask counts, and 0 elsewhere, even if the term there is NaN."""
+    """Return the terms times the mask; 0 where the mask is 0, even if the term is NaN."""
     return torch.where(mask > 0, terms * mask, torch.zeros_like(terms))

@@ -1,16 +1,17 @@
 """The replay buffer: the older feedback that a step learns from beside its own.
 
-It is a view of the ledger and has no state: the newest `questions` that the steps so far took, in the order
-in which they took them, and none from before the buffer was last cleared. So what a step learns from is a
-function of the recorded feedback and the settings, and a run that is killed, replayed, forked or rolled back
-learns from the same. Everything that depends on weights (log-probabilities under the reference, baselines) is
-computed anew in `prepare`.
+The buffer is a view of the ledger and has no state of its own. It has the newest questions that the steps so
+far took, at most the setting `questions`, in the order in which the steps took them. Questions from before
+the buffer was last cleared do not count. So the recorded feedback and the settings decide what a step learns
+from, and a run that is killed, replayed, forked or rolled back learns from the same. Everything that depends
+on weights (log-probabilities under the reference, baselines) is computed again in `prepare`.
 
-The price is that older trajectories are read and decoded again at every step. In return checkpoints, kills,
-replays and forks need to know nothing of the buffer, and retention is one number, the first step whose
-feedback is still read (`reach`). The size counts questions, not pairs with a winner, so what fits does not
-depend on answers. A mini-batch keeps its size when the buffer fills, and a pass has more mini-batches, since
-a learning rate belongs to a size; the learner, which counts optimiser steps, applies `max_updates`.
+The price is that older trajectories are read and decoded again at every step. In return, the code of
+checkpoints, replays and forks needs no case for the buffer, and one number decides what the ledger retains:
+the first step whose feedback is still read (`reach`). The size counts questions, not pairs with a winner, so
+it does not depend on answers. When the buffer fills, mini-batches keep their size, since a learning rate
+belongs to a size, and a pass has more of them. The learner, which counts optimiser steps, applies
+`max_updates`.
 """
 
 import math
@@ -27,10 +28,10 @@ class Takes(Protocol):
     """The part of the ledger that the buffer reads."""
 
     def taken(self, step: int) -> Sequence[Item]:
-        """The items that a step of training took."""
+        """Return the items that a step of training took."""
 
     def num_taken(self, step: int) -> int:
-        """The number of these items."""
+        """Return the number of items that a step of training took."""
 
 
 class Buffer:
@@ -38,8 +39,8 @@ class Buffer:
 
     Args:
         takes: the ledger.
-        config: its limits; None: every step learns from its own feedback alone.
-        questions: of a step, by its plan.
+        config: the limits of the buffer; None: every step learns from its own feedback alone.
+        questions: number of questions in a step's plan.
     """
 
     def __init__(self, takes: Takes, config: BufferConfig | None, questions: int):
@@ -48,7 +49,7 @@ class Buffer:
         self.questions = questions
 
     def fill(self, feedback: Feedback) -> Feedback:
-        """A step's feedback, with the older items that the buffer still holds."""
+        """Return a step's feedback, with the older items that the buffer holds beside its own items."""
         if self.config is None:
             return feedback
         older: list[Item] = []
@@ -61,8 +62,8 @@ class Buffer:
         return replace(feedback, older=tuple(older[len(older) - room :] if len(older) > room else older))
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """An objective's batch of feedback with older items, cut into so many mini-batches that none is
-        larger than it would be without them."""
+        """Return an objective's batch of this feedback. If older items made the batch larger, it has so many
+        mini-batches that none is larger than without them."""
         if not feedback.older or not objective.reuses:
             return batch
         return replace(
@@ -70,15 +71,15 @@ class Buffer:
         )
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
-        """The number of questions that a step learns from, and the mean of the steps since they were
-        asked."""
+        """Return the number of questions that a step learns from, and their mean age in steps since they were
+        asked; no metrics without a buffer."""
         if self.config is None:
             return {}
         ages = [feedback.step - item.question.key.step for item in feedback.learned]
         return {"buffer/questions": float(len(ages)), "buffer/age": sum(ages) / max(1, len(ages))}
 
     def reach(self, step: int) -> int:
-        """The first step whose feedback this step, or a later one, learns from."""
+        """Return the first step whose feedback is learned from in this step or in a later one."""
         if self.config is None:
             return step
         found = 0
@@ -90,32 +91,38 @@ class Buffer:
         return reached
 
     def _cleared(self, step: int) -> int:
-        """The first step since the buffer was last cleared."""
+        """Return the first step after the buffer was last cleared."""
         assert self.config is not None
         return step - step % self.config.clear_every if self.config.clear_every else 0
 
 
 def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int:
-    """The number of mini-batches of a pass over `questions`, none larger than those of a step's own."""
+    """Return the number of mini-batches in a pass over `questions` questions, so that none is larger than
+    those of a pass over a step's own questions.
+
+    Args:
+        of_a_step: number of mini-batches in a pass over a step's own questions.
+        questions_of_a_step: number of a step's own questions.
+    """
     return math.ceil(of_a_step * questions / questions_of_a_step)
 
 
 def optimiser_steps(
     steps: int, *, questions: int, epochs: int, of_a_step: int, config: BufferConfig | None, most: int | None
 ) -> int:
-    """The optimiser steps of the first `steps` steps together, as planned: every step takes its questions,
-    and no mini-batch is empty.
+    """Return the number of optimiser steps planned for the first `steps` steps together, if every step takes
+    all of its questions and no mini-batch is empty.
 
     Args:
-        questions: of a step.
-        epochs: passes over what a step learns from.
-        of_a_step: mini-batches of a pass over a step's own questions.
-        most: optimiser steps of a step (`learner.max_updates`); None: no limit.
+        questions: number of questions that a step takes.
+        epochs: number of passes over what a step learns from.
+        of_a_step: number of mini-batches in a pass over a step's own questions.
+        most: largest number of optimiser steps in a step (`learner.max_updates`); None: no limit.
     """
     limit = math.inf if most is None else most
 
     def at(n: int) -> int:
-        """Optimiser steps of the n-th step since the buffer was cleared, from 1."""
+        """Return the number of optimiser steps in the n-th step after the buffer was cleared, from 1."""
         held = questions if config is None else min(config.questions, n * questions)
         return int(min(limit, epochs * minibatches(of_a_step, held, questions)))
 
