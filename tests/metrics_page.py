@@ -18,18 +18,19 @@ _CHANGING = fill(
 
 HEAD = f"""# Metrics
 
-This page has every name that `oat` reports in `metrics.jsonl`. A row has those names that the step, the
-algorithm and the oracle give rise to; your own objective adds names under `user/`. A unit of – means that the
-number has no unit. The second half is for readers who know the names of TRL, or of the predecessor.
+This page has every name that `oat` reports in `metrics.jsonl`. A row has the names that apply to its step, to
+the algorithm and to the oracle; your own objective adds names under `user/`. The unit – means that the number
+has no unit. The second half is for readers who know the names of TRL, or of the predecessor.
 
-Rows of two equal runs, of which one may have been killed, have the same numbers, but for the ones below.
-These depend on clocks, on machines, or on what a process has asked since it began. `oat digest` leaves them
-out, and rows that learn from answers of before a kill lack `oracle/source/...`:
+Two equal runs have the same numbers in their rows, even if one of them was killed and continued, except for
+the metrics in the list below. These depend on clocks, on machines, or on what a process has asked since it
+began; a row that learns from answers given before a kill, for example, has no `oracle/source/...`. `oat
+digest` leaves them out:
 
 {_CHANGING}
 
 Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/reports/metric_names.py`; a test
-fails when this page is behind them.
+fails when this page is out of date.
 
 | name | unit | meaning |
 | --- | --- | --- |
@@ -48,8 +49,8 @@ says what they are called here.
 OF_PREDECESSOR = """
 ## Names of the predecessor
 
-The predecessor's names, by its key groups. What it has under `explorer/`, an explorer of your own reports
-under `user/`.
+The predecessor's names, in its groups. An explorer of your own reports under `user/` what the predecessor has
+under `explorer/`.
 
 | predecessor | here | |
 | --- | --- | --- |

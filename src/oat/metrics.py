@@ -1,7 +1,7 @@
-"""The one list of metric names, and the collection of a step's numbers.
+"""The list of all metric names, and the collection of a step's numbers.
 
-A user's own objective may add names under `user/`. In the list `@k` stands for `@` and any number, `label`
-for the label of a source of a mixture.
+A user's own objective may add names under `user/`. In the list, `@k` stands for `@` and any number, and
+`label` for the label of a mixture's source.
 """
 
 import fnmatch
@@ -12,46 +12,50 @@ from oat.errors import ConfigError, did_you_mean
 
 _OF_RESPONSES = {
     "high": "upper end of the mean's 95 % interval over prompts",
-    "length": "mean tokens",
+    "length": "mean number of tokens",
     "low": "lower end of the mean's 95 % interval over prompts",
-    "win_rate": "share that wins against the reference, a tie being one half",
+    "win_rate": "share that wins against the reference; a tie counts one half",
     "win_rate_high": "upper end of the win rate's 95 % interval over prompts",
     "win_rate_lc": "the win rate at equal lengths (docs/evaluation.md)",
     "win_rate_low": "lower end of the win rate's 95 % interval over prompts",
 }
 
 NAMES = {
-    "alarms/raised": "alarms so far, of every action (docs/alarms.md)",
-    "alarms/rolled_back": "1 where an alarm took what was learned back to a checkpoint, 0 elsewhere",
+    "alarms/raised": "alarms raised so far, whatever their action (docs/alarms.md)",
+    "alarms/rolled_back": "1 if an alarm restored the learned parts from a checkpoint in this step, else 0",
     "answers/abstained_frac": "share of the step's questions whose oracle abstained",
     "answers/expired": "answers that came too late for this step to learn from (oracle.max_answer_age)",
     "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
     "answers/missing_frac": (
-        "share of the values that the step asked for and that have none: abstained, failed or unpaid"
+        "of the values that the step asked for, the share that is missing: abstained, failed or unpaid"
     ),
     "answers/tied_frac": "share of the step's questions without a winner (equal responses, equal rewards)",
     "answers/unpaid_frac": "share of the step's questions that the budget did not allow",
     "answers/wasted_frac": (
-        "of the step's questions that took tokens or money, the share that brought no value at all; where "
-        "there are such"
+        "of the step's questions that took tokens or money, the share that brought no value at all; only if "
+        "there are such questions"
     ),
-    "buffer/age": "mean over the questions that the step learns from of the steps since they were asked",
-    "buffer/questions": "questions that the step learns from, its own among them (learner.buffer)",
-    "ensemble/accuracy": "share of training pairs whose mean reward over members prefers the chosen response",
+    "buffer/age": "mean age of the questions that the step learns from, in steps since they were asked",
+    "buffer/questions": "questions that the step learns from, including its own (learner.buffer)",
+    "ensemble/accuracy": (
+        "share of the ensemble's training pairs in which the mean reward over members prefers the chosen "
+        "response"
+    ),
     "ensemble/pairs": "pairs in the ensemble's buffer",
-    "eval/failed": "1 where an evaluation was due and failed; training went on",
+    "eval/failed": "1 if an evaluation was due and failed; training goes on",
     "eval/gold_agreement": (
-        "of the pairs of responses to a prompt that both oracles tell apart, the share that they order alike"
+        "of the pairs of responses to one prompt to which neither oracle gives equal scores, the share that "
+        "both oracles order alike"
     ),
-    "eval/gold_failed": "1 where the second oracle of an evaluation failed",
-    "eval/gold_greedy": "as eval/greedy, by the second oracle",
-    "eval/gold_sampled": "as eval/sampled, by the second oracle",
-    "eval/gold_skipped": "1 where the second oracle's budget did not suffice",
-    "eval/greedy": "held-out mean score (or probability of winning) of greedy responses",
+    "eval/gold_failed": "1 if the second oracle of an evaluation failed",
+    "eval/gold_greedy": "as eval/greedy, but by the second oracle",
+    "eval/gold_sampled": "as eval/sampled, but by the second oracle",
+    "eval/gold_skipped": "1 if the second oracle's budget did not suffice",
+    "eval/greedy": "mean score (or probability of winning) of greedy responses to held-out prompts",
     **{f"eval/greedy_{name}": f"of greedy responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/kl": (
-        "mean over sampled responses of the summed k1 estimate of KL(policy || reference), nats a response "
-        "(evaluation.kl)"
+        "k1 estimate of KL(policy || reference): the mean over sampled responses of its sum over tokens, "
+        "nats per response (evaluation.kl)"
     ),
     "eval/online": (
         "mean score (or probability of winning) of the responses that the step learned from "
@@ -61,32 +65,41 @@ NAMES = {
         f"eval/online_{name}": f"of the responses that the step learned from: {meaning}"
         for name, meaning in _OF_RESPONSES.items()
     },
-    "eval/gold_online": "as eval/online, by the second oracle",
-    "eval/majority@k": "held-out mean score of the answer that most of k samples give",
+    "eval/gold_online": "as eval/online, but by the second oracle",
+    "eval/majority@k": "mean score over held-out prompts of the answer that most of k samples give",
     "eval/pairs/accuracy": (
-        "share of the held-out pairs whose reward, implicit or of a reward model, prefers the chosen "
-        "response (evaluation.pairs)"
+        "share of the held-out pairs in which the chosen response has the higher reward, implicit or of a "
+        "reward model (evaluation.pairs)"
     ),
-    "eval/pairs/brier": "as pairs/brier, of the held-out pairs",
-    "eval/pairs/confidence": "as pairs/confidence, of the held-out pairs",
-    "eval/pairs/count": "held-out pairs that count: their responses differ, and neither is empty",
-    "eval/pairs/loss": "what the algorithm's loss, all of its parts together, is over the held-out pairs",
+    "eval/pairs/brier": "as pairs/brier, but over the held-out pairs",
+    "eval/pairs/confidence": "as pairs/confidence, but over the held-out pairs",
+    "eval/pairs/count": (
+        "number of held-out pairs that are measured: one response is the better one, and neither is empty"
+    ),
+    "eval/pairs/loss": "the algorithm's loss over the held-out pairs, the sum of all of its parts",
     "eval/pairs/margin": (
         "mean over the held-out pairs of the reward of the chosen minus that of the rejected response"
     ),
     "eval/pairs/reference_gap": (
-        "as logps/reference_gap, of the held-out pairs: how far the policy has moved on what it never learned"
+        "as logps/reference_gap, but over the held-out pairs: how far the policy has moved on pairs that it "
+        "never learned"
     ),
     "eval/pairs/reward_chosen": "mean over the held-out pairs of the reward of the chosen response",
     "eval/pairs/reward_rejected": "mean over the held-out pairs of the reward of the rejected response",
-    "eval/pass@k": "share of held-out prompts that one of k samples solves, without bias",
-    "eval/sampled": "held-out mean score (or probability of winning) of responses sampled as in training",
+    "eval/pass@k": (
+        "unbiased estimate of the share of held-out prompts that at least one of k samples solves"
+    ),
+    "eval/sampled": (
+        "mean score (or probability of winning) of responses to held-out prompts, sampled as in training"
+    ),
     **{f"eval/sampled_{name}": f"of sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
-    "eval/skipped": "1 where an evaluation was due and its budget did not suffice",
+    "eval/skipped": "1 if an evaluation was due and its budget did not suffice",
     "kl/coef": "coefficient of the KL to the reference in this step (algorithm.kl_target)",
     "kl/reference": "mean over sampled tokens of the k3 estimate of KL(policy || reference), nats",
-    "kto/baseline": "KTO's z: mean log-ratio of responses to prompts that are not theirs, at least 0, nats",
-    "kto/baseline_rows": "responses that the baseline was estimated from",
+    "kto/baseline": (
+        "KTO's z: mean log-ratio of responses that follow prompts which are not theirs, at least 0, nats"
+    ),
+    "kto/baseline_rows": "number of sequences from which the baseline was estimated",
     "kto/desirable_frac": "share of the step's judged responses that are desirable",
     "kto/reward_desirable": "mean over desirable responses of the implicit reward, beta times the log-ratio",
     "kto/reward_undesirable": "mean over the other judged responses of the implicit reward",
@@ -96,29 +109,31 @@ NAMES = {
     "logps/chosen": "mean over pairs of the summed log-probability of the chosen response, nats",
     "logps/recorded_gap": "mean absolute difference between old and recorded log-probabilities, nats",
     "logps/recomputed": (
-        "1 where recorded log-probabilities could not serve as old ones (other weights, another precision): "
-        "one more pass"
+        "1 if recorded log-probabilities could not serve as old ones (other weights, another precision), so "
+        "that one more pass was needed; else 0"
     ),
     "logps/reference_gap": (
-        "mean over trained tokens, recorded ones too, of |log policy - log reference|, nats: 0 at the start, "
-        "and no KL"
+        "mean over trained tokens, sampled or recorded, of |log policy - log reference|, nats; 0 while the "
+        "two models are equal, and no estimate of a KL"
     ),
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
     "loss/centring": "reduced squared sum of a pair's scores, before its coefficient",
     "loss/ensemble": "reduced pairwise loss of the ensemble, mean over members",
-    "loss/ensemble_total": "the scalar of the ensemble that was differentiated",
+    "loss/ensemble_total": "total loss of the ensemble, which is differentiated",
     "loss/kl": "reduced KL term before its coefficient",
     "loss/policy": "reduced policy-gradient term",
     "loss/preference": "reduced preference term",
-    "loss/prior": "mean squared distance of the ensemble to its start, before its coefficient",
+    "loss/prior": (
+        "mean squared distance of the ensemble's parameters to their start, before its coefficient"
+    ),
     "loss/reward": "reduced loss of the reward model",
     "loss/sft": (
-        "reduced negative log-likelihood of the responses that are learned by heart, nats a token, before "
-        "its coefficient"
+        "reduced negative log-likelihood of the responses that the policy imitates (demonstrations, accepted "
+        "or chosen ones), nats per token, before its coefficient"
     ),
-    "loss/total": "the scalar that was differentiated",
+    "loss/total": "total loss, which is differentiated",
     "optim/critic_grad_norm": "norm of the critic's gradient before clipping",
-    "optim/critic_learning_rate": "critic's learning rate of the last optimiser step",
+    "optim/critic_learning_rate": "learning rate of the critic's last optimiser step",
     "optim/ensemble_grad_norm": "norm of the ensemble's gradient before clipping",
     "optim/ensemble_learning_rate": "learning rate of the ensemble's last optimiser step",
     "optim/grad_norm": "norm of the gradient of the policy, or of the reward model, before clipping",
@@ -128,103 +143,103 @@ NAMES = {
     ),
     "optim/steps": "optimiser steps of the policy, or of the reward model, so far",
     "oracle/changes": (
-        "times that an oracle changed before this row: what it says stands in one curve with what it said "
-        "before (docs/ledger.md)"
+        "how often an oracle has changed before the answers of this row: curves join answers from before and "
+        "after each change (docs/ledger.md)"
     ),
     "oracle/cost": (
-        "money that the answers cost that steps have taken so far in training; once any did (the oracle's "
-        "price_in and price_out)"
+        "money that the answers taken by steps so far in training have cost; only if it is above 0 (the "
+        "oracle's price_in and price_out)"
     ),
     "oracle/invalid_frac": (
         "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)"
     ),
     "oracle/latency_s": (
-        "mean seconds of a question to an oracle over HTTP, from its first try to its answer, so far in this "
+        "mean seconds from the first try of a question to an oracle over HTTP to its answer, so far in this "
         "process"
     ),
     "oracle/outages": (
-        "times that an address of an oracle over HTTP failed so often in a row that it was left alone, so "
-        "far in this process"
+        "how often a URL of an oracle over HTTP has failed so many times in a row that it was left to rest, "
+        "so far in this process"
     ),
     "oracle/position_bias": (
-        "how much more probable than one half a judge finds it that the response shown first wins, a mean so "
-        "far in this process"
+        "probability that the response shown first wins, minus one half: a judge's mean so far in this "
+        "process, over pairs shown in both orders"
     ),
-    "oracle/queries": "priced items of the answers that steps have taken so far in training",
+    "oracle/queries": "priced items in the answers that steps have taken so far in training",
     "oracle/reasked": "questions asked again after a restart, so far in this process",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": (
-        "mean plain score of the source of that label in a mixture, over the newest round of training that "
-        "asked it"
+        "mean score, before any weight, from the mixture's source with this label, in the newest round of "
+        "training that asked it"
     ),
     "pairs/accuracy": (
-        "share of pairs whose reward, implicit or of a reward model, prefers the chosen response"
+        "share of pairs in which the chosen response has the higher reward, implicit or of a reward model"
     ),
     "pairs/brier": (
         "mean over pairs of the squared error of the reward model's probability that the chosen response wins"
     ),
     "pairs/confidence": (
-        "mean over pairs of the reward model's probability of the response that it scores higher; "
-        "calibrated, it is the accuracy"
+        "mean over pairs of the reward model's probability that the response with the higher score wins; "
+        "equal to the accuracy if the model is calibrated"
     ),
     "pairs/empty_frac": (
-        "share of the step's pairs of which a response has no trained token, so that there is no winner"
+        "share of the step's pairs that have no winner because a response has no trained token"
     ),
     "pairs/halved_frac": (
         "share of the step's pairs without a winner that count one half in each order (algorithm.ties, "
         "algorithm.abstentions)"
     ),
-    "pairs/held_out": "pairs of the step that are only measured (algorithm.held_out)",
+    "pairs/held_out": "number of the step's held-out pairs, which are only measured (algorithm.held_out)",
     "pairs/held_out_accuracy": (
         "share of the step's held-out pairs whose chosen response scores higher, before the update"
     ),
-    "pairs/held_out_brier": "as pairs/brier, of the step's held-out pairs, before the update",
+    "pairs/held_out_brier": "as pairs/brier, but over the step's held-out pairs, before the update",
     "pairs/held_out_ece": (
-        "expected calibration error of pairs/confidence on the step's held-out pairs, in ten bins; of few "
-        "pairs it is too high"
+        "expected calibration error of pairs/confidence on the step's held-out pairs, in ten bins; with few "
+        "pairs this estimate is too high"
     ),
     "pairs/margin": "mean over pairs of the reward of the chosen minus that of the rejected response",
     "pairs/reward_chosen": (
         "mean over pairs of the reward of the chosen response (the algorithm's page says what it is)"
     ),
     "pairs/reward_rejected": "mean over pairs of the reward of the rejected response",
-    "policy/clipped_frac": "share of trained tokens where the clip decides",
+    "policy/clipped_frac": "share of trained tokens whose loss is the clipped one, without gradient",
     "policy/entropy": "mean over trained tokens of the policy's entropy at temperature 1, nats",
     "policy/ratio_max": "largest probability ratio of a trained token",
     "policy/ratio_min": "smallest probability ratio of a trained token",
     "prompts/cut": (
-        "row 0: recorded data cut so that they have room (prompts.too_long), of training and evaluation "
-        "together"
+        "row 0: records whose prompt or responses were cut because they were too long (prompts.too_long), of "
+        "training and evaluation together"
     ),
     "prompts/dropped": (
-        "row 0: prompts left out as longer than prompts.max_tokens, or too long for the cut, of training and "
-        "evaluation together"
+        "row 0: prompts left out because they are longer than prompts.max_tokens, or too long even when cut, "
+        "of training and evaluation together"
     ),
     "prompts/skipped": (
         "row 0: malformed records left out (prompts.on_bad_record: skip), of training and evaluation together"
     ),
     "reference/updates": "updates of the reference so far (model.reference_update)",
-    "response/length": "mean tokens of a response",
-    "response/tokens": "tokens of the step's responses together",
+    "response/length": "mean number of trained tokens in a response",
+    "response/tokens": "number of trained tokens in all responses of the step",
     "response/truncated_frac": "share of responses cut by the length limit",
     "reward/mean": (
-        "mean score of the candidates that were asked about and have one; of pairs made of scores also where "
-        "the other response has none"
+        "mean score of the candidates that have one; in a comparison made from scores, a score counts even "
+        "if the other response has none"
     ),
     "reward/std_within": "mean over groups of the standard deviation of their scores",
     "reward/zero_spread_frac": "share of groups whose scores are all equal",
     "roofline/decode": (
-        "share of this machine's limit that generation reached: least time of the work over its time "
-        "(docs/performance.md)"
+        "share of this machine's limit that generation reached: the least time that its work needs, divided "
+        "by the time that it took (docs/performance.md)"
     ),
     "roofline/padded_keys": (
-        "share of the cached keys that generation computed with and that belong to no token"
+        "of the cached keys that generation computed with, the share that belongs to no token"
     ),
     "roofline/update": (
-        "share of this machine's rate of matrix products that prepare's passes and the update reached "
-        "(docs/performance.md)"
+        "share of this machine's rate of matrix products that the update, and the passes of `prepare` before "
+        "it, reached (docs/performance.md)"
     ),
-    "rows/trained": "rows that carry gradient",
+    "rows/trained": "number of rows in the batch that is learned",
     "sft/accepted_frac": "share of the step's responses whose score reaches the threshold",
     "sft/duplicates": (
         "accepted responses left out because the step, or the run, has learned the same prompt and response "
@@ -235,8 +250,8 @@ NAMES = {
     "time/learn_s": "seconds of prepare and update",
     "time/sample_s": "seconds of generation and asking",
     "time/save_s": (
-        "seconds that the checkpoint behind the row before held the run: copying, and waiting for an older "
-        "one to be written"
+        "seconds for which saving the checkpoint after the previous row stopped the run: copying it, and "
+        "waiting until an older one was written"
     ),
     "time/step_s": "seconds of the whole step",
     "weights/version": "version of the sampler's weights",
@@ -286,7 +301,8 @@ _UNITS = {
     "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*", "eval/pairs/*"),
     "score": ("eval/*", "reward/*", "oracle/source/*"),
 }
-"""Patterns of names by unit, of which the first that matches counts; "" for numbers without a unit."""
+"""Patterns of names, by unit; the first unit with a matching pattern counts. "" is for numbers without a
+unit."""
 
 UNREPEATABLE = (
     "time/",
@@ -299,18 +315,18 @@ UNREPEATABLE = (
     "oracle/retries",
     "oracle/source/",
 )
-"""Names, or beginnings of names, whose numbers depend on clocks, machines or restarts; digests leave them
-out."""
+"""Beginnings of the names of metrics whose numbers depend on clocks, machines or restarts. Digests leave
+these metrics out."""
 
 
 def listed(name: str) -> str:
-    """A metric's name as `NAMES` has it: `eval/pass@k` for `eval/pass@8`, `oracle/source/label` for
-    `oracle/source/gsm8k`."""
+    """Return a metric's name in the form of `NAMES`: `eval/pass@k` for `eval/pass@8`, `oracle/source/label`
+    for `oracle/source/gsm8k`."""
     return re.sub(r"@[0-9]+$", "@k", "oracle/source/label" if name.startswith("oracle/source/") else name)
 
 
 def unit(name: str) -> str:
-    """The unit of a metric; "" for one without a unit, or a user's."""
+    """Return the unit of a metric; "" for a metric without a unit, or under `user/`."""
     return next(
         (
             unit
@@ -328,7 +344,7 @@ class Metrics:
         self.values: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add numbers; one of a name that is there already replaces it.
+        """Add numbers, by name. A number whose name is there already replaces the old one.
 
         Raises:
             ConfigError: a name is neither in `NAMES` nor under `user/`.
@@ -343,5 +359,5 @@ class Metrics:
 
 
 def repeatable(values: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that are the same in two equal runs."""
+    """Return the numbers that are the same in two equal runs."""
     return {name: value for name, value in values.items() if not name.startswith(UNREPEATABLE)}
