@@ -24,8 +24,8 @@ has no unit. The second half is for readers who know the names of TRL, or of the
 
 Two equal runs have the same numbers in their rows, even if one of them was killed and continued, except for
 the metrics in the list below. These depend on clocks, on machines, or on what a process has asked since it
-began; a row that learns from answers given before a kill, for example, has no `oracle/source/...`. `oat
-digest` leaves them out:
+began; a row that learns from answers given before a kill, for example, has no `oracle/source/...`. The
+command `oat digest` leaves these metrics out:
 
 {_CHANGING}
 

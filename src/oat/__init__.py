@@ -19,11 +19,11 @@ _HOMES = {"Trainer": "oat.trainer", "load_run": "oat.rundir.reading"}
 
 
 def _move_compiler_cache() -> None:
-    """Name a folder of the user's for the compiler of torch, unless the environment does; nobody else may
-    write there, and what it holds is loaded as code.
+    """Set the cache folder of torch's compiler to a folder of the user's own, unless the environment sets it.
+    Files in this folder are loaded as code, so nobody else may be able to write there.
 
-    transformers imports the compiler, and with it comes the folder; by default it stands in TMPDIR, where
-    each run would leave one. Nothing of ours compiles.
+    transformers imports the compiler, which makes the folder even though our code compiles nothing. By
+    default the folder would be in TMPDIR, and every run would leave one there.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "torch" / "inductor"
     existing = next(folder for folder in (cache, *cache.parents) if os.path.exists(folder))
@@ -35,8 +35,7 @@ _move_compiler_cache()
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that `import oat` is quick and brings no torch
-    along."""
+    """Import a public name when it is first used, so that `import oat` is quick and does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'oat' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -63,7 +63,7 @@ class ModelError(OatError, ValueError):
 
 
 class EngineError(OatError, ValueError):
-    """The engine refuses a request or a setting."""
+    """The engine refuses a request or a setting, or cannot complete a request."""
 
 
 class OracleError(OatError, RuntimeError):
@@ -80,8 +80,8 @@ class RefusalError(OracleError):
     """A service refused a request.
 
     Attributes:
-        status: HTTP status of its reply.
-        said: the beginning of the reply.
+        status: HTTP status of the service's reply.
+        said: the beginning of the reply's text.
     """
 
     def __init__(self, message: str, status: int, said: str):
@@ -135,7 +135,8 @@ class CheckpointError(OatError, RuntimeError):
 
 
 class WeightsError(OatError, RuntimeError):
-    """The engine does not hold the weights that the learner sent."""
+    """An engine, or another box that answers with the learner's weights, does not hold the weights that were
+    sent to it."""
 
     exit_code = 1
 

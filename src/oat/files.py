@@ -222,7 +222,7 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityError) -> LedgerError:
-    """Make the error of a ledger that cannot be written from SQLite's error."""
+    """Turn an error of SQLite into the error of a ledger that cannot be written."""
     if isinstance(error, sqlite3.IntegrityError):
         return LedgerError(
             f"{ledger}: another process has written what this one was about to write ({error}); one process "

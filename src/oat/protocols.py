@@ -22,7 +22,7 @@ class Stateful(Protocol):
 
 
 class PromptSource(Protocol):
-    """The order in which a run takes its prompts."""
+    """Gives a run its prompts, in a fixed order."""
 
     def take(self, n: int) -> list[Prompt]:
         """Return the next n prompts of the run; fewer, or none, if the prompts are used up."""
@@ -125,8 +125,8 @@ class Ledger(Protocol):
         that still waits."""
 
     def spent_before(self, step: int) -> Spent:
-        """Return what was spent at the moment when the step before had taken its answers; nothing if `step`
-        has asked or taken already, since the run went on then."""
+        """Return what was spent at the moment when the step before had taken its answers; an empty `Spent` if
+        `step` itself has already asked or taken, which shows that the run went on."""
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
         """Return how often the version of any oracle had changed before the answers that a row of metrics

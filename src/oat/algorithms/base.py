@@ -108,8 +108,9 @@ class Objective(Protocol):
     name: str
     requires: Requires
     wants: Mapping[str, set[str]]
-    """The values that `losses` reads of each trained model: "raw", "sampled" or "entropy" of a language
-    model, "value" of a critic, "score" of a reward model."""
+    """The values that `losses` reads, by the trained model that gives them: "raw", "sampled" and "entropy"
+    from a language model, "value" from a critic, "score" from a reward model, "rewards" and "prior" from the
+    ensemble."""
     recorded_is_old: bool = False
     """True if the engine and the learner compute in the same precision, so that log-probabilities recorded
     under the policy's present version can serve as the old ones. The builder of the run sets this."""

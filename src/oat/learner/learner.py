@@ -347,7 +347,7 @@ class Learner:
             for name, parameter in part.model.trainable().items():
                 moments = {key: f"{model}/moments/{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
                 if moments["step"] in state:
-                    part.optimiser.state[parameter] = {  # Adam's count of steps is on the CPU
+                    part.optimiser.state[parameter] = {  # Adam keeps its count of steps on the CPU
                         key: state[place].to("cpu" if key == "step" else parameter.device, copy=True)
                         for key, place in moments.items()
                     }

@@ -1,4 +1,4 @@
-"""The learner's models. They map trajectories to one number for each trained token, or for each row."""
+"""The learner's models of trajectories. They give one number for each trained token, or for each row."""
 
 import json
 import zlib
@@ -46,9 +46,9 @@ class Model(Protocol):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        """Return the wanted values for rows, by name: (K,) for the trained tokens, or (N,) from a reward
-        model. They are on the CPU, whatever the device of the model is, so that objectives and the reduction
-        need not know about devices.
+        """Return the wanted values for rows, by name: (K,) for the trained tokens from a language model or a
+        critic, (N,) from a reward model, (N, M) rewards and a () prior from an ensemble. They are on the CPU,
+        whatever the device of the model is, so that objectives and the reduction need not know about devices.
 
         Args:
             columns: the columns of these rows; a model of features reads its input from them.

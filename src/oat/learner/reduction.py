@@ -1,7 +1,8 @@
 """The reduction of losses over one optimiser step, under gradient accumulation.
 
-Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator is known before
-the first forward pass. The number of micro-batches therefore changes the gradient only by rounding.
+The terms are x. Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator
+is known before the first forward pass. The number of micro-batches therefore changes the gradient only by
+rounding.
 
 | per | numerator | denominator |
 | --- | --- | --- |
@@ -9,7 +10,7 @@ the first forward pass. The number of micro-batches therefore changes the gradie
 | sequence | sum over rows of w (sum m x / sum m) | rows with a trained token |
 | sequence_sum | sum over rows of w (sum m x) | rows with a trained token |
 | prompt | sum over groups of (sum over its tokens of w m x / sum m) | groups with a trained token |
-| constant | sum over tokens of w m x | rows times `Loss.constant` |
+| constant | sum over tokens of w m x | rows with a trained token, times `Loss.constant` |
 | pair | sum over pairs of w m x | sum over pairs of m |
 | step | a term of the parameters | 1, added once per optimiser step |
 """

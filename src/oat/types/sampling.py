@@ -1,4 +1,4 @@
-"""Sampling: its settings, requests to engines, and the trajectories that come of them."""
+"""Sampling: its settings, requests to engines, and the trajectories that result."""
 
 import math
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def faults(self) -> list[str]:
-        """Names of the fields whose value is out of range."""
+        """Return the names of the fields whose values are out of range."""
         is_sound = {
             "max_new_tokens": self.max_new_tokens >= 0,
             "temperature": 0.0 <= self.temperature < math.inf,
