@@ -136,7 +136,7 @@ class Trainer:
         """Bring the run to its end, from its newest checkpoint.
 
         Raises:
-            OatError: as for `oat train`; its message says what to do.
+            OatError: `oat train` would fail too; the message says what to do.
             Interrupted: a signal ended the run. Its state is on disk, and the same lines of Python continue
                 it.
         """
@@ -209,7 +209,7 @@ class Trainer:
             The metrics of the evaluation, and under `step` the step of the weights.
 
         Raises:
-            OatError: as for `oat eval`.
+            OatError: `oat eval` would fail too; the message says what to do.
         """
         with tempfile.TemporaryDirectory() as scratch, seen_from(self._start), self._naming():
             self._write_given()

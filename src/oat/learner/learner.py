@@ -42,7 +42,7 @@ class Learner:
     """The owner of the models and their optimisers.
 
     Args:
-        models: by name; "policy", "reference", "critic", "reward", "ensemble".
+        models: the models of the run, by name: "policy", "reference", "critic", "reward", "ensemble".
         optimisers: settings of optimisers, by the model that is trained; the other models are frozen.
         micro_batch_size: largest number of rows in one forward pass; None: no limit.
         micro_batch_tokens: largest number of tokens in one forward pass, where a common prompt counts for

@@ -31,7 +31,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Requires:
-    """What an objective needs of a run.
+    """The needs of an objective, which the run has to meet.
 
     Attributes:
         feedback: the kind of its questions. An objective that reads no answers has "score", and
