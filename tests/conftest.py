@@ -10,6 +10,7 @@ import jaxtyping
 import pytest
 import torch
 from evaluations import judges  # noqa: F401
+from faulty_server import brief_waits  # noqa: F401
 from fixtures import (  # noqa: F401 (fixtures for every test)
     NO_BITSANDBYTES,
     NO_MLFLOW,

@@ -1,5 +1,6 @@
 """The HTTP client of oracles against a real server with faults."""
 
+import math
 import pickle
 import random
 import threading
@@ -154,11 +155,13 @@ def test_a_question_that_is_the_reason_is_given_up_after_max_tries(client: Any) 
 
 @pytest.mark.parametrize("is_date", [False, True])
 def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, is_date: bool) -> None:
+    begin = time.time()
+    rests_until = math.ceil(begin + 0.5) if is_date else begin + 1.0
     times: list[float] = []
 
     def answer(asked: Asked) -> Reply:
-        times.append(time.monotonic())
-        value = formatdate(time.time() + 2.5, usegmt=True) if is_date else "1"
+        times.append(time.time())
+        value = formatdate(rests_until, usegmt=True) if is_date else "1"
         return Reply(status=429, headers={"retry-after": value}) if len(times) == 1 else GOOD
 
     with serving(answer) as server:
@@ -167,7 +170,7 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
         assert until(lambda: one._urls[0].rests_until > 0.0)
         assert ask(one, deadline_s=20.0) == first.result(20.0) == "good"
         assert len(times) == 3
-        assert times[1] - times[0] >= 0.95
+        assert min(times[1:]) >= rests_until - 0.05
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_retry_after_is_bounded_by_the_deadline(client: Any, value: str) -> None
     with serving(in_turn(Reply(status=503, headers={"retry-after": value}))) as server:
         begin = time.monotonic()
         with pytest.raises(NoReplyError, match="within the deadline"):
-            ask(client(server.url), deadline_s=0.5)
+            ask(client(server.url), deadline_s=0.2)
         assert time.monotonic() - begin < 10.0
 
 
@@ -185,12 +188,12 @@ def test_one_slow_byte_at_a_time_does_not_hold_a_call(client: Any) -> None:
     with serving(in_turn(Reply(b"x" * 1000, fault="drip"))) as server:
         begin = time.monotonic()
         with pytest.raises(NoReplyError):
-            ask(client(server.url, timeout_s=5.0), deadline_s=0.5)
+            ask(client(server.url, timeout_s=5.0), deadline_s=0.25)
         assert time.monotonic() - begin < 20.0
 
 
 def test_post_does_not_wait_and_no_more_than_concurrency_are_asked_together(client: Any) -> None:
-    with serving(lambda asked: Reply(asked.body, delay_s=0.1)) as server:
+    with serving(lambda asked: Reply(asked.body, delay_s=0.05)) as server:
         one = client(server.url, concurrency=4)
         futures = [one.post("/ask", str(number).encode(), text, deadline_s=20.0) for number in range(20)]
         assert not futures[-1].done()
@@ -227,12 +230,12 @@ def test_several_urls_share_calls_and_stand_in_for_each_other(client: Any) -> No
 def test_an_url_that_failed_often_rests_and_one_probe_opens_it_again(client: Any) -> None:
     is_well = threading.Event()
     with serving(lambda asked: GOOD if is_well.is_set() else Reply(status=500)) as server:
-        one = client(server.url, rest_after=3, rest_s=0.3, max_tries=1000, concurrency=16)
+        one = client(server.url, rest_after=3, rest_s=0.15, max_tries=1000, concurrency=16)
         futures = [one.post("/ask", b"", text, deadline_s=30.0) for _ in range(16)]
         assert until(lambda: one.counts["outages"] == 1)
         time.sleep(0.1)  # those that were under way
         before = len(server.asked)
-        time.sleep(1.0)
+        time.sleep(0.5)
         assert 1 <= len(server.asked) - before <= 4
         is_well.set()
         assert {future.result(20.0) for future in futures} == {"good"}
@@ -240,7 +243,7 @@ def test_an_url_that_failed_often_rests_and_one_probe_opens_it_again(client: Any
 
 def test_an_outage_has_an_end(client: Any) -> None:
     with serving(in_turn(GOOD)) as server:
-        one = client(server.url, max_outage_s=0.5)
+        one = client(server.url, max_outage_s=0.3)
         assert ask(one) == "good"
         server.stop()
         with pytest.raises(
@@ -254,7 +257,7 @@ def test_an_outage_has_an_end(client: Any) -> None:
 @pytest.mark.parametrize("retry_after", [{}, {"retry-after": "60"}])
 def test_a_quota_that_is_exhausted_is_an_outage(client: Any, retry_after: dict[str, str]) -> None:
     with serving(in_turn(GOOD, Reply(b"over quota", status=429, headers=retry_after))) as server:
-        one = client(server.url, max_outage_s=0.5)
+        one = client(server.url, max_outage_s=0.2)
         assert ask(one) == "good"
         with pytest.raises(OutageError, match=r"no answer for \d+ s .*status 429: over quota"):
             ask(one, deadline_s=5.0)
@@ -275,11 +278,11 @@ def test_answers_between_429_are_no_outage(client: Any) -> None:
 
 def test_what_failed_before_a_pause_is_no_outage(client: Any) -> None:
     with serving(in_turn(Reply(status=500), Reply(status=500), GOOD)) as server:
-        one = client(server.url, max_outage_s=0.3, max_tries=1)
+        one = client(server.url, max_outage_s=0.1, max_tries=1)
         for _ in range(2):
             with pytest.raises(NoReplyError):
                 ask(one)
-            time.sleep(0.4)
+            time.sleep(0.15)
         assert ask(one) == "good"
 
 
@@ -290,7 +293,7 @@ def test_a_token_is_in_the_header_and_in_no_message(client: Any) -> None:
         one = client(server.url, token=TOKEN, max_tries=2)
         for number in range(len(replies)):
             with pytest.raises((RefusalError, NoReplyError)) as raised:
-                ask(one, str(number).encode(), deadline_s=0.5)
+                ask(one, str(number).encode(), deadline_s=0.2 if replies[number].status == 503 else 10.0)
             assert "sesame" not in repr(raised.value) + str(raised.value.args)
             assert raised.value.__cause__ is None
         assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {TOKEN}"}

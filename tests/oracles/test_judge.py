@@ -17,6 +17,7 @@ from oat.oracles.make import build_oracle
 from oat.testing import check_oracle
 from oat.types import Answer, Kind, Question
 
+pytestmark = pytest.mark.usefixtures("brief_waits")
 FIRST = {"0": 0.8, "1": 0.2}
 
 
@@ -333,7 +334,7 @@ def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
 ) -> None:
     """Its question is known to have failed once another is answered."""
     refusal = Reply(b'{"error": {"code": "content_filter"}}', status=400)
-    with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.5)) as (
+    with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.2)) as (
         server,
         _,
         url,
@@ -405,8 +406,8 @@ def test_many_at_once(judge: Callable[..., Judge]) -> None:
     """As many calls are open as are allowed, and `submit` does not wait."""
     with judging(lambda shown: Reply(completion(FIRST), delay_s=0.05)) as (server, model, url):
         oracle = judge(url, concurrency=4, orders="one")
-        answers = ask(oracle, *questions(*[("a", f"b{n}") for n in range(40)]))
-        assert (len(answers), len(model.shown), server.most) == (40, 40, 4)
+        answers = ask(oracle, *questions(*[("a", f"b{n}") for n in range(20)]))
+        assert (len(answers), len(model.shown), server.most) == (20, 20, 4)
 
 
 HOSTILE = [
