@@ -20,7 +20,7 @@ from oat.oracles.isolated import Isolated
 from oat.plugins.pool import Workers
 from oat.types import Key, Message, Question
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 HOSTILE = """
 import ctypes, os, re, signal, sys, threading, time
 
@@ -78,17 +78,17 @@ async def later(prompts, completions, completion_ids, level, **columns):
     return [float(len(ids) + own) for ids, own in zip(completion_ids, level)]
 """
 FAILURES = {
-    "endless loop": "ran past 2 s",
-    "endless sleep": "ran past 2 s",
-    "an alarm that is not heard": "ran past 2 s|ended by SIGXCPU",
-    "a child that goes on": "ran past 2 s",
+    "endless loop": "ran past 1 s",
+    "endless sleep": "ran past 1 s",
+    "an alarm that is not heard": "ran past 1 s|ended by SIGXCPU",
+    "a child that goes on": "ran past 1 s",
     "10 GB": "raised MemoryError",
     "sys.exit": "raised SystemExit",
     "os._exit": r"ended its process \(exit code 0\)",
     "segfault": "was ended by SIGSEGV",
     "abort": "was ended by SIGABRT",
     "recursion": "raised RecursionError",
-    "catastrophic regex": "ran past 2 s",
+    "catastrophic regex": "ran past 1 s",
 }
 
 
@@ -173,7 +173,7 @@ import sys
 from oat.oracles.isolated import Isolated
 from oat.types import Key, Message, Question
 
-oracle = Isolated(sys.argv[1], timeout_s=2.0)
+oracle = Isolated(sys.argv[1], timeout_s=1.0)
 oracle.submit([Question(Key("train", 0, 0, 0), "score", (Message("user", "?"),), (sys.argv[2],), (0,))])
 print(oracle._workers._workers[0].process.pid, flush=True)
 oracle.collect(["nothing"], 0.5)

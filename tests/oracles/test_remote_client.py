@@ -24,6 +24,9 @@ from oat.testing import check_oracle, make_question
 from oat.types import Answer, Message, Question
 
 
+pytestmark = pytest.mark.usefixtures("brief_waits")
+
+
 def score(text: str) -> float:
     return text.count("a") + 0.1 * len(text)
 
@@ -54,7 +57,7 @@ def answers(
 
 @pytest.mark.inventory(82)
 def test_order_is_kept_over_four_calls_at_a_time(server: FaultyServer) -> None:
-    waits = [0.2, 0.0, 0.1, 0.05]
+    waits = [0.06, 0.0, 0.03, 0.015]
     server.answer = lambda asked: Reply(feedback(asked).body, delay_s=waits[asked.number % 4])
     oracle = RemoteOracle(server.url, concurrency=4)
     questions = [make_question("p", "a" * place, "b", occurrence=place) for place in range(40)]
@@ -97,7 +100,7 @@ def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status:
     server.answer = lambda asked: (
         Reply(b"too much", status=status)
         if long in str(asked.body)
-        else Reply(feedback(asked).body, delay_s=0.3)
+        else Reply(feedback(asked).body, delay_s=0.15)
     )
     questions = [
         make_question("p", long, "a"),
@@ -212,7 +215,7 @@ def test_a_probability_beyond_one_is_no_answer() -> None:
 
 
 def test_an_outage_ends_in_one_error_and_what_is_unanswered_is_asked_again(server: FaultyServer) -> None:
-    oracle = RemoteOracle(server.url, max_outage_s=0.5)
+    oracle = RemoteOracle(server.url, max_outage_s=0.3)
     server.stop()
     tickets = oracle.submit([make_question("p", "a"), make_question("p", "b", occurrence=1)])
     with pytest.raises(OutageError, match="run the same command again"):
