@@ -80,6 +80,7 @@ def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
     return found
 
 
+@pytest.mark.usefixtures("brief_waits")
 @pytest.mark.sample("500", "half a response", "NaN", seconds=7.6)
 @pytest.mark.fault("R12")
 @pytest.mark.parametrize("fault", FAULTS)
@@ -142,7 +143,7 @@ def outage(seconds: float, world: World, tmp_path: Path, server: FaultyServer, f
 def test_a_server_that_is_away_in_mid_run_costs_no_question(
     world: World, tmp_path: Path, server: FaultyServer, figure: Figure
 ) -> None:
-    outage(2.0, world, tmp_path, server, figure)
+    outage(1.0, world, tmp_path, server, figure)
 
 
 @pytest.mark.large
@@ -222,6 +223,7 @@ def _answered(url: str) -> int:
     return int(found[1]) if found else 0
 
 
+@pytest.mark.usefixtures("brief_waits")
 @pytest.mark.fault("R12")
 def test_a_server_that_stays_away_ends_the_run_on_disk(
     world: World, tmp_path: Path, server: FaultyServer, capsys: pytest.CaptureFixture[str], figure: Figure
