@@ -2,7 +2,7 @@
 
 As a program (`python late_oracle.py OCCURRENCE`) it is the server: it prints its port, takes one JSON request
 a connection and ends when its standard input ends. The question about that occurrence is never answered.
-Every third submission waits until five more have come, or a second is over. As a module it holds the client,
+Every third submission waits until five more have come, or `PATIENCE_S` are over. As a module it holds the client,
 an oracle as a user would write it.
 """
 
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-BEHIND, PATIENCE_S = 5, 1.0
+BEHIND, PATIENCE_S = 5, 0.3
 
 
 class LateOracle:
