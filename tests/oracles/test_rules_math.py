@@ -241,7 +241,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[MathRule]:
-    made = MathRule(timeout_s=3.0)
+    made = MathRule(timeout_s=1.5)
     yield made
     if made._workers is not None:
         made._workers.close()

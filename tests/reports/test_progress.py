@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fixtures import World, forked, kill_at, named, oat
+from rich.live import Live
 from terminal import Seen, in_a_terminal
 from tiny_models import build_config, save_model
 from transformers import AutoModelForCausalLM
@@ -29,12 +30,17 @@ def row_of(seen: Seen, name: str) -> list[str]:
     return re.split(r" {2,}", line)
 
 
+def drawn_often() -> None:
+    """Have the display drawn five times as often; for a forked child only."""
+    Live.__init__.__kwdefaults__["refresh_per_second"] = 20
+
+
 def slowly(owner: Any, name: str) -> None:
-    """Make a call last as long as two drawings; for a forked child only."""
+    """Make a call last as long as three drawings of those; for a forked child only."""
     original = getattr(owner, name)
 
     def slow(*arguments: Any, **kwargs: Any) -> Any:
-        time.sleep(0.5)
+        time.sleep(0.15)
         return original(*arguments, **kwargs)
 
     setattr(owner, name, slow)
@@ -44,6 +50,7 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
     config = world.config("grpo", tmp_path, {"stop.max_queries": 1000, "oracle.repeats": 0})
 
     def watched() -> int:
+        drawn_often()
         slowly(Learner, "update")
         slowly(Evaluation, "run")
         return oat("train", config)

@@ -212,7 +212,7 @@ def test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     places = [(way, moment) for way in WAYS for moment in MOMENTS]
     sinks = [
-        process(tmp_path, key=f"{way}-{at}", fails=way, at=at, wait_s=2.0 if "hangs" in way else 60.0)
+        process(tmp_path, key=f"{way}-{at}", fails=way, at=at, wait_s=1.0 if "hangs" in way else 60.0)
         for way, at in places
     ]
     with warnings.catch_warnings(record=True) as said:
@@ -238,7 +238,7 @@ def test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing(
             "dies": r"lost its process \(exit code 3\)",
             "is killed": r"process \(SIGSEGV\)",
         }
-        assert re.search(expected.get(way, r"was not done 2 s after the last row \(its wait_s\)"), text), text
+        assert re.search(expected.get(way, r"was not done 1 s after the last row \(its wait_s\)"), text), text
         assert "sk-0123456789" not in text
         assert marked(sink._mark) == []
         assert seen(tmp_path, f"{way}-{moment}.jsonl") == reached[moment]
@@ -312,7 +312,7 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         OWN.read_text()
         + (
-            "\n\nclass Slow(Rows):\n    def row(self, row):\n        time.sleep(0.2)\n        "
+            "\n\nclass Slow(Rows):\n    def row(self, row):\n        time.sleep(0.15 * (row.step < 6))\n        "
             "super().row(row)\n"
         )
     )
