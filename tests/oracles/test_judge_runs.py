@@ -24,6 +24,7 @@ from oat.types.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sesame-4711-sesame"
+pytestmark = pytest.mark.usefixtures("brief_waits")
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
