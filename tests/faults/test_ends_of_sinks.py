@@ -73,7 +73,7 @@ def test_no_end_leaves_anything_of_a_sink_that_hangs(
     scratch.mkdir()
     monkeypatch.setenv("OAT_TEST", mark)
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    sinks = [{"name": f"{OWN}:Rows", "fails": "hangs deaf", "at": 1, "wait_s": 0.5}]
+    sinks = [{"name": f"{OWN}:Rows", "fails": "hangs deaf", "at": 1, "wait_s": 0.1}]
     config = world.config("grpo", tmp_path, {"tracking.sinks": sinks, "evaluation": None})
     assert forked(lambda: struck(signals, mark) or oat("train", config), log) == code, log.read_text()
     deadline = time.monotonic() + 10
