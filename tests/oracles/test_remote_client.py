@@ -23,7 +23,6 @@ from oat.oracles.remote.format import (
 from oat.testing import check_oracle, make_question
 from oat.types import Answer, Message, Question
 
-
 pytestmark = pytest.mark.usefixtures("brief_waits")
 
 

@@ -2,8 +2,8 @@
 
 As a program (`python late_oracle.py OCCURRENCE`) it is the server: it prints its port, takes one JSON request
 a connection and ends when its standard input ends. The question about that occurrence is never answered.
-Every third submission waits until five more have come, or `PATIENCE_S` are over. As a module it holds the client,
-an oracle as a user would write it.
+Every third submission waits until five more have come, or PATIENCE_S are over. As a module it holds the
+client, an oracle as a user would write it.
 """
 
 import json

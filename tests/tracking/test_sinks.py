@@ -312,8 +312,8 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         OWN.read_text()
         + (
-            "\n\nclass Slow(Rows):\n    def row(self, row):\n        time.sleep(0.15 * (row.step < 6))\n        "
-            "super().row(row)\n"
+            "\n\nclass Slow(Rows):\n    def row(self, row):\n"
+            "        time.sleep(0.15 * (row.step < 6))\n        super().row(row)\n"
         )
     )
     lives = [
