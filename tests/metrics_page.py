@@ -58,8 +58,14 @@ under `explorer/`.
 
 
 def page() -> str:
-    metrics = "".join(f"| `{name}` | {unit(name) or '–'} | {meaning} |\n" for name, meaning in NAMES.items())
+    metrics = "".join(
+        f"| `{name}` | {unit(name) or '–'} | {_cell(meaning)} |\n" for name, meaning in NAMES.items()
+    )
     return HEAD + metrics + OF_TRL + _names(TRL) + OF_PREDECESSOR + _names(PREDECESSOR)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _names(names: Mapping[str, Name]) -> str:
