@@ -145,7 +145,9 @@ def test_what_its_methods_raise_is_named() -> None:
     def boo(*arguments):
         raise RuntimeError("boo")
 
-    sick = users(price=boo, bind=boo, close=boo, metrics=property(boo))
+    sick = users(price=boo, bind=boo, close=boo, check_columns=boo, metrics=property(boo))
+    with pytest.raises(OracleError, match="`check_columns` of oracle Mine raised RuntimeError: boo; repair"):
+        sick.check_columns(["answer"], True)
     with pytest.raises(
         OracleError, match=r"`price` of oracle mine raised RuntimeError: boo, asked about train/0/0/0"
     ):

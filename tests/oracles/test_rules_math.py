@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import math_answers
 import pytest
@@ -245,6 +246,12 @@ def oracle() -> Iterator[MathRule]:
     yield made
     if made._workers is not None:
         made._workers.close()
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": -1}, {"timeout_s": "5"}, {"workers": 0}])
+def test_limits_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"`{next(iter(options))}` of an oracle that runs in workers"):
+        MathRule(**options)
 
 
 def score(oracle: MathRule, text: str, reference: str | None) -> float | None:

@@ -106,7 +106,15 @@ class UsersOracle(Wrapper):
         return price
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        if check := self._method("check_columns"):
+        check = self._method("check_columns")
+        if check is None:
+            return
+        with raising(
+            lambda what: OracleError(
+                f"`check_columns` of oracle {self._class} {what}; repair it, or refuse the data with a "
+                "ConfigError (oat.errors)"
+            )
+        ):
             check(columns, has_reference)
 
     def bind(self) -> None:

@@ -47,6 +47,20 @@ class Outcome(NamedTuple):
     failure: str = ""
 
 
+def check_limits(**limits: float) -> None:
+    """Refuse limits of workers (`workers`, `timeout_s`, `memory_gb`) that are not numbers above 0.
+
+    Raises:
+        ConfigError: names the limit.
+    """
+    for name, number in limits.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e6:
+            raise ConfigError(
+                f"`{name}` of an oracle that runs in workers must be a number above 0, not {number!r}; "
+                "correct it"
+            )
+
+
 class Workers:
     """Processes that call one function. Each process makes one call at a time.
 
@@ -78,12 +92,7 @@ class Workers:
         memory_gb: float = 4.0,
         is_confined: bool = False,
     ):
-        for name, number in (("workers", count), ("timeout_s", timeout_s), ("memory_gb", memory_gb)):
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e6:
-                raise ConfigError(
-                    f"`{name}` of an oracle that runs in workers must be a number above 0, not "
-                    f"{number!r}; correct it"
-                )
+        check_limits(workers=count, timeout_s=timeout_s, memory_gb=memory_gb)
         self.target = target
         self.count = int(count)
         self.timeout_s = float(timeout_s)

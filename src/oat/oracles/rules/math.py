@@ -47,7 +47,7 @@ from oat.errors import ConfigError
 from oat.oracles.callables import CallableOracle
 from oat.oracles.rules.gsm8k import last_number
 from oat.oracles.rules.latex import MAX_CHARACTERS, Listed, is_relation, listed, matrix, normalise, unnamed
-from oat.plugins.pool import Workers
+from oat.plugins.pool import Workers, check_limits
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:[a-zA-Z]+|.)|[{}]", re.DOTALL)
 _BARE = re.compile(r"\\boxed\s+([^\s${}\\]+)")
@@ -74,11 +74,12 @@ class MathRule(CallableOracle):
         symbolic: False compares texts and numbers only, and needs no math-verify.
 
     Raises:
-        ConfigError: math-verify is not installed.
+        ConfigError: math-verify is not installed, or a number is not above 0.
     """
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
         super().__init__(self.grade, "math")
+        check_limits(workers=workers, timeout_s=timeout_s)
         self.version = "4"
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "count": workers}
         self._workers: Workers | None = None
