@@ -128,8 +128,13 @@ def own_files(base: Path) -> dict[str, str]:
     """
     files = {}
     for unique, module in list(sys.modules.items()):
+        if _installed.get(unique) is module:
+            continue
         place = getattr(module, "__file__", None)
-        if not isinstance(place, str) or unique.startswith((_PREFIX, "__main")) or _is_installed(place):
+        if not isinstance(place, str) or unique.startswith((_PREFIX, "__main")):
+            continue
+        if _is_installed(place):
+            _installed[unique] = module
             continue
         spec = getattr(module, "__spec__", None)
         if (place not in _seen or _seen[place][0] is not spec) and Path(place).is_file():
@@ -146,9 +151,10 @@ def shown_name(path: Path, base: Path) -> str | None:
     the path in the folder. Return None for installed files, and for files anywhere else."""
     if _is_installed(str(path)):
         return None
-    if path.is_relative_to(base):
+    above = set(path.parents)
+    if base in above:
         return path.relative_to(base).as_posix()
-    folder = next((folder for folder in _folders if path.is_relative_to(folder)), None)
+    folder = next((folder for folder in _folders if folder in above), None)
     return None if folder is None else (folder.name / path.relative_to(folder)).as_posix()
 
 
