@@ -1,11 +1,11 @@
 """Checks that our code computes what a model of transformers computes: the model's logits are its head
 applied to its last hidden states, and our attention can replace the model's."""
 
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from oat.errors import ModelError
 from oat.models.attention import NAME, Packed
@@ -65,11 +65,9 @@ def check_outlined_head(lm: CausalLM, path: str) -> None:
     small = torch.nn.Linear(head.in_features, 3, bias=False)
     torch.nn.init.ones_(small.weight)
 
-    def replace_hidden(module: Any, args: Any, output: Any) -> Any:
-        output.last_hidden_state = hidden
-        return output
-
-    hook = lm.module.base_model.register_forward_hook(replace_hidden)
+    backbone = lm.module.base_model
+    # the output of a mixture of experts has the fields of all others
+    backbone.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=hidden)
     lm.module.set_output_embeddings(small)
     try:
         logits = lm.module(input_ids=ids, attention_mask=mask, use_cache=False).logits
@@ -77,7 +75,7 @@ def check_outlined_head(lm: CausalLM, path: str) -> None:
     except LIBRARY_ERRORS:  # `check_head` decides when the weights are loaded
         return
     finally:
-        hook.remove()
+        del backbone.forward
         lm.module.set_output_embeddings(head)
     _refuse_other_logits(lm, path, difference)
 
