@@ -5,9 +5,11 @@ that they make.
 exists.
 """
 
+import copy
 import dataclasses
 import datetime
 import difflib
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +119,7 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
     Raises:
         ConfigError: a field is unknown, missing or ill-typed.
     """
-    fields, types = {f.name: f for f in dataclasses.fields(cls)}, get_type_hints(cls, include_extras=True)
+    fields, types = {f.name: f for f in dataclasses.fields(cls)}, _types_of(cls)
     needed = [
         f.name
         for f in fields.values()
@@ -155,6 +157,11 @@ def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: 
                 f"{where(path, origins)}: the field `{field}` is missing; add it, or pass --{field}"
             )
     return cls(**values)
+
+
+@functools.lru_cache
+def _types_of(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]:
@@ -361,6 +368,13 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
         raise ConfigError(
             f"{path}: the configuration cannot be read ({error}); give the path of a YAML file"
         ) from None
+    tree, origins = _parsed(path, text)
+    return copy.deepcopy(tree), dict(origins)
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
+    """Parse the text of a configuration, once for the several times that a command reads one."""
     origins: Origins = {(): str(path)}
     try:
         loader = _Loader(text)

@@ -11,6 +11,7 @@ the next checkpoint, since a kill goes back no further.
 """
 
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -203,8 +204,9 @@ def _is_flag(word: str) -> bool:
     return word.startswith("--") and is_secret(word)
 
 
-def versions() -> dict[str, str]:
-    """The versions of the installed libraries of `LIBRARIES`."""
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """The versions of the installed libraries of `LIBRARIES`, as this process found them first."""
     found = {}
     for name in LIBRARIES:
         try:
