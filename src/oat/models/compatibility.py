@@ -1,7 +1,6 @@
 """Checks that our code computes what a model of transformers computes: the model's logits are its head
 applied to its last hidden states, and our attention can replace the model's."""
 
-
 import numpy as np
 import torch
 from safetensors import SafetensorError
