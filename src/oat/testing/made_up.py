@@ -1,5 +1,7 @@
 """What an algorithm is checked with: answers about made-up responses, and tiny models."""
 
+import copy
+import functools
 from dataclasses import replace
 from typing import Literal, cast
 
@@ -34,12 +36,19 @@ def made_up_feedback(kind: str, plan: Plan, step: int, answered: Answered) -> Fe
         answered: "all"; "some": ties, abstentions and failures among them, and responses of older weights;
             "none": all failed.
     """
+    return copy.deepcopy(_feedback(kind, plan.questions, tuple(plan.samples.items()), step, answered))
+
+
+@functools.lru_cache(maxsize=32)
+def _feedback(
+    kind: str, questions: int, samples: tuple[tuple[str, int], ...], step: int, answered: Answered
+) -> Feedback:
     generator = np.random.default_rng([step, len(answered)])
     policy = cast(LanguageModel, tiny_model("policy"))
     items = []
-    for number in range(plan.questions):
+    for number in range(questions):
         version, text = (step - 1, "same" if number == 1 else None) if answered == "some" else (step, None)
-        made = make_group(number, plan.samples, generator, version=version, text=text)
+        made = make_group(number, dict(samples), generator, version=version, text=text)
         group = replace(made, trajectories=tuple(_recorded(row, policy) for row in made.trajectories))
         marks = _MARKS[answered]
         items.append(_item(kind, group, step, marks[number % len(marks)], generator))
@@ -47,7 +56,12 @@ def made_up_feedback(kind: str, plan: Plan, step: int, answered: Answered) -> Fe
 
 
 def tiny_model(name: str) -> Model:
-    """A tiny one with random weights, the same at every call."""
+    """A tiny one with random weights, which are the same at every call."""
+    return copy.deepcopy(_model(name))
+
+
+@functools.cache
+def _model(name: str) -> Model:
     if name == "ensemble":
         return Ensemble(
             features=_FEATURES, members=3, hidden=8, activation="relu", generator=np.random.default_rng(5)
