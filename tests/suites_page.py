@@ -1,6 +1,7 @@
 """Write docs/test_suites.md from the markers `slow` and `sample` of tests: `python tests/suites_page.py`."""
 
 import ast
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,15 @@ core. `python tests/suites_page.py` makes the table from the markers.
 """
 
 
+@functools.cache
 def moved() -> list[tuple[str, float, str]]:
     """Each test that has left `make test`, or whose cases have, with the seconds and what remains."""
     found = []
     for file in sorted(ROOT.glob("tests/**/test_*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        text = file.read_text(encoding="utf-8")
+        if "pytest.mark.slow(" not in text and "pytest.mark.sample(" not in text:
+            continue
+        for node in ast.parse(text).body:
             if not isinstance(node, ast.FunctionDef):
                 continue
             place = f"{file.relative_to(ROOT).as_posix()}::{node.name}"

@@ -111,10 +111,15 @@ def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
 
 
 @functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(file: Path, *, at_import: bool = False) -> set[str]:
     """The modules that a file imports, by full name: `from oat import wire` is oat.wire."""
     found = set()
-    for node in walk(ast.parse(file.read_text(encoding="utf-8")), at_import=at_import):
+    for node in walk(parsed(file), at_import=at_import):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -353,10 +358,9 @@ def test_no_test_imports_another() -> None:
 def too_long(files: Iterable[Path]) -> list[str]:
     found = []
     for file in files:
-        text = file.read_text(encoding="utf-8")
-        if (size := len(text.splitlines())) > MAX_LINES:
+        if (size := len(file.read_text(encoding="utf-8").splitlines())) > MAX_LINES:
             found.append(f"{file.name}: {size} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 if (size := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from adapters import bend, built, engine_in, learner_in, logits
@@ -42,6 +41,8 @@ def adapters(base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         if name not in made:
             folder = tmp_path_factory.mktemp("adapter")
             if name == "theirs":
+                import peft  # here, since it takes most of a second
+
                 torch.manual_seed(4)
                 model = peft.get_peft_model(
                     AutoModelForCausalLM.from_pretrained(base),
@@ -67,6 +68,8 @@ def adapters(base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 def taken_up(base: str, path: str) -> Any:
     """The model with an adapter, by PEFT alone."""
+    import peft
+
     return peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), path
     ).eval()
