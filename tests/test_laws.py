@@ -100,14 +100,15 @@ def is_for_types_only(node: ast.AST) -> bool:
 
 
 def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
-    """Every node; `at_import` leaves out what does not run when the module is imported."""
+    """Every node; `at_import` leaves out what does not run when the module is imported, and expressions."""
+    if not at_import:
+        yield from ast.walk(tree)
+        return
     for node in ast.iter_child_nodes(tree):
-        if at_import and (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_for_types_only(node)
-        ):
+        if isinstance(node, ast.expr | ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types_only(node):
             continue
         yield node
-        yield from walk(node, at_import=at_import)
+        yield from walk(node, at_import=True)
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from adapters import LORA, bend, built, engine_in, learner_in, logits
@@ -329,6 +328,8 @@ def test_an_exported_adapter_is_the_policy(
     finished: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """PEFT puts it on the start, and the two together are the merged export."""
+    import peft  # here, since it takes most of a second
+
     for out, flags in {"merged": [], "adapter": ["--adapter"]}.items():
         assert oat("export", finished, tmp_path / out, *flags) == 0
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
