@@ -2,6 +2,7 @@
 the source, nothing is run."""
 
 import ast
+import fnmatch
 import functools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -345,6 +346,17 @@ def test_tests_mirror_the_packages() -> None:
     packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
     assert folders - packages == set(OTHER_TESTS)
     assert not list((TESTS / "support").rglob("test_*.py"))
+
+
+def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
+    """By default it passes over folders called `build`."""
+    passed_over = [
+        str(file.relative_to(TESTS))
+        for file in TESTS.rglob("test_*.py")
+        for folder in file.relative_to(TESTS).parts[:-1]
+        if any(fnmatch.fnmatch(folder, pattern) for pattern in pytestconfig.getini("norecursedirs"))
+    ]
+    assert passed_over == []
 
 
 def test_no_test_imports_another() -> None:

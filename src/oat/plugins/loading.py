@@ -33,6 +33,8 @@ _folders: dict[Path, None] = {}
 _seen: dict[str, tuple[Any, Path, str]] = {}
 """For each file of an imported module: the module's spec, the resolved path, and the hash of the content when
 `own_files` first met this spec. If the module is imported again, it has a new spec."""
+_installed: dict[str, ModuleType] = {}
+"""Imported modules that are known to be installed ones, by their unique names."""
 _INSTALLED = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     f"{Path(__file__).parent.parent}/",
