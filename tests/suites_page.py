@@ -10,23 +10,24 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "test_suites.md"
 HEAD = """# Which tests run when
 
-`make test` runs every test without the marker `slow`. `make test-slow` runs the slow ones, but for the
+`make test` runs every test without the marker `slow`. `make test-slow` runs the tests with it, except the
 `large` rows of the fault table, which `make faults` runs (docs/faults.md).
 
-**Through the wire encoding.** Golden runs, runs that are killed at named moments
+**Through the wire encoding.** In `make test`, golden runs, runs that are killed at named moments
 (`tests/faults/test_kill.py`) and the walks over a run's state (`tests/faults/test_state.py`) go through the
-wire encoding in `make test`. Each has a plain twin there: golden runs both ways, two moments without a wire,
-one walk without it, and the digests of unbroken runs, which are bitwise equal. Without the wire, all moments
-and walks run in `make test-slow`. The tests of `tests/protocol` hold the digest of each run over the wire
-against that of the plain run.
+wire encoding. `make test` also runs some of them without it: every golden run, two of the moments, and one of
+the walks; and the digests of unbroken runs must be bitwise equal with and without it. `make test-slow` runs
+all moments and walks without the wire encoding. The tests of `tests/protocol` compare the digest of each run
+over the wire with that of the plain run.
 
-**Learning runs.** `make test` has six: online, from recorded data, and with flipped signs. There
-`tests/learning/test_signs.py` holds the sign of every loss, without a run.
+**Learning runs.** `make test` has six: online, from recorded data, and with flipped signs. It also tests the
+sign of every loss without a run (`tests/learning/test_signs.py`).
 
-**Laws of losses.** `tests/faults/test_losses.py` holds them on 20 examples each; `make faults` on 60.
+**Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples; in `make faults`, on 60.
 
-The table has the tests that are left to `make test-slow`, whole or some of their cases, with seconds of one
-core. `python tests/suites_page.py` makes the table from the markers.
+The table lists the tests that only `make test-slow` runs, completely or in some of their cases, with the
+seconds that they take on one core. The last column says what `make test` still tests instead. `python
+tests/suites_page.py` makes the table from the markers.
 
 | test | seconds | what remains in `make test` |
 | --- | --- | --- |
@@ -35,7 +36,8 @@ core. `python tests/suites_page.py` makes the table from the markers.
 
 @functools.cache
 def moved() -> list[tuple[str, float, str]]:
-    """Each test that has left `make test`, or whose cases have, with the seconds and what remains."""
+    """Return each test that only `make test-slow` runs, completely or in some of its cases: its place, its
+    seconds, and what `make test` still tests instead."""
     found = []
     for file in sorted(ROOT.glob("tests/**/test_*.py")):
         text = file.read_text(encoding="utf-8")
