@@ -185,7 +185,7 @@ class Trainer:
             run_dir: directory of the new run.
             step: step of a checkpoint of this run; None: the newest checkpoint.
             changes: arguments of `Trainer`. For a section given as a dict, only the fields that differ.
-                docs/checkpoints.md says what a fork may change.
+                docs/ledger.md ("Forks") says what a fork may change.
 
         Raises:
             ConfigError: as for `Trainer`; or this run was begun with another model or other records.

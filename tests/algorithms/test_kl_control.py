@@ -57,7 +57,8 @@ def test_over_the_wire_the_learner_gets_the_coefficient_with_the_batch(world: Wo
 
 
 @pytest.mark.slow(
-    instead="tests/algorithms/test_group.py holds the coefficient of each step by hand", seconds=5.9
+    instead="tests/algorithms/test_group.py compares the coefficient of each step with one computed by hand",
+    seconds=5.9,
 )
 def test_it_comes_to_its_target(world: World, tmp_path: Path) -> None:
     """A fixed coefficient lets the policy go far beyond the target; adapted from the same start it holds it

@@ -233,7 +233,9 @@ def train(steps, **options):
 """
 
 
-@pytest.mark.slow(instead="the same by the command line", seconds=1.9)
+@pytest.mark.slow(
+    instead="test_a_changed_reward_goes_on_only_when_that_is_accepted, by the command line", seconds=1.9
+)
 def test_from_python_likewise(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (copy / "first.py").write_text(
         "def reward(prompts, completions, **columns):\n    return [float(len(text)) for text in "
@@ -335,7 +337,7 @@ def test_what_a_worker_imports_only_when_it_is_asked(world: World, tmp_path: Pat
     assert (code, ": helper.py" in said) == (0, True), said
 
 
-@pytest.mark.slow(instead="the same of a reward function", seconds=1.6)
+@pytest.mark.slow(instead="the tests of a reward function in this file", seconds=1.6)
 def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path: Path) -> None:
     changes = {
         "oracle": {"name": "environment"},

@@ -40,7 +40,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.sample(
     slow=("memory: weights and moments",),
-    instead="tests/learner/test_precision.py refuses what does not fit where tokens are measured",
+    instead="tests/learner/test_precision.py tests the refusal of runs that do not fit, with measured tokens",
     seconds=8.6,
 )
 @pytest.mark.parametrize("mistake", [*cases()])

@@ -424,7 +424,8 @@ def test_what_is_not_estimated_is_small(
 
 
 @pytest.mark.slow(
-    instead="tests/learner/test_precision.py refuses what does not fit where tokens are measured", seconds=5.9
+    instead="tests/learner/test_precision.py tests the refusal of runs that do not fit, with measured tokens",
+    seconds=5.9,
 )
 def test_a_run_that_does_not_fit_goes_on_when_it_is_told(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]

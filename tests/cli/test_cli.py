@@ -347,7 +347,7 @@ def test_two_processes_do_not_share_a_directory(
     assert train(config) == 0
 
 
-@pytest.mark.slow(instead="tests/faults/test_signals.py holds other ends of a command", seconds=5.8)
+@pytest.mark.slow(instead="tests/faults/test_signals.py tests other ends of a command", seconds=5.8)
 def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: Path) -> None:
     """As `oat train CONFIG | head -1` does."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 60})

@@ -130,7 +130,7 @@ def test_workers_find_what_one_process_finds(tmp_path, renderer, monkeypatch, ki
         assert messages[0].startswith(f"{name}:101: expected one complete JSON object")
 
 
-@pytest.mark.slow(instead="test_workers_find_what_one_process_finds, of parquet", seconds=2.4)
+@pytest.mark.slow(instead="test_workers_find_what_one_process_finds, for parquet", seconds=2.4)
 def test_workers_cut_as_one_process_does(tmp_path, renderer, monkeypatch):
     name, found = written(tmp_path, "jsonl", sums(300)), []
     for seconds in (1e9, -1.0):

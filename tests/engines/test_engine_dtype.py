@@ -187,7 +187,9 @@ def learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     return found
 
 
-@pytest.mark.slow(instead="learning runs of tests/learning, and what the engine records", seconds=2.9)
+@pytest.mark.slow(
+    instead="the learning runs of tests/learning, and the tests of what the engine records", seconds=2.9
+)
 def test_learning_raises_the_reward(learnt: Mapping[str, Path]) -> None:
     rows = rows_of(learnt["plain"])
     assert rows[-1]["eval/sampled"] > rows[0]["eval/sampled"] + 0.8

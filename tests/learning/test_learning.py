@@ -101,7 +101,7 @@ def run(
 
 
 @pytest.mark.fault("R22")
-@pytest.mark.sample("dpo", "grpo", instead="test_signs.py holds the sign of every loss", seconds=26.0)
+@pytest.mark.sample("dpo", "grpo", instead="test_signs.py tests the sign of every loss", seconds=26.0)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_learns(root: Path, tmp_path: Path, case: Case) -> None:
     start, end = run(root, tmp_path, case, case.name)
@@ -121,7 +121,7 @@ def test_a_flipped_sign_is_noticed(
 
 
 @pytest.mark.fault("R22")
-@pytest.mark.sample("simpo", "kto", instead="test_signs.py holds the sign of every loss", seconds=15.8)
+@pytest.mark.sample("simpo", "kto", instead="test_signs.py tests the sign of every loss", seconds=15.8)
 @pytest.mark.parametrize("case", OFFLINE.values(), ids=OFFLINE)
 def test_learns_from_what_is_recorded(root: Path, tmp_path: Path, case: Case) -> None:
     start, end = run(root, tmp_path, case, case.name, is_offline=True)
@@ -167,7 +167,9 @@ def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
     return once, again
 
 
-@pytest.mark.slow(instead="tests/learner/test_buffer.py: what a buffer holds and learns from", seconds=1.9)
+@pytest.mark.slow(
+    instead="tests/learner/test_buffer.py tests what a buffer holds and learns from", seconds=1.9
+)
 def test_learning_again_gains_at_equal_queries(root: Path, tmp_path: Path) -> None:
     once, again = gains(root, tmp_path)
     assert again > once + 0.05

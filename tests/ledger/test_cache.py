@@ -157,7 +157,7 @@ def test_purposes_share_no_answers(opened: Callable[..., Ledger]) -> None:
     assert (len(counted.asked), ledger.store.spent("eval").queries) == (2, 1)
 
 
-@pytest.mark.slow(instead="tests/ledger/test_cache_awaited.py, of answers that are awaited", seconds=1.6)
+@pytest.mark.slow(instead="tests/ledger/test_cache_awaited.py, for answers that are awaited", seconds=1.6)
 def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: Path) -> None:
     """One prompt and answers of a token: most of what is asked was answered before."""
     changes = {

@@ -276,7 +276,8 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow(
-    instead="tests/learning, of whole models; test_a_killed_run_is_the_unbroken_run", seconds=1.3
+    instead="tests/learning, for models without an adapter; test_a_killed_run_is_the_unbroken_run",
+    seconds=1.3,
 )
 def test_an_adapter_learns(finished: Path) -> None:
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]

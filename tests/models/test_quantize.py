@@ -274,7 +274,7 @@ def configuration(world: World, folder: Path) -> Path:
 
 
 @pytest.mark.slow(
-    instead="tests/models/test_lora.py::test_a_killed_run_is_the_unbroken_run, of an adapter", seconds=2.5
+    instead="tests/models/test_lora.py::test_a_killed_run_is_the_unbroken_run, for an adapter", seconds=2.5
 )
 def test_a_killed_run_is_the_unbroken_one(world: World, finished: Path, tmp_path: Path) -> None:
     config = configuration(world, tmp_path)
@@ -396,7 +396,7 @@ def told_by(code: str, folder: Path) -> tuple[int, str, str]:
     return said.returncode, said.stdout.strip(), said.stderr
 
 
-@pytest.mark.slow(instead="nothing of it: a fresh process has to import bitsandbytes", seconds=6.5)
+@pytest.mark.slow(instead="nothing: a new process has to import bitsandbytes", seconds=6.5)
 def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from oat.models.nf4 import functional_of_bitsandbytes as load; before = "
@@ -405,7 +405,7 @@ def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
     assert told_by(code + "print(sys.modules.get('kernels') is before)", tmp_path) == (0, "True", "")
 
 
-@pytest.mark.slow(instead="nothing of it: a fresh process has to import bitsandbytes", seconds=6.7)
+@pytest.mark.slow(instead="nothing: a new process has to import bitsandbytes", seconds=6.7)
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
     """PEFT imports bitsandbytes wherever it is installed."""
     code = (

@@ -159,7 +159,7 @@ def test_a_budget_is_never_passed(
     )
 
 
-@pytest.mark.slow(instead="tests/ledger/test_budget.py, of queries; tests/ledger/test_waves.py", seconds=2.0)
+@pytest.mark.slow(instead="tests/ledger/test_budget.py, for queries; tests/ledger/test_waves.py", seconds=2.0)
 @pytest.mark.fault("R13")
 def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[str], None]) -> None:
     with judging(counts("a")) as (_, model, url):

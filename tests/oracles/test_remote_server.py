@@ -90,7 +90,7 @@ def test_the_predecessors_command_works_and_one_process_spans_all_devices(model:
 
 
 @pytest.mark.slow(
-    instead="tests/faults/test_workers.py and tests/faults/test_leaves_nothing.py, of other processes",
+    instead="tests/faults/test_workers.py and tests/faults/test_leaves_nothing.py, for other processes",
     seconds=3.9,
 )
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_the_end_of_text_has_the_probability_it_should(tmp_path: Path) -> None:
     torch.testing.assert_close(probabilities, torch.full_like(probabilities, 1 / 32), rtol=0.1, atol=0)
 
 
-@pytest.mark.slow(instead="tests/golden holds the numbers of the padded learner", seconds=5.5)
+@pytest.mark.slow(instead="tests/golden compares with the numbers of the padded learner", seconds=5.5)
 def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
     """The gradient's norm against autograd over padded rows, written out: rewards less their group's mean,
     over its deviation, times the ratio, which is 1 before anything moves; a mean over each sequence, then
@@ -150,7 +150,9 @@ def test_direct(tmp_path: Path) -> None:
     assert found["ids"] == digest([*(int(word[1:]) for word in text.split()), END] for text in texts)
 
 
-@pytest.mark.slow(instead="tests/models/test_lm.py holds log-probabilities against transformers", seconds=5.4)
+@pytest.mark.slow(
+    instead="tests/models/test_lm.py compares log-probabilities with those of transformers", seconds=5.4
+)
 def test_logps() -> None:
     from logps import compare
 

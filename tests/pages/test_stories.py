@@ -116,7 +116,7 @@ def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str)
         assert Path(str(path)).stem.endswith("_said")
 
 
-@pytest.mark.slow(instead="the other tests of the stories, of a tiny model", seconds=8.2)
+@pytest.mark.slow(instead="the other tests of the stories, with a tiny model", seconds=8.2)
 def test_the_default_model_goes_on_after_the_openings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

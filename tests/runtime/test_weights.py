@@ -164,7 +164,7 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Calla
     figure("1 of 1 flipped bits found")
 
 
-@pytest.mark.slow(instead="tests/faults/test_kill.py: inside a weight sync of a copy", seconds=5.2)
+@pytest.mark.slow(instead="tests/faults/test_kill.py kills a run inside a weight sync of a copy", seconds=5.2)
 @pytest.mark.inventory(96)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) -> None:
