@@ -1,1 +1,1 @@
-"""Objectives: what is learned from which feedback, one file a family."""
+"""Objectives: what is learned from which feedback, one file for each family of algorithms."""

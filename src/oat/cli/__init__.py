@@ -1,4 +1,5 @@
-"""The command line: one module a command, which declares its arguments and calls what does the work."""
+"""The command line: one module for each command, which declares its arguments and calls the code that does
+the work."""
 
 from oat.cli.entry import main
 

@@ -1,1 +1,1 @@
-"""The work of each command, one module a command, and modules that several commands share."""
+"""The work of each command, one module for each, and modules that several commands share."""
