@@ -1,4 +1,4 @@
-"""`oat bench`: measure the limits of this machine, and what they mean for a model."""
+"""`oat bench`: measure how fast this machine reads and computes, and derive the limits of a model's speed."""
 
 import math
 import os
@@ -19,15 +19,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def bench(model: str | None) -> dict[str, Any]:
-    """Measure the rates of this machine on each number of threads that a run may choose, and those of its
-    GPU.
+    """Measure the rates of the CPU on each number of threads that a run may choose, and those of the GPU, if
+    torch can use one.
 
     Args:
-        model: a model whose limits are computed too: a directory or a hub id.
+        model: a directory or hub id of a model whose limits are computed too; None: no model.
 
     Returns:
-        "machine"; "rates", in bytes and operations a second; and "model": its path and its limits at the last
-        of the rates, or None.
+        "machine": processor, number of cores, GPU, and version of torch.
+        "rates": a dict for each device and number of threads, with its "bandwidth" in bytes per second, and
+        its matrix products in operations per second, by precision.
+        "model": the model's path and its limits (`_limits`) on the last of these devices and numbers of
+        threads; None if no model was given.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -51,15 +54,17 @@ def bench(model: str | None) -> dict[str, Any]:
 
 
 def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
-    """Return a model's limits by precision, without attention and the KV cache.
+    """Return the highest speeds that a model can reach, by precision. The costs of attention and of the KV
+    cache are not counted.
 
     Returns:
-        "elements" of its matrices, and for each precision:
-        "bytes" of the weights;
-        "decode_one_row": tokens a second when one row is decoded;
-        "decode": tokens a second when any number of rows is decoded;
-        "compute_bound_rows": rows from which on a step takes longer to compute than to read the weights;
-        "update": tokens a second of an update in which every token is trained.
+        "elements": number of elements in the model's matrices. Under the name of each precision a dict:
+        "bytes": bytes of the weights;
+        "decode_one_row": tokens per second if one row is decoded;
+        "decode": tokens per second if enough rows are decoded together;
+        "compute_bound_rows": smallest number of rows with which a decoding step takes at least as long to
+        compute as to read the weights;
+        "update": tokens per second of an update in which every token is trained.
     """
     limits: dict[str, Any] = {"elements": cost.backbone + cost.head}
     for name, dtype in _DTYPES.items():
@@ -78,7 +83,7 @@ def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Format what `bench` returns as tables for people."""
+    """Return the result of `bench` as tables for people."""
     machine = found["machine"]
     model = found["model"]
     last = found["rates"][-1]

@@ -13,18 +13,20 @@ from oat.types import Message
 _EXIT = "/exit"
 _NEW = "/new"
 _UNFINISHED = "\ufffd"
-"""The text to which a tokenizer decodes a part of a character."""
+"""The text that a tokenizer decodes from the first bytes of a character that is not complete yet."""
 
 
 def chat(speaker: Speaker, *, continues: bool = False) -> None:
-    """Answer the input line by line, up to its end or `/exit`. `/new` begins a new conversation.
+    """Answer each line of the standard input, until the input ends or a line is `/exit`. The line `/new`
+    begins a new conversation.
 
     Args:
         continues: let a model without a template continue each line as plain text.
 
     Raises:
         ConfigError: the model has no template, and `continues` is not set.
-        DataError: a line of a pipe is not UTF-8, or leaves no room for an answer.
+        OatError: through a pipe, a line cannot be read or answered, for example because it is not UTF-8 or
+            leaves no room for an answer. In a terminal the error is printed and the chat goes on.
     """
     if not speaker.is_chat and not continues:
         raise ConfigError(
@@ -62,7 +64,8 @@ def _greeting(speaker: Speaker) -> str:
 
 
 def _terminal_lines() -> Iterator[str]:
-    """Read lines from a terminal, where they can be edited while they are typed. Blank lines are left out."""
+    """Yield the lines that are typed in a terminal, except blank lines. If Python has `readline`, lines can
+    be edited while they are typed."""
     with suppress(ImportError):
         importlib.import_module("readline")
     while True:
@@ -76,7 +79,7 @@ def _terminal_lines() -> Iterator[str]:
 
 
 def _pipe_lines() -> Iterator[str]:
-    """Read lines from the standard input. Blank lines are left out.
+    """Yield the lines of the standard input, except blank lines.
 
     Raises:
         DataError: a line is not UTF-8.
@@ -93,7 +96,9 @@ def _pipe_lines() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """Drop the earliest turns of a conversation until there is enough room for an answer.
+    """Return a conversation without its earliest turns, so that there is room for an answer:
+    `max_new_tokens`, or a quarter of the context if that is less. The last message stays even if it leaves
+    less room.
 
     Raises:
         DataError: the last message alone leaves no room.
@@ -113,7 +118,8 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
 
 
 def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
-    """Print an answer while it is generated, and return it. In a terminal Ctrl-C cuts it short."""
+    """Print an answer while it is generated, and return its text. In a terminal, Ctrl-C ends the generation,
+    and the text printed so far is returned."""
     shown = ""
     try:
         for completion in speaker.answer(messages, turn):
@@ -133,8 +139,8 @@ def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, i
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
-    """Return a growing text without an end that may still change: half a character, or the beginning of a
-    stop string."""
+    """Return the text of an unfinished answer without an ending that later tokens may change: an incomplete
+    character, or the beginning of a stop string."""
     text = text.rstrip(_UNFINISHED)
     begun = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return text[: len(text) - max(begun, default=0)]

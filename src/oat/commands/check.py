@@ -1,8 +1,9 @@
 """`oat check`: make a run without weights, and say what it would do.
 
-Every box is made as `oat train` makes it, of tensors that have a shape and no memory, so it refuses the same
-mistakes in the same words. Two mistakes show only with weights: numbers in them that are not finite, and an
-attention whose values the engine's cache does not follow.
+Every part of the run is made as `oat train` makes it, but with tensors that have a shape and no memory. So
+most mistakes are refused with the same messages. Some mistakes show only once weights are loaded: weights
+that are not finite; a model whose code does not work with the engine's cache; and, for a model of the hub or
+without Accelerate, tensors that the model's files lack or have in another shape.
 """
 
 from collections.abc import Collection
@@ -36,16 +37,16 @@ def check_run(
     with_tokens: bool = False,
     with_memory: bool = False,
 ) -> list[str]:
-    """Refuse what `oat train` would refuse, and describe the run in lines for people.
+    """Refuse a configuration that `oat train` would refuse, and return lines that describe the run.
 
     Args:
-        source: "RUN@STEP" or "RUN": the run would be a fork of it.
-        accept_changed: as for `open_run`.
-        with_tokens: also show an example of what is learned from, token by token.
+        source: "RUN@STEP" or "RUN": check a fork of this run.
+        accept_changed: names of the inputs that may have changed, as for `open_run`.
+        with_tokens: also show an example of what the run learns from, token by token (`token_lines`).
         with_memory: also estimate the memory that the run needs, which takes seconds.
 
     Raises:
-        OatError: `oat train` would refuse it before its first step.
+        OatError: `oat train` would refuse the run before its first step.
     """
     resolved.refuse_missing_sinks()
     resolved, origin = settled(resolved, source)
@@ -115,7 +116,8 @@ def _data(run_inputs: RunInputs) -> Lines:
 
 
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
-    """The steps that are done here, or where the fork begins."""
+    """Return the steps that the run in the directory has done, or, for a fork that is still to be made, those
+    before its beginning, with the number of queries that these steps spent."""
     step, directory = stored_step(resolved), seen(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run

@@ -1,12 +1,13 @@
 """`oat eval A --against B`: find which of two models answers held-out prompts better.
 
-Both models answer the same prompts with the same random numbers, and response i of one meets response i of
-the other. A comparing oracle is asked in both orders, and the mean of both is taken, so that a preference for
-the first place cancels. With a scoring oracle, the scores are compared. Equal responses are a tie, which
-counts as half a win.
+Both models answer the same prompts with the same random numbers. Response i of one model is compared with
+response i of the other. A comparing oracle is asked about each pair in both orders, and the mean of its two
+probabilities decides, so that a preference for the first place cancels. With a scoring oracle, the higher
+score wins. A tie (equal scores, or a mean of one half) counts as half a win.
 
-Only one model is in memory at a time. The questions are about groups that have the responses of both, and a
-ledger of their own holds them, so every kind of oracle works and neither run is touched.
+Only one model is in memory at a time. Each question is about a group that has the responses of both models,
+so an oracle sees it like any other question. The questions are recorded in a temporary ledger, so neither run
+is changed.
 """
 
 import tempfile
@@ -32,21 +33,25 @@ SLOT = "policy"
 
 
 def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Compute the share of prompts and samples in which the first model beats the second.
+    """Let both models answer held-out prompts, and compute how often the first model's responses win.
 
     Args:
         first, second: a run directory, a configuration, or a model (a directory or a hub id). Prompts,
-            sampling, seed and oracle are those of the first one that is not a bare model.
-        flags: settings that replace those of its configuration.
+            sampling, seed and oracle are those of `first`, or of `second` if `first` is a bare model.
+        flags: settings that override those of that configuration.
 
     Returns:
-        "a", "b", "a_step", "b_step", "prompts", "oracle"; and for each mode, under names that begin with it:
-        the win rate of the first model, its 95 % interval over prompts, and the win rate at equal lengths;
-        the mean lengths of both in characters; the mean scores of both, or the mean probability of winning
-        and the share of pairs in which both orders agree. Numbers that cannot be computed are left out.
+        "a" and "b", the two arguments; "a_step" and "b_step", the number of updates that each model has had;
+        "prompts", their number; "oracle", its address. Then, for each mode, under names that begin with the
+        mode's: the win rate of the first model, the 95 % interval of this rate over prompts, and the win rate
+        at equal lengths; the mean lengths of both models' responses in characters; and, with a scoring
+        oracle, the mean scores of both models, or, with a comparing one, the mean probability that the first
+        model wins and the share of pairs for which both orders give the same winner, or both a tie. Numbers
+        that cannot be computed are left out.
 
     Raises:
-        OatError: no argument says which prompts and which oracle, or a part cannot be made as configured.
+        OatError: neither argument is a run or a configuration, the configuration has no held-out prompts, a
+            part cannot be made as configured, or sampling or the oracle failed.
     """
     contenders = contenders_of(first, second, flags)
     inputs = [_inputs_of(contender) for contender in contenders]
@@ -94,8 +99,8 @@ def _common_prompts(inputs: Sequence[RunInputs]) -> list[Prompt]:
 
 
 def _build(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
-    """Build a run with a contender's policy in the slot that answers. Return it, and the number of updates
-    that the policy has had."""
+    """Build a run with a contender's policy in the slot that answers. Return this run, and the number of
+    updates that the policy has had."""
     run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
@@ -110,10 +115,10 @@ def _evaluation_of(run: Run) -> Evaluation:
 def _sample_apart(
     contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]
 ) -> tuple[int, list[list[Group]]]:
-    """Sample a contender's responses. Its model is freed on return, so that memory holds one at a time.
+    """Sample a contender's responses. Its model is freed on return, so only one model is in memory at a time.
 
     Returns:
-        The number of updates that its policy has had, and what `_sample` returns.
+        The number of updates that the contender's policy has had, and its groups, as `_sample` returns them.
     """
     with tempfile.TemporaryDirectory() as scratch:
         run, step = _build(contender, run_inputs, Path(scratch))
@@ -123,7 +128,7 @@ def _sample_apart(
 
 
 def _sample(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Group]]:
-    """Return for each mode the groups of all prompts."""
+    """Sample responses. Return a list for each mode, with one group for each prompt."""
     return [
         evaluation.actor.sample(prompts, {SLOT: mode.samples}, ("eval", mode.name), mode.sampling)
         for mode in evaluation.modes
@@ -133,7 +138,12 @@ def _sample(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Grou
 def _ask(
     run: Run, evaluation: Evaluation, ours: Sequence[Sequence[Group]], theirs: Sequence[Sequence[Group]]
 ) -> Feedback:
-    """Ask about groups that hold the responses of both: first ours, then theirs."""
+    """Ask the oracle about groups that have the responses of both models, and return its answers.
+
+    Args:
+        ours, theirs: the groups of the first and of the second model, by mode and prompt. In the group that
+            is asked about, the first model's responses come first.
+    """
     oracle = evaluation.oracle
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
         groups = [
@@ -160,7 +170,7 @@ def _questions(group: Group, oracle: EvaluationOracle, round: int, samples: int)
 
 
 def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """Return the wins (B, G), and the mean scores of both."""
+    """Return the first model's wins by score, (B, G), and the mean scores of both models by name."""
     values = np.array([_values(item) for item in items])
     ours_BG, theirs_BG = values[:, :samples], values[:, samples:]
     wins_BG = (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0
@@ -168,8 +178,9 @@ def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, f
 
 
 def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """Return the wins (B, G) by the mean of both orders; the mean probability of winning, and the share of
-    pairs in which both orders name the same winner."""
+    """Return the first model's wins, (B, G), by the mean of its probabilities in both orders; and, by name,
+    the mean of these probabilities and the share of pairs for which both orders give the same winner, or both
+    a tie."""
     values = np.array([_values(item)[0] for item in items]).reshape(-1, 2, samples)
     first_BG, second_BG = values[:, 0], 1.0 - values[:, 1]
     mean_BG = (first_BG + second_BG) / 2.0
@@ -195,7 +206,12 @@ def _summary(
     samples: int,
     seeds: Seeds,
 ) -> dict[str, float]:
-    """Return the numbers of a mode by name, without those that cannot be computed."""
+    """Return the numbers of a mode by name, without those that cannot be computed.
+
+    Args:
+        wins_BG: (B, G) wins of the first model.
+        others: numbers to add, under names without the mode.
+    """
     groups = list({item.question.key.occurrence: item.group for item in items}.values())
     lengths = np.array([[len(response.text) for response in group.trajectories] for group in groups])
     ours, theirs = lengths[:, :samples], lengths[:, samples:]

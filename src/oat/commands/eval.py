@@ -1,4 +1,4 @@
-"""`oat eval`: one evaluation outside of training, of a run's newest checkpoint or of the model that a
+"""`oat eval`: make one evaluation outside of training, of a run's newest checkpoint or of the model that a
 configuration starts from."""
 
 import tempfile
@@ -14,19 +14,19 @@ from oat.loop import evaluation_metrics
 
 
 def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, float]:
-    """Evaluate once, with the evaluation's own budget; nothing is written into the run. If the evaluation
-    fails, a warning says why, and `eval/failed` is 1.
+    """Evaluate once. The evaluation may spend the whole budget of its section, whatever the run has spent,
+    and writes nothing into the run. If the evaluation fails, a warning says why, and `eval/failed` is 1.
 
     Args:
-        resolved: with a section `evaluation`; used for this evaluation alone.
-        run_dir: the run whose newest checkpoint is evaluated; None: the start model.
+        resolved: a configuration with a section `evaluation`; the caller uses it for nothing else.
+        run_dir: the run whose newest checkpoint is evaluated; None: the start model is evaluated.
 
     Returns:
         The metrics `eval/...`, and `step`: the number of updates that the weights have had.
 
     Raises:
-        OatError: a part cannot be made as configured, the run has no checkpoint, or its model or text is not
-            what it was.
+        OatError: a part cannot be made as configured, the run has no checkpoint, or its model, tokenizer or
+            template has changed since it began.
     """
     with tempfile.TemporaryDirectory() as scratch:
         known = None if run_dir is None else recorded(seen(run_dir))

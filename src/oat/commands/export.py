@@ -1,5 +1,5 @@
-"""`oat export` and `oat digest`: a run's model as other programs load it, and a digest that proves two runs
-equal."""
+"""`oat export` and `oat digest`: write a run's model in the format of transformers, and compute digests by
+which two runs can be compared."""
 
 import hashlib
 import json
@@ -51,25 +51,28 @@ _BESIDE = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""Files beside a model, which are replaced together with it: the model card, and what transformers writes of
-tokenizers and of generation."""
+"""Further files that are replaced together with a model: the model card, and the files in which transformers
+stores a tokenizer and the settings of generation."""
 
 
 def export_run(
     run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False
 ) -> int:
     """Write the model of a run's checkpoint, with a model card, into a directory that
-    `AutoModelForCausalLM.from_pretrained` loads (a reward model: `AutoModelForSequenceClassification`). A
-    model that is there already is replaced in one step (`oat.commands.swap`). Return the checkpoint's step.
+    `AutoModelForCausalLM.from_pretrained` loads (a reward model: `AutoModelForSequenceClassification`). If
+    `out` has a model already, the new one replaces it (`oat.commands.swap`). Return the checkpoint's step.
 
     Args:
-        which: as for `policy_weights`.
-        adapter: write the LoRA adapter alone, in PEFT's format; otherwise it is merged into the model.
+        which: the checkpoint's step, "best" or None, as for `policy_weights`.
+        adapter: write only the LoRA adapter, in PEFT's format; otherwise it is merged into the model.
 
     Raises:
-        ConfigError: the directory holds no run; `adapter` is set and the run has none; `out` is a file, or
-            the model that the run started from; or nothing can be written there.
+        ConfigError: the directory holds no run; `adapter` is set and the run has no adapter, or trained a
+            reward model; `out` is a file, or the model that the run started from; or nothing can be written
+            there.
         CheckpointError: the run has no usable checkpoint yet, or not this one.
+        ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
+            changed.
         ExportError: the model cannot be written.
     """
     about = about_run(run_dir)
@@ -110,8 +113,8 @@ def export_run(
 
 
 def _model_files(folder: Path) -> set[str]:
-    """Return the names of the files in a folder that belong to a model, also to one that a killed export has
-    written in part; none if the folder holds neither a model's configuration nor weights."""
+    """Return the names of the files in a folder that belong to a model, even to one that a killed export
+    wrote only in part. If the folder holds neither a model's configuration nor weights, the set is empty."""
     if not folder.is_dir():
         return set()
 
@@ -136,13 +139,14 @@ def _save_policy(
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:
-    """Return the SHA-256 of each part of a run in canonical form: weights, optimiser, every other state,
-    metrics and ledger, without clock times. Two runs with equal digests are the same run.
+    """Return SHA-256 digests of a run, without clock times, by name. Of the newest checkpoint: "weights", the
+    weights of its main model; "optimiser", all its other tensors; "state", all its other values. Of the run's
+    files: "metrics" and "ledger". Two runs with equal digests are the same run.
 
     Raises:
-        ConfigError: the directory holds no run, or not all of it.
+        ConfigError: the directory holds no run, or its metrics or its ledger are missing.
         CheckpointError: the run has no usable checkpoint yet.
-        DataError: a row of metrics up to the checkpoint is damaged or missing.
+        DataError: a row of metrics is damaged, or one up to the checkpoint is missing.
     """
     about_run(run_dir)
     for name in ("metrics.jsonl", "ledger.sqlite"):

@@ -1,5 +1,5 @@
-"""`oat generate`: write responses to the prompts of a file, one line of JSON a prompt, with every column of
-the record."""
+"""`oat generate`: write responses to the prompts of a file. Each prompt gives one line of JSON, which also
+has the columns of its record."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from oat.rollout.actor import Actor
 from oat.types import Group
 
 _PROMPTS = 512
-"""Prompts that are answered together and then written."""
+"""Largest number of prompts that are answered together before their lines are yielded."""
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
@@ -30,14 +30,17 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
     Args:
         prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
         samples: number of responses to each prompt.
-        prompt_key: column of the prompt; None: the run's, or `prompt` for a model without a run.
+        prompt_key: column of the prompt, in data whose reference is not read; None: the columns of the prompt
+            and the reference are the run's. For a model without a run the prompt's is `prompt`, and no
+            reference is read.
 
     Returns:
-        JSON objects: `prompt`, as in the record; `responses`; `finish`, how each of them ended ("stop", or
-        "length" if it was cut off); `reference` and `columns` of the record.
+        JSON objects: `prompt`, a text or a list of messages; `responses`, their texts; `finish`, how each
+        response ended ("stop", or "length" if it was cut off); `reference` and `columns` of the record.
 
     Raises:
-        DataError: the prompts cannot be read, or a prompt leaves no room for a response of one token.
+        DataError: the prompts cannot be read, the records have texts and no prompts, or a prompt leaves no
+            room for a response of one token.
     """
     layout = Layout(prompt_key or speaker.prompt_key, speaker.reference_key if prompt_key is None else None)
     room = None if speaker.context is None else speaker.context - 1
@@ -61,7 +64,7 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
 
 
 def refuse_known(out: Path) -> None:
-    """Refuse to overwrite.
+    """Refuse to overwrite a file.
 
     Raises:
         ConfigError: there is a file or a folder at `out`.
@@ -73,11 +76,12 @@ def refuse_known(out: Path) -> None:
 
 
 def write_lines(lines: Iterable[str], out: Path) -> int:
-    """Write lines to a new file, all of them or no file at all, and return their number. Missing folders are
-    made. A terminal shows the number so far.
+    """Write lines to a new file, and return their number. The file appears only once all lines are written.
+    Missing folders are made. In a terminal the number so far is shown.
 
     Raises:
         ConfigError: `out` is there already.
+        OSError: the file cannot be written.
     """
     new = out.with_name(f".new-{out.name}")
     count = 0

@@ -1,8 +1,10 @@
-"""`oat check --show-tokens`: show a prompt token by token, and how the model goes on after prompts.
+"""`oat check --show-tokens`: show a prompt and its responses token by token, and how the model continues
+prompts.
 
-This part of `oat check` loads the weights, since only the model can tell what it does after a prompt. A
-greedy response that spells the end of text in plain tokens before it stops counts as well: some small models,
-whose tokenizers spell it, have learned it so.
+If responses are sampled, this part of `oat check` loads the weights, since only the model shows how it
+continues a prompt. A response counts as ended early not only if its first token is a stop id, but also if a
+stop id follows within a few tokens: some small models write the name of their end of text in ordinary tokens
+first.
 """
 
 from collections.abc import Sequence
@@ -20,22 +22,23 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt, Segment, Trajectory
 
 _ENDS_SEEN = 16
-"""Prompts after which the model is asked how it goes on."""
+"""Largest number of prompts that the model continues."""
 _SOON = 8
-"""Tokens within which a response ends soon."""
+"""A response of at most this many tokens ends soon."""
 _MUCH = 0.25
-"""Share of the probability from which on a remedy is named."""
+"""If more than this share of the probability is on responses that end at once, or soon, a remedy is named."""
 _LIKELIEST = 4
-"""First tokens that are shown, likeliest first."""
+"""Number of most probable first tokens that are shown."""
 _END_SHOWN = 6
-"""Tokens of a prompt's end that are shown."""
+"""Number of tokens that are shown of a prompt's end."""
 _SPACE = "\u2423"
 
 
 def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
-    """Return lines that show the run's first prompt and its responses token by token, with the tokens that
-    are trained. If responses are sampled, the reference stands for one, and more lines say how the model
-    itself goes on after prompts."""
+    """Return lines that show the run's first prompt and its responses token by token, and say which tokens
+    are trained. If responses are sampled, the data's reference is shown as the response; if there is no
+    reference, a response that ends at once. In this case further lines describe how the model continues
+    prompts."""
     prompts = run_inputs.prompts.take(_ENDS_SEEN)
     renderer = run_inputs.renderer
     prompt = prompts[0]
@@ -76,13 +79,13 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _Continuation:
-    """The tokens that a model generates after a prompt, and their probabilities.
+    """The tokens with which a model continues a prompt, and their probabilities at temperature 1.
 
     Attributes:
-        at_once: probability of a stop id as the first token.
-        likeliest: the first tokens with their probabilities, likeliest first.
-        greedy: its greedy response, of at most `_SOON` tokens.
-        is_ended: the greedy response ends with a stop id.
+        at_once: probability that the first token is a stop id.
+        likeliest: the most probable first tokens with their probabilities, in descending order.
+        greedy: ids of the greedy response, at most `_SOON`.
+        is_ended: True if the greedy response ends with a stop id.
         probability: probability of the greedy response: the product over its tokens.
     """
 
@@ -95,7 +98,7 @@ class _Continuation:
 
     @property
     def ends(self) -> float:
-        """Probability of a response that ends at once, or is the greedy one and ends."""
+        """Probability that the response ends at once, or is the greedy response, if that one ends."""
         return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
 
 
@@ -125,8 +128,8 @@ def _continuation(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _Continua
 
 
 def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
-    """Return lines that say how the model goes on after prompts. A prompt whose end never occurs in the texts
-    that the model has learned misleads it, or ends the response at once."""
+    """Return lines that describe how the model continues prompts. If a prompt ends in a way that the model's
+    training texts never do, the model may answer badly, or end the response at once."""
     found = [_continuation(lm, renderer, prompt) for prompt in prompts]
     at_once = np.mean([one.at_once for one in found])
     soon = [one for one in found if one.is_ended]
@@ -154,13 +157,13 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
 
 
 def _quoted(text: str) -> str:
-    """Return a token's text in quotes. If it consists of spaces alone, they are made visible."""
+    """Return a text in quotes. If it consists only of spaces, they are made visible."""
     return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
 
 
 def _stand_in(renderer: Renderer, text: str) -> tuple[Segment, ...]:
     try:
         ids = renderer.response(text)
-    except TemplateError:  # the template opens its reasoning, and the text does not close it
+    except TemplateError:  # the template begins the reasoning of a response, and this text does not end it
         return ()
     return (Segment("model", ids, mask=ids == ids),)

@@ -1,21 +1,25 @@
-"""Replacement of a directory in one step: at any moment, a reader or a kill finds either the old directory or
-the new one, whole.
+"""Replacement of a model's directory in one step: whenever a reader looks, or the process is killed, the
+directory is completely the old one or completely the new one.
 
-The new files are written into a folder beside the old directory (`.oat-export-` and eight hexadecimal digits)
-and synced to disk. Then the two exchange their names in one system call (Linux's `renameat2`). Foreign files
-in the old directory stay: before the exchange they are hard-linked into the new one.
+The new files are written into a folder next to the old directory (`.oat-export-` and eight hexadecimal
+digits) and synced to disk. Then the folder and the directory exchange their names in one system call (Linux's
+`renameat2`). Files in the old directory that do not belong to its model are kept: before the exchange they
+are hard-linked, or else copied, into the new folder.
 
-Some directories cannot be exchanged: a mount; a directory in a parent that this user may not write to; the
-working directory, since the shell in it would be left in a removed directory; a directory with folders, such
-as a clone of a repository, or a run, since it may be in use; and any directory on a file system without this
-call. There the files, complete and synced by then, are moved in one by one. The key files, without which no
-program loads a model, are removed first and moved in last: in between a reader finds no model, and never
-parts of two.
+Some directories cannot be exchanged: a mount; a directory that this user may not read and write, or whose
+parent this user may not write to; the working directory and its parents, since a shell there would be left in
+a removed directory; a directory with folders in it, such as a clone of a repository, or a run, since it may
+be in use; and any directory on a file system or system without this call. In these cases the new files are
+completed and synced inside the old directory or next to it, and then moved in one by one. The key files,
+without which no program loads a model, are removed first and moved in last. In between a reader finds no
+model, but never a mixture of two.
 
-Renaming the old directory aside first would leave a moment without a model, and after a kill a half-done
-exchange for the next export to find. Moving files in one by one is better than refusing, since containers
-export to mounted folders. A lock, which ends with its process, tells a folder of a killed export from one in
-use.
+There are two simpler ways. Renaming the old directory before the new one takes its place would leave a moment
+without a model, and a kill at that moment would leave both for the next export to sort out. Refusing the
+directories that cannot be exchanged would exclude containers, which export to mounted folders.
+
+Each export locks its folder. The lock ends with the process, so a later export can tell a folder that a
+killed export left from one in use.
 """
 
 import ctypes
@@ -42,14 +46,15 @@ _RENAME_EXCHANGE = 2
 
 @contextmanager
 def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[str]) -> Iterator[Path]:
-    """Give the body a folder to write into. When the body ends without an error, its files replace those in
-    `out`, beside the foreign files there; otherwise everything is as before.
+    """Give the body a new folder to write into. If the body ends without an error, the files in this folder
+    replace the `stale` files of `out`, and the other files of `out` are kept. If the body fails, `out` is
+    unchanged.
 
-    Folders that killed processes have left in `out` or beside it are removed.
+    First, folders that killed exports have left in `out` or next to it are removed.
 
     Args:
         out: an absolute path, not a symbolic link; missing folders above it are made.
-        stale: returns the names of the files in `out` that the new ones replace; called just before.
+        stale: returns the names of the files in `out` that the new files replace; called after the body.
         keys: names of the key files, without which no program loads a model.
 
     Raises:
@@ -72,7 +77,7 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
 
 
 def _stays(out: Path) -> bool:
-    """True if the directory exists and another one cannot take its place."""
+    """Return True if the directory exists and must not, or cannot, be exchanged for another one."""
     if not out.exists():
         return False
     with suppress(FileNotFoundError):  # the working directory was removed
@@ -88,8 +93,14 @@ def _stays(out: Path) -> bool:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """Make a new folder in `home` for the body. It is locked, so that other processes see that it is in use.
-    In the end its path is removed, also if it is then the old directory."""
+    """Make a new folder in `home` for the body. The folder is locked, so that other processes see that it is
+    in use. At the end, whatever has the folder's path is removed; after an exchange this is the old
+    directory.
+
+    Raises:
+        ConfigError: no folder can be made in `home`.
+        OSError: the disk is full.
+    """
     try:
         home.mkdir(parents=True, exist_ok=True)
         new, lock = _make_and_lock(home)
@@ -121,7 +132,7 @@ def _make_and_lock(home: Path) -> tuple[Path, int]:
 
 
 def _clear(home: Path) -> None:
-    """Remove the folders of killed processes: those that no process locks any more."""
+    """Remove the folders that killed exports left in `home`, which no process locks any more."""
     found: list[str] = []
     with suppress(OSError):
         found += [entry.path for entry in os.scandir(home) if _OURS.fullmatch(entry.name)]
@@ -141,7 +152,7 @@ def _sync(folder: Path) -> None:
 
 
 def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
-    """Move the new files to `out`."""
+    """Move the new files to `out`: by an exchange of `new` and `out` if possible, else one by one."""
     if new.parent == out:
         _move_in(new, out, stale, keys)
     elif not out.exists():
@@ -184,7 +195,8 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
-    """Move the new files into `out` one by one: the key files are removed first and moved in last."""
+    """Move the new files into `out` one by one. The old key files are removed first, and the new key files
+    are moved in last."""
     names = {entry.name for entry in os.scandir(new)}
     for old in [out / name for name in [*keys, *{*stale, *names}.difference(keys)]]:
         with suppress(FileNotFoundError):
