@@ -1,4 +1,4 @@
-"""The arguments of commands with which a model answers: which one, and how."""
+"""The arguments that `generate` and `chat` share: which model answers, and how."""
 
 import argparse
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model that answers."""
+    """Add the argument that names the model that answers."""
     parser.add_argument(
         "model", metavar="RUN|MODEL", help="a run, whose policy answers; or a model, an adapter or a hub id"
     )
@@ -19,12 +19,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say how the model answers."""
     add = parser.add_argument
-    add("--step", metavar="N|best", help="of a run's checkpoint, as for oat export; by default the newest")
+    add("--step", metavar="N|best", help="a run's checkpoint, as for oat export; by default the newest")
     add(
         "--template",
         metavar="T",
         help=(
-            "as render.template, or none: text is continued as it stands; by default the run's or the model's"
+            "chat template, as render.template; none: the model continues prompts as plain text; by default "
+            "the run's or the model's"
         ),
     )
     add("--system", metavar="TEXT", help="a system message for conversations that have none")
@@ -32,22 +33,22 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens",
         type=int,
         metavar="N",
-        help="most tokens of a response; by default the run's, or 256",
+        help="largest number of tokens in a response; by default the run's, or 256",
     )
     add("--temperature", type=float, metavar="X", help="0 is greedy; by default the run's, or 1")
     add("--top-p", type=float, metavar="X", help="as sampling.top_p; by default the run's, or 1")
-    add("--seed", type=int, default=0, metavar="N", help="of the random numbers; by default 0")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the random numbers; by default 0")
     add(
         "--device",
         choices=("cpu", "gpu"),
         metavar="cpu|gpu",
-        help="where it computes; by default as the run, or on the CPU",
+        help="device of the model; by default the run's, or the CPU",
     )
     add(
         "--dtype",
         choices=("float32", "bfloat16"),
         metavar="bfloat16|float32",
-        help="of a model's weights; by default float32",
+        help="precision of the weights of a model without a run; by default float32",
     )
 
 
@@ -55,7 +56,7 @@ def generation_options(arguments: argparse.Namespace) -> "GenerationOptions":
     """Return the options that the arguments of `add_generation_options` give.
 
     Raises:
-        ConfigError: as `checkpoint_of`.
+        ConfigError: `--step` is neither a number nor best, or another number is out of range.
     """
     from oat.build.speaker import GenerationOptions
 
@@ -65,10 +66,10 @@ def generation_options(arguments: argparse.Namespace) -> "GenerationOptions":
 
 
 def checkpoint_of(step: str | None) -> int | Literal["best"] | None:
-    """The checkpoint that `--step` names.
+    """Return the checkpoint that `--step` names: its step, "best", or None for the newest.
 
     Raises:
-        ConfigError: it is neither a number nor best.
+        ConfigError: `step` is neither a number nor best.
     """
     if step is None:
         return None

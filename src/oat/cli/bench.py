@@ -5,9 +5,13 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="PATH", help="a directory or a hub id")
     parser.add_argument(
-        "--json", action="store_true", help="bytes, operations and tokens a second as one JSON object"
+        "--model", metavar="PATH", help="also compute the limits of this model, a directory or a hub id"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print bytes, operations and tokens per second as one JSON object",
     )
 
 

@@ -8,13 +8,13 @@ from oat.errors import printable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it"
+        "target", metavar="CONFIG", help="a YAML file; flags --section.field value override its settings"
     )
     parser.add_argument("--memory", action="store_true", help="also estimate how much memory it needs")
     parser.add_argument(
         "--show-tokens",
         action="store_true",
-        help="also print an example of what is learned from, token by token",
+        help="also print an example of what the run learns from, token by token",
     )
     add_run_arguments(parser)
 

@@ -1,4 +1,5 @@
-"""The entry of the command line: finds the command, and turns every error into one line and an exit code."""
+"""The entry of the command line. It finds the command, and turns errors that a user can repair into one line
+and an exit code."""
 
 import argparse
 import importlib
@@ -22,11 +23,11 @@ COMMANDS = {
     "export": "write a run's policy as a model directory that transformers loads",
     "generate": "write responses to the prompts of a file, as lines of JSON",
     "chat": "talk to a run's policy, or to a model; through a pipe, lines in and answers out",
-    "samples": "show prompts, responses and what the oracle said of them, newest first",
+    "samples": "show prompts, responses and the oracle's answers about them, newest first",
     "ledger": "say what a run asked, of whom, and what came back; or write its answers as a data set",
-    "plot": "plot a metric of runs; those that differ only in their seed become one line with a band",
+    "plot": "plot a metric of runs; runs that differ only in their seed become one line with a band",
     "digest": "print hashes of a run; two runs with equal hashes are equal",
-    "bench": "measure what this machine can do: bandwidth, matrix products, and what they mean for a model",
+    "bench": "measure bandwidth and matrix products of this machine, and compute the limits of a model on it",
     "serve": "serve a reward model over HTTP, for the oracle `remote`",
     "quickstart": "train, align and compare a tiny model on this machine in a few minutes",
 }
@@ -34,7 +35,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code; docs/exit-codes.md has the table."""
+    """Run one command, and return its exit code (docs/exit-codes.md)."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     words = sys.argv[1:] if argv is None else argv
     command = next((word for word in words if not word.startswith("-")), None)
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OatError as error:
         print(f"oat {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # whoever read our lines has gone, as `head` does
+    except BrokenPipeError:  # the program that read our lines has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (sqlite3.DatabaseError, OSError) as error:
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         print(f"oat {arguments.command}: stopped{how}", file=sys.stderr)
         return 130
-    except BaseException as error:  # of a user's algorithm or explorer, say
+    except BaseException as error:  # for example from a user's algorithm or explorer
         place = place_of(error)
         if place is None or os.environ.get("OAT_TRACEBACK"):
             raise
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Print each of our warnings as one line, without a place in the source."""
+    """Within this context, print each of our warnings as one line, without its place in the source."""
     before = warnings.formatwarning
 
     def formatted(
@@ -109,10 +110,11 @@ def _short_warnings() -> Iterator[None]:
 
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line.
+    """Return the parser of the command line.
 
     Args:
-        command: whose arguments it knows; it imports no other command's module.
+        command: the command whose arguments the parser gets. Only this command's module is imported, since
+            importing all takes time.
     """
     found = argparse.ArgumentParser(
         prog="oat",

@@ -13,14 +13,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         metavar="RUN|CONFIG",
         help=(
-            "a run directory or a YAML file; with --against also a model; --section.field value flags go "
-            "over it"
+            "a run directory or a YAML file; with --against also a model; flags --section.field value "
+            "override its settings"
         ),
     )
     parser.add_argument(
         "--against",
         metavar="B",
-        help="instead, the win rate over another run, configuration or model on the same prompts",
+        help="compute the win rate against another run, configuration or model on the same prompts instead",
     )
 
 

@@ -12,12 +12,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step",
         metavar="N|best",
-        help="of the checkpoint; by default the newest. best: with the highest checkpoint.best_metric",
+        help="the checkpoint; by default the newest. best: the one with the highest checkpoint.best_metric",
     )
     parser.add_argument(
         "--adapter",
         action="store_true",
-        help="of a run with LoRA the adapter alone, for PEFT, instead of the merged model",
+        help="write only the LoRA adapter of the run, for PEFT, instead of the merged model",
     )
 
 

@@ -15,15 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         required=True,
         metavar="FILE",
-        help="as prompts.path: a file, a saved dataset or one of the hub",
+        help="the prompts, as prompts.path: a file, a saved dataset or a dataset of the hub",
     )
     add("--prompt-key", metavar="NAME", help="column of the prompt; by default the run's, or prompt")
     add(
         "--out",
         metavar="FILE",
-        help="a new file, there whole or not at all; by default the standard output",
+        help="a new file, which appears once it is complete; by default the standard output",
     )
-    add("--n", type=int, default=1, metavar="N", help="responses a prompt; by default 1")
+    add("--n", type=int, default=1, metavar="N", help="number of responses to each prompt; by default 1")
     add_generation_options(parser)
 
 

@@ -1,4 +1,4 @@
-"""Commands that signals end."""
+"""Handling of signals during a command."""
 
 import importlib
 from collections.abc import Iterator
@@ -9,8 +9,9 @@ from oat.control.interruption import Interruption
 
 @contextmanager
 def hearing_signals() -> Iterator[Interruption]:
-    """Handle signals within this context. A signal that comes while torch is imported waits until it is: an
-    exception that is raised within torch's C++ aborts the process."""
+    """Import torch, and handle SIGTERM and Ctrl-C within this context. A first signal during the import has
+    no effect until the import has ended, since an exception that is raised within torch's C++ code aborts the
+    process."""
     told = Interruption()
     with told.heard():
         importlib.import_module("torch")

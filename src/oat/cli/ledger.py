@@ -10,14 +10,16 @@ from oat.errors import printable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN")
     parser.add_argument(
-        "--check", action="store_true", help="hold the file against itself; exit code 1 if it is not sound"
+        "--check",
+        action="store_true",
+        help="check that the ledger does not contradict itself; exit code 1 if it does",
     )
     parser.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
     parser.add_argument(
         "--layout",
         default="preference",
         metavar="preference|scored",
-        help="of the exported rows, as TRL reads them",
+        help="layout of the exported rows, as TRL reads them",
     )
 
 

@@ -7,21 +7,21 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+")
     metric = (
-        "of docs/metrics.md, also several times; by default eval/sampled, or reward/mean, or loss/total; "
-        "against a KL proxy and gold"
+        "a metric of docs/metrics.md; may be given several times; by default the first of eval/sampled, "
+        "reward/mean and loss/total that every run has; against a KL: eval/sampled and eval/gold_sampled"
     )
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
     parser.add_argument(
         "--against",
         default="steps",
         metavar="steps|queries|tokens|time|kl|sqrt_kl",
-        help="the axis; by default steps",
+        help="the horizontal axis; by default steps",
     )
     parser.add_argument(
         "--out",
         default="plot.png",
         metavar="FILE.png",
-        help="the numbers go beside it, as FILE.csv; FILE.csv writes them alone",
+        help="the plot; its numbers are written to FILE.csv. --out FILE.csv writes only the numbers",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="quickstart", metavar="DIR")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the data, the start and the runs"
+        "--seed", type=int, default=0, metavar="N", help="seed of the data, the start model and the runs"
     )
 
 

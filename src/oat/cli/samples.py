@@ -1,4 +1,4 @@
-"""`oat samples`: show prompts, responses and what the oracle said of them."""
+"""`oat samples`: show prompts, responses and the oracle's answers about them."""
 
 import argparse
 from pathlib import Path
@@ -7,13 +7,13 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN")
     parser.add_argument(
-        "--step", type=int, metavar="N", help="only what this step learned from, counted as in metrics.jsonl"
+        "--step", type=int, metavar="N", help="show only this step; steps are counted as in metrics.jsonl"
     )
     parser.add_argument(
         "--eval",
         dest="evaluations",
         action="store_true",
-        help="the responses of evaluations, rather than those of training",
+        help="show the responses of evaluations instead of those of training",
     )
 
 

@@ -12,7 +12,9 @@ _LEAST = {"port": 0, "max_wait_ms": 0}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", metavar="reward", choices=("reward",), help="a reward model is what can be served")
+    add(
+        "what", metavar="reward", choices=("reward",), help="serve a reward model; nothing else can be served"
+    )
     add(
         "--model", required=True, metavar="M", help="directory or org/name of a sequence-classification model"
     )
@@ -20,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices",
         metavar="D",
         help=(
-            "a process each, such as cpu or cuda:0,cuda:1; auto: one over all; by default every CUDA device, "
-            "or cpu"
+            "devices, one process for each, such as cpu or cuda:0,cuda:1; auto: one process over all; by "
+            "default every CUDA device, or cpu"
         ),
     )
     add(
@@ -31,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="float32|bfloat16",
         help="precision of the weights",
     )
-    add("--label", type=int, metavar="N", help="which of several labels is the score")
+    add("--label", type=int, metavar="N", help="number of the label that is the score, if there are several")
     _add_address(parser)
     _add_limits(parser)
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
-    """The address of the server, and the token of those whom it answers."""
+    """Add the arguments for the server's address, and for the token that requests must have."""
     add = parser.add_argument
     add(
         "--host",
@@ -45,50 +47,62 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="address to listen on; any but this machine's own needs a token",
     )
-    add("--port", type=int, default=8000, metavar="N", help="0 takes a free one")
-    add("--token-file", type=Path, metavar="FILE", help="holds the token that requests have to bear")
+    add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0 takes a free one")
+    add("--token-file", type=Path, metavar="FILE", help="file with the token that requests must have")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """The limits of batches and requests."""
+    """Add the arguments for the limits of batches and requests."""
     add = parser.add_argument
     add(
         "--max-batch-size",
         type=int,
         default=64,
         metavar="N",
-        help="most requests that a process scores together",
+        help="largest number of requests that a process scores together",
     )
     add(
         "--max-wait-ms",
         type=int,
         default=5,
         metavar="N",
-        help="how long the first of them waits for the others",
+        help="milliseconds that the first of these requests waits for others",
     )
-    add("--batch-tokens", type=int, default=16384, metavar="N", help="most tokens of a forward pass")
+    add(
+        "--batch-tokens",
+        type=int,
+        default=16384,
+        metavar="N",
+        help="largest number of tokens in a forward pass",
+    )
     add(
         "--max-tokens",
         type=int,
         metavar="N",
-        help="a longer row has no score; by default what the model can read",
+        help="a row with more tokens gets no score; by default the model's own limit",
     )
-    add("--max-body-bytes", type=int, default=1 << 22, metavar="N", help="most bytes of a request")
-    add("--max-responses", type=int, default=256, metavar="N", help="most responses in a request")
+    add("--max-body-bytes", type=int, default=1 << 22, metavar="N", help="largest size of a request in bytes")
+    add(
+        "--max-responses", type=int, default=256, metavar="N", help="largest number of responses in a request"
+    )
     add(
         "--max-open",
         type=int,
         default=512,
         metavar="N",
-        help="requests that are answered together; more are refused with 429",
+        help="largest number of requests under way; more are refused with 429",
     )
     add(
-        "--timeout-s", type=int, default=60, metavar="N", help="seconds that a request may wait and be scored"
+        "--timeout-s",
+        type=int,
+        default=60,
+        metavar="N",
+        help="seconds within which a request must be answered, waiting included",
     )
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
-    """Run the server until it is told to end; returns the exit code."""
+    """Run the server until a signal ends it, and return the exit code."""
     from oat.oracles.remote.front import Limits
     from oat.oracles.remote.server import ServerConfig, all_devices, read_token, run_server
 

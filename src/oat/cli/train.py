@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "target", metavar="CONFIG", help="a YAML file; --section.field value flags go over it"
+        "target", metavar="CONFIG", help="a YAML file; flags --section.field value override its settings"
     )
     parser.add_argument(
         "--profile",
         type=int,
         metavar="N",
-        help="trace N steps from the second one on; the trace goes to RUN/profile",
+        help="trace N steps, beginning with the second one; the trace is written to RUN/profile",
     )
     add_run_arguments(parser)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that `train` and `check` have in common."""
+    """Add the arguments that `train` and `check` have in common."""
     parser.add_argument(
         "--from",
         dest="source",
         metavar="RUN@STEP",
-        help="begin a new run where that one stood, under settings that differ",
+        help="begin a new run from a checkpoint of another run; settings may differ",
     )
     parser.add_argument(
         "--accept-changed",
         action="append",
         default=[],
         metavar="reward",
-        help="go on though the reward's file has changed",
+        help="continue the run although the file of a reward, or a reward model, has changed",
     )
     parser.add_argument(
         "--print-config",
@@ -49,7 +49,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     with hearing_signals() as told:
-        with told.at_once():  # a start is over soon, and leaves nothing
+        with told.at_once():  # reading a configuration is soon over, and leaves nothing behind
             from oat.build.targets import resolve_file
 
             if arguments.profile is not None and arguments.profile < 1:

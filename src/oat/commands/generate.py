@@ -30,9 +30,9 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
     Args:
         prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
         samples: number of responses to each prompt.
-        prompt_key: column of the prompt, in data whose reference is not read; None: the columns of the prompt
-            and the reference are the run's. For a model without a run the prompt's is `prompt`, and no
-            reference is read.
+        prompt_key: column of the prompt; no reference is read then. None: the columns of prompt and reference
+            are those of the run; for a model without a run, the prompt's column is `prompt`, and no reference
+            is read.
 
     Returns:
         JSON objects: `prompt`, a text or a list of messages; `responses`, their texts; `finish`, how each
