@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-tokens",
         action="store_true",
-        help="also print an example of what the run learns from, token by token",
+        help="also print an example of what the run learns from, token by token (this may load weights)",
     )
     add_run_arguments(parser)
 

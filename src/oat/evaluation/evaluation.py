@@ -1,9 +1,9 @@
-"""Evaluation on held-out prompts. It has its own oracle, budget and random numbers, so it never disturbs
-training. docs/evaluation.md explains its metrics.
+"""Evaluation on held-out prompts. Its questions, budget and random numbers are separate from those of
+training, so it does not change what training learns. docs/evaluation.md explains its metrics.
 
 Every evaluation samples responses to the same prompts with the same random numbers, so two evaluations differ
-by the weights alone. With a scoring oracle the value of a response is its score; with a comparing one, the
-probability that the response wins against the data's reference response.
+only in the weights. With a scoring oracle the value of a response is its score. With a comparing oracle it is
+the probability that the response wins against the data's reference response.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,15 +30,17 @@ from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Que
 from oat.types.budget import Budget
 
 _Extracted = list[list[Hashable | None]]
-"""Answers extracted from responses, by prompt and sample."""
+"""The answers extracted from responses: B lists of G; None if no answer was found, or none is looked for."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to sample responses to the held-out prompts; or responses that exist already.
+    """A way to sample responses to the held-out prompts, or a set of responses that exist already.
 
     Attributes:
-        sampling: how responses are sampled; None for existing ones.
+        name: "sampled", "greedy" or "online"; a part of its metrics' names.
+        samples: number of responses to each prompt.
+        sampling: settings of sampling; None: the responses exist already.
         groups: the existing responses.
     """
 
@@ -55,7 +57,7 @@ class EvaluationOracle:
     Attributes:
         purpose: purpose of its questions in the ledger.
         address: its address.
-        kind: "score", or "compare" against `Prompt.reference`.
+        kind: "score", or "compare": each response is compared with `Prompt.reference`.
         budget: budget of all evaluations together; an evaluation that could exceed it is not begun.
     """
 
@@ -67,14 +69,14 @@ class EvaluationOracle:
 
 @dataclass(frozen=True)
 class ExtraMetrics:
-    """Metrics beside the means.
+    """Metrics that an evaluation may have in addition to means and win rates.
 
     Attributes:
-        kl: estimate the distance of samples from the reference.
-        intervals: add an interval to every mean and win rate.
-        pass_at, majority_at: the values of k.
-        success: value from which on a response passes.
-        extract: returns the answer in a text, for the majority vote.
+        kl: estimate the KL divergence between the slot's weights and the reference.
+        intervals: add a 95 % interval to every mean and win rate.
+        pass_at, majority_at: the values of k for pass@k and majority@k.
+        success: lowest value with which a response counts as a success for pass@k.
+        extract: returns the answer in a text, or None, for the majority vote.
         online: also evaluate the responses that training sampled.
     """
 
@@ -89,12 +91,13 @@ class ExtraMetrics:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The responses of one mode, and an oracle's values of them.
+    """The responses of one mode, and an oracle's values of these responses.
 
     Attributes:
-        values_BG: values; one half for a tie, NaN where there is none.
-        groups: groups of samples without references, by occurrence, which is the place of their prompt.
-        marks: marks by prompt and sample.
+        values_BG: (B, G) values; one half for a tie, NaN for a response without a value.
+        groups: for each prompt, by its index in `values_BG`, the group of its responses, without the
+            reference.
+        marks: mark of each response, by (index of the prompt, index of the response).
     """
 
     values_BG: np.ndarray
@@ -113,7 +116,7 @@ class _Table:
             self.values_BG[place, pick] = 0.5 if mark == "tie" else value if mark == "ok" else np.nan
 
     def map(self, measure: Callable[[Group, Trajectory], float]) -> np.ndarray:
-        """Return (B, G) numbers, one a response; 0 where there is no response."""
+        """Return a number for each response, (B, G); 0 for a response that does not exist."""
         found = np.zeros(self.values_BG.shape)
         for place, group in self.groups.items():
             found[place] = [measure(group, response) for response in group.trajectories]
@@ -121,13 +124,13 @@ class _Table:
 
 
 class Evaluation:
-    """Asks about held-out prompts through the ledger, so a run that is killed and continued pays
-    nothing twice.
+    """Evaluates on held-out prompts. All questions go through the ledger, so a run that is killed and
+    continued pays for none twice.
 
     Args:
-        oracles: the oracle that is asked; an optional second one is asked about the same responses.
+        oracles: one or two oracles; the second is asked about the same responses as the first.
         slot: the slot whose weights sample the responses.
-        measure: computes metrics for which no oracle is asked.
+        measure: returns metrics for which no oracle is asked.
     """
 
     def __init__(
@@ -160,8 +163,8 @@ class Evaluation:
         self.warned: set[str] = set()
 
     def due(self, step: int, queries: int) -> bool:
-        """Return whether an evaluation is due after `step` updates and this many training queries. The loop
-        adds one evaluation at the start and one at the end."""
+        """Return True if an evaluation is due after `step` updates and `queries` queries of training. The
+        loop makes two more, one at the start and one at the end."""
         return self.trigger.due(step, queries)
 
     @property
@@ -172,16 +175,15 @@ class Evaluation:
         self.trigger.load_state(state)
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
-        """Evaluate the slot's weights after `step` updates and this many training queries, and
-        return metrics.
+        """Evaluate the slot's weights after `step` updates and `queries` queries of training, and return
+        metrics. If the budget does not suffice, `eval/skipped` is the only metric.
 
         Args:
-            feedback: feedback of the last of these steps; its responses are evaluated too if `extra.online`
-                is set.
+            feedback: the feedback of the last step; its responses are evaluated too if `extra.online` is set.
 
         Raises:
-            OatError: the first oracle failed, or something before it was asked. A failure of the second
-                oracle becomes a metric and a warning.
+            OatError: sampling, the first oracle, the extraction of answers or the writing of records failed.
+                If the second oracle fails, this becomes a warning and a metric, unless it is a `LedgerError`.
         """
         self.trigger.begin(step, queries)
         rounds = [*self.modes, *(learned_from(feedback) if self.extra.online and feedback else [])]
@@ -200,8 +202,8 @@ class Evaluation:
         return metrics
 
     def _exceeds_budget(self, oracle: EvaluationOracle, step: int, price: Price) -> bool:
-        """Return whether an evaluation of this price would exceed the budget; if so, record the refusal, and
-        warn the first time."""
+        """Return True if an evaluation of this price would exceed the oracle's budget. In this case record
+        the refusal, and warn if it is the first one."""
         spent = self.ledger.committed(oracle.purpose)
         if oracle.budget.allows(spent + price):
             return False
@@ -226,15 +228,16 @@ class Evaluation:
         count: int,
         groups: Callable[[int], Sequence[Group]],
     ) -> bool:
-        """Ask the questions that are not on disk yet. If the evaluation has not begun and its budget does
-        not suffice, ask nothing; later evaluations are then refused before they sample.
+        """Ask the questions that are not on disk yet. But if no question is on disk and the budget does not
+        suffice, ask nothing, and record the price. A later evaluation first checks whether the budget allows
+        the recorded price. If not, it does not even sample.
 
         Args:
-            count: number of rounds.
+            count: number of rounds; each mode has one.
             groups: as in `_tables`.
 
         Returns:
-            Whether the evaluation has begun.
+            True if all questions are on disk now, False if nothing was asked.
         """
         rounds = [round for round in range(count) if not self.ledger.recalls(step, round, oracle.purpose)]
         is_new = len(rounds) == count
@@ -253,8 +256,8 @@ class Evaluation:
     def _questions(
         self, oracle: EvaluationOracle, step: int, round: int, groups: Sequence[Group]
     ) -> tuple[Sequence[Group], list[Question]]:
-        """Return the groups, with the reference behind the samples if the oracle compares, and the questions
-        about them."""
+        """Return the groups, and the questions about them. If the oracle compares, the reference is added to
+        each group after the samples, and each sample is compared with it."""
         if oracle.kind == "compare":
             groups = [
                 replace(group, trajectories=(*group.trajectories, _recorded(group.prompt)))
@@ -280,16 +283,19 @@ class Evaluation:
         modes: Sequence[Mode],
         groups: Callable[[int], Sequence[Group]],
     ) -> list[_Table] | None:
-        """Return an oracle's values, a table a mode; None if the budget does not suffice for all of them.
-        Answers about an evaluation that a kill cut off, and that was not due again, are taken and ignored.
+        """Ask an oracle, and return its values in one table for each mode; None if the budget does not
+        suffice for all modes.
+
+        The ledger may also hand out answers of an earlier evaluation that was interrupted by a kill and was
+        not due again. They are ignored.
 
         Args:
-            groups: makes the groups of a mode, given its index. It is not called for a mode that the oracle
-                was asked about before a kill.
+            groups: returns the groups of a mode, given the mode's index. It is not called for a mode whose
+                questions were recorded before a restart.
 
         Raises:
-            OatError: the oracle failed, now or when this evaluation was first made; the failure is on record,
-                so a replay fails too.
+            OatError: the oracle failed, now or when this evaluation was first made. The ledger records the
+                failure, so an evaluation that is repeated after a restart fails too.
         """
         tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:
@@ -320,8 +326,8 @@ class Evaluation:
     def _second_opinion(
         self, step: int, modes: Sequence[Mode], tables: Sequence[_Table]
     ) -> tuple[dict[str, float], Sequence[_Table]]:
-        """Return the second oracle's values of the same responses, as metrics and a table a mode; no tables
-        if it was not asked, or failed."""
+        """Ask the second oracle about the same responses. Return its metrics, and one table for each mode.
+        There are no tables if there is no second oracle, its budget does not suffice, or it failed."""
         oracle = self.gold
         if oracle is None:
             return {}, ()
@@ -345,9 +351,9 @@ class Evaluation:
         return {name: value for name, value in found.items() if value is not None}, golds
 
     def _distance(self, modes: Sequence[Mode], tables: Sequence[_Table]) -> dict[str, float]:
-        """Estimate KL(slot || reference) by k1, in nats a response: the mean, over responses sampled as in
-        training, of the summed difference of their raw log-probabilities. Those of the slot were recorded
-        at sampling."""
+        """Estimate KL(slot || reference) by the estimator k1, in nats per response: the mean, over the
+        responses of the mode `sampled`, of log p_slot - log p_reference, summed over tokens. Both are raw;
+        the slot's were recorded at sampling."""
         sampled = next(table for mode, table in zip(modes, tables, strict=True) if mode.name == "sampled")
         groups = [group for _, group in sorted(sampled.groups.items())]
         logps = self.actor.score(groups, ("sampler", "reference"))
@@ -367,7 +373,7 @@ class Evaluation:
         return [found.get(place, [None] * samples) for place in range(prompts)]
 
     def _metrics(self, mode: Mode, table: _Table, extracted: _Extracted) -> dict[str, float]:
-        """Return the metrics of a mode; none if no response has a value."""
+        """Return the metrics of a mode; an empty dict if no response has a value."""
         name = f"eval/{mode.name}"
         values_BG = table.values_BG
         if np.isnan(values_BG).all():
@@ -427,8 +433,8 @@ class Evaluation:
 
 
 def learned_from(feedback: Feedback) -> list[Mode]:
-    """Return the responses that a step's questions were about, as the mode `online`; no mode if the step took
-    nothing. Each group is cut to the size of the smallest."""
+    """Return the mode `online`: the responses that a step's questions were about, with as many of each group
+    as the smallest group has. The list is empty if the step took no feedback."""
     responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
     size = min(map(len, responses), default=0)
     groups = [

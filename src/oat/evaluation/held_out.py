@@ -1,8 +1,8 @@
-"""Recorded pairs that are never learned, and the objective's metrics of them: its loss, how often it prefers
-the chosen response, and by how much.
+"""Held-out pairs: recorded pairs from which nothing is learned. An evaluation measures the objective on them:
+its loss, how often it prefers the chosen response, and by how much.
 
 No oracle is asked and nothing is sampled. The loss is the objective's own, over all pairs at once, under the
-current weights; nothing of it reaches training. The reference's log-probabilities are computed when they are
+current weights. It does not change training. The reference's log-probabilities are computed when they are
 first needed, and again only after the reference has changed.
 """
 
@@ -21,7 +21,7 @@ from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Item, Key, Mark, Prompt, Question, Trajectory
 
 HELD_OUT = "eval/pairs/"
-"""Prefix of the names of these metrics."""
+"""Prefix of the names of all metrics of held-out pairs."""
 _OF_PAIRS = "pairs/"
 
 
@@ -29,8 +29,8 @@ class HeldOutPairs:
     """Measures an objective on recorded pairs.
 
     Args:
-        objective: objective of the run, which learns from comparisons; it is not changed.
-        prompts: records with both responses.
+        objective: the run's objective, which learns from comparisons; a copy of it is used.
+        prompts: records with both responses of a pair.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class HeldOutPairs:
         self._reference: tuple[int, dict[int, torch.Tensor]] = (-1, {})
 
     def measure(self) -> dict[str, float]:
-        """Return the metrics under the learner's current weights. A pair in which neither response is the
-        better one, such as two equal ones, does not count."""
+        """Return the metrics of the pairs under the learner's current weights. A pair whose data do not say
+        which response is better, or whose responses are equal, is left out. If no pair is left, the only
+        metric is their number, 0."""
         objective = copy.deepcopy(self.objective)
         batch = prepared(
             objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out")
@@ -87,7 +88,8 @@ class HeldOutPairs:
         return self._feedback
 
     def _forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """Compute log-probabilities as the learner does; the reference's raw ones are kept by row."""
+        """Return what `Learner.forward` returns. The reference's raw log-probabilities are kept for each row
+        until the reference changes."""
         if model != "reference" or wants != {"raw"}:
             return self.learner.forward(model, rows, wants)
         if self._reference[0] != self.learner.version(model):
@@ -106,7 +108,8 @@ class HeldOutPairs:
 
 
 class OnlyPairs:
-    """The evaluation of a run that has held-out pairs alone: it samples nothing and asks no oracle."""
+    """The evaluation of a run that has held-out pairs and no held-out prompts. It samples nothing and asks no
+    oracle."""
 
     slot = ""
 

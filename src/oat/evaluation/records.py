@@ -1,4 +1,4 @@
-"""The files of evaluations: one file an evaluation, one line a response."""
+"""The records of evaluations: one file for each evaluation, with one line for each response."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +23,18 @@ RECORD = (
     "gold_mark",
     "answer",
 )
-"""Fields of a record, beside two for the prompt: the data's name for it, and that name behind `format_`."""
+"""Fields of a record. It also has two fields for the prompt: one has the name of the prompt's column in the
+data, the other has `format_` before this name."""
 
 
 class RecordFiles:
-    """The files `directory/step_XXXXXXXX.jsonl`, one an evaluation, each written whole or not at all.
+    """Writes the files `directory/step_XXXXXXXX.jsonl`, one for each evaluation. A file appears only once it
+    is complete.
 
     Args:
         prompt_key: name of the prompt's column in the data.
         generator: name of the run.
-        decode: returns the text of the ids that the model continued.
+        decode: returns the text of a prompt's ids.
     """
 
     def __init__(
@@ -45,8 +47,8 @@ class RecordFiles:
         self._standing = Standing(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
-        """Return a line: the prompt as it stands in the data and as the model saw it, the response, the
-        reference, and further fields."""
+        """Return the record of one response: the prompt as in the data and as the model read it, the
+        response, the reference, the name of the run, and further fields."""
         return {
             self.prompt_key: raw_prompt(prompt),
             f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
@@ -59,8 +61,11 @@ class RecordFiles:
     def write(self, step: int, records: Sequence[Mapping[str, object]]) -> None:
         """Write the file of an evaluation.
 
+        Args:
+            step: number of updates before the evaluation.
+
         Raises:
-            DirectoryError: the folder existed and is gone.
+            DirectoryError: the folder existed before, and was removed or replaced.
             RecordError: the file cannot be written.
         """
         self._standing.refuse_lost(DirectoryError)
@@ -77,7 +82,7 @@ class RecordFiles:
 
 
 def raw_prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
-    """Return a prompt as text if it is one user message, else as messages."""
+    """Return a prompt as text if it is a single user message without further fields, else as messages."""
     if len(prompt.messages) == 1 and prompt.messages[0].role == "user" and not prompt.messages[0].fields:
         return prompt.messages[0].content
     return [message.plain for message in prompt.messages]

@@ -1,7 +1,7 @@
-"""Statistics of an evaluation, from the values of its responses: pure functions, each with its source.
+"""Pure functions that compute the statistics of an evaluation from the values of its responses.
 
-B prompts, G responses a prompt, P pairs of responses. NaN is a missing value, which does not count. A
-function returns None if no value counts. Each function states its departures from the paper.
+Axes: B prompts, G responses to each prompt, P pairs of responses. A missing value is NaN and is left out. A
+statistic is None if no value is left. A function that follows a paper names it, and lists its departures.
 """
 
 import math
@@ -14,7 +14,7 @@ _LENGTH_VARIANCE = 10.0
 
 
 def average(values_BG: np.ndarray) -> float | None:
-    """Return the mean value. With n values of every prompt it is average@n, the mean over prompts of the mean
+    """Return the mean value. If every prompt has n values, it is average@n, the mean over prompts of the mean
     over n samples."""
     known = values_BG[~np.isnan(values_BG)]
     return float(known.mean()) if known.size else None
@@ -26,13 +26,13 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
     pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k)
 
-    n is the number of a prompt's values, and c the number of those that reach `success`. The term of a
+    n is the number of a prompt's values, and c is how many of these are at least `success`. The term of a
     prompt is the share of its sets of k samples that contain a success. A prompt with fewer than k values is
     left out.
 
     Args:
         k: at least 1.
-        success: in units of value.
+        success: lowest value of a success.
     """
     shares = []
     for values in values_BG:
@@ -43,17 +43,19 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
 
 def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | None]], k: int) -> float | None:
-    """Return the value of the answer that most of k samples give (self-consistency: Wang et al. 2022,
-    arXiv:2203.11171, Section 2).
+    """Return the value of the answer that most of k samples give, as a mean over prompts (self-consistency:
+    Wang et al. 2022, arXiv:2203.11171, Section 2).
 
-    The value of an answer is the mean of the values of its samples. If several answers share the most votes,
-    each wins with the same probability, and the mean over them is taken. Samples without an answer have no
-    vote; if no sample has an answer, the mean of all values is taken. The samples of a prompt that have a
-    value are cut, in their order, into as many groups of k as there are, and the mean over these is taken; a
-    prompt with fewer than k is left out.
+    The value of an answer is the mean of the values of its samples. If several answers have the most votes,
+    the mean of their values is taken, as if a draw decided. A sample without an answer has no vote; if no
+    sample has an answer, the mean of all values is taken.
+
+    The samples of a prompt that have a value are split, in their order, into groups of k, and the mean over
+    these groups is taken. Samples that do not fill a group are left out, and so is a prompt without a group.
 
     Args:
-        answers: B sequences of G; equal ones are votes for the same; None is no answer.
+        answers: B sequences of G answers. Equal answers are votes for the same answer; None means that the
+            sample has no answer.
         k: at least 1.
     """
     voted = []
@@ -68,20 +70,21 @@ def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | Non
 
 
 def wins(probabilities: np.ndarray) -> np.ndarray:
-    """Return 1 where a probability of winning is above one half, 0 where it is below, one half at a tie;
-    their mean is the win rate."""
+    """Return the win that each probability of winning counts as: 1 above one half, 0 below, one half at
+    exactly one half, NaN for NaN. The mean of the wins is the win rate."""
     return np.where(np.isnan(probabilities), np.nan, (1.0 + np.sign(probabilities - 0.5)) / 2.0)
 
 
 def bootstrap_interval(
     values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float] | None:
-    """Return the 95 % interval of `average` over prompts that might have been drawn: percentiles of the
+    """Return the ends of the 95 % interval of `average` over the choice of prompts, by percentiles of the
     bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
 
-    Prompts are drawn with replacement, as many as there are, each with all of its values, so that samples of
-    one prompt are not taken for independent ones. The ends are the values at the places ceil(0.025 resamples)
-    and ceil(0.975 resamples) of the means in ascending order. A prompt without a value is left out.
+    Each resample draws as many prompts as there are, with replacement. A prompt that is drawn brings all of
+    its values, since samples of one prompt are not independent of each other. The ends are the
+    ceil(0.025 resamples)-th and the ceil(0.975 resamples)-th smallest of the resamples' means. A prompt
+    without a value is left out.
     """
     known_BG = ~np.isnan(values_BG)
     has_any = known_BG.any(axis=1)
@@ -97,8 +100,8 @@ def bootstrap_interval(
 def length_controlled_win_rate(
     wins_P: np.ndarray, lengths_P: np.ndarray, other_lengths_P: np.ndarray
 ) -> float | None:
-    """Estimate the win rate if both responses of every pair were equally long (Dubois et al. 2024,
-    arXiv:2404.04475, Section 3).
+    """Estimate what the win rate would be if both responses of every pair were equally long (Dubois et al.
+    2024, arXiv:2404.04475, Section 3).
 
     P(win) = sigmoid(a + b tanh(d / std(d))),   d = length - other length,   and the rate is sigmoid(a)
 
@@ -106,20 +109,20 @@ def length_controlled_win_rate(
     deviation of d.
 
     Departures:
-        1. Their third term, the difficulty of an instruction, is left out: it is estimated from the answers
-            of many models, and there is one here.
-        2. They shrink all terms, by cross-validation. Here b alone has a prior, normal with variance 10, so
-            that it is finite where length alone decides; a has none, so that without an effect of length the
-            rate is the plain one.
-        3. Their examples of models that were told to be short or long are not added. If one side is always
-            the longer one and always wins, length cannot be told from quality, and the win is not attributed
-            to length.
+        1. Their third term, the difficulty of an instruction, is left out: they estimate it from the answers
+            of many models, and here there are only one model and its opponent.
+        2. They shrink all terms, with a strength that cross-validation chooses. Here only b has a prior
+            (normal, mean 0, variance 10), so that b is finite even if the longer response always wins. a has
+            no prior, so if length has no effect the result is the plain win rate.
+        3. They add answers of models that were told to be short or long; here none are added. If one side is
+            always longer and always wins, the effects of length and of quality cannot be separated, and the
+            wins are attributed to quality.
 
-    If all d are equal the rate is the plain one.
+    If all d are equal, the result is the plain win rate.
 
     Args:
-        wins_P: 1, one half, 0, or any fraction between.
-        lengths_P, other_lengths_P: lengths of the response and of its opponent, in one unit.
+        wins_P: (P,) 1, one half, 0, or any fraction between.
+        lengths_P, other_lengths_P: (P,) lengths of the response and of its opponent, in the same unit.
     """
     known = ~np.isnan(wins_P)
     won, differences = wins_P[known], (lengths_P - other_lengths_P)[known].astype(np.float64)
@@ -132,9 +135,9 @@ def length_controlled_win_rate(
 
 
 def agreement(first_BG: np.ndarray, second_BG: np.ndarray) -> float | None:
-    """Return, of all pairs of responses to one prompt that both oracles tell apart, the share that both order
-    the same way: (gamma + 1) / 2 (Goodman and Kruskal 1954, "Measures of association for cross
-    classifications", Section 6)."""
+    """Return the share of pairs of responses that two oracles order in the same way: (gamma + 1) / 2 (Goodman
+    and Kruskal 1954, "Measures of association for cross classifications", Section 6). A pair is two responses
+    to the same prompt; it counts if each oracle gives them different values."""
     same = told = 0
     for first, second in zip(first_BG, second_BG, strict=True):
         orders = np.sign(np.subtract.outer(first, first)) * np.sign(np.subtract.outer(second, second))
@@ -159,8 +162,8 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _fitted(feature_P: np.ndarray, won_P: np.ndarray) -> np.ndarray:
-    """Fit (a, b) of a logistic model with a normal prior on b, by Newton's method; a step that does not lower
-    the loss is halved until it does."""
+    """Return (a, b) of a logistic model with a normal prior on b, fitted by Newton's method. A step that does
+    not lower the loss is halved until it does."""
     features = np.stack([np.ones_like(feature_P), feature_P], axis=1)
     precision = np.array([0.0, 1.0 / _LENGTH_VARIANCE])
 

@@ -6,11 +6,11 @@ from typing import Any
 
 
 class Trigger:
-    """Decides when an evaluation is due, from when the last one began.
+    """Decides when an evaluation is due, from the step, the queries and the time at which the last one began.
 
-    An evaluation becomes due every `every` steps. It then waits until training has made `every_queries`
-    queries, and has run for `every_hours`, since the last one. Only the hours depend on a clock; the hours
-    before restarts count too.
+    An evaluation becomes pending every `every` steps. It is due as soon as training has also made
+    `every_queries` queries and has run for `every_hours` since the last one began. Only the hours depend on a
+    clock. They include the time that the run's earlier processes ran.
     """
 
     def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):
@@ -23,7 +23,7 @@ class Trigger:
         self.began = time.monotonic()
 
     def due(self, step: int, queries: int) -> bool:
-        """Return whether an evaluation is due after `step` updates and this many training queries."""
+        """Return True if an evaluation is due after `step` updates and `queries` queries of training."""
         is_pending = step // self.every > self.step // self.every
         return (
             is_pending
@@ -38,7 +38,8 @@ class Trigger:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Steps and queries of training at the last evaluation; the run's seconds at it, and now."""
+        """The updates and the queries of training before the last evaluation; and the seconds that the run
+        had run until that evaluation, and until now."""
         return {"step": self.step, "queries": self.queries, "seconds": [self.seconds, self._now()]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
