@@ -3,14 +3,17 @@ it, beside their controls.
 
     start     a Llama of 0.66 million parameters learns two-digit sums from demonstrations that forget the
               carry 75 times in 100
-    dpo       that start, aligned online with the rule oracle: pairs of responses, preferences
-    grpo      the same start, groups of 8 responses, scores
-    controls  both once more, with the rewards of each step permuted: a gain here is no gain by feedback
+    dpo       the start, aligned online by preferences of the rule oracle between 2 responses to each prompt
+    grpo      the start, aligned online by the rule oracle's scores of 8 responses to each prompt
+    controls  both alignments again, with the rewards of each step permuted over its responses: what is gained
+              here does not come from feedback
 
-Each run is an ordinary `oat train CONFIG.yaml` in a process of its own; its configuration lies beside it, to
-be copied. Both algorithms are tied to the start more tightly than usual (DPO's beta 1, a KL term in GRPO).
-Under permuted rewards a free policy would drift at random along the one direction in which this start is
-unsure, with or without the carry; the tie keeps the controls flat.
+Each run is an ordinary `oat train CONFIG.yaml` in a process of its own. Its configuration is written next to
+its directory, and may be copied.
+
+Both algorithms keep the policy closer to the start than usual (beta is 1 in DPO; GRPO has a KL term). The
+start is unsure about one thing: the carry. Under permuted rewards an unbound policy would drift at random
+towards carrying or not carrying, so the accuracy of the controls would not stay flat.
 """
 
 import importlib.util
@@ -49,8 +52,8 @@ _PLACES = {
 
 
 def quickstart(out: Path, seed: int = SEED) -> int:
-    """Make everything in the folder `out`, or continue an earlier call with the same seed; print progress,
-    results, and places.
+    """Run the whole quickstart in the folder `out`, or continue an earlier call with the same seed. Print the
+    progress, the results and a list of the files.
 
     Returns:
         The exit code, 0.
@@ -96,7 +99,8 @@ def quickstart(out: Path, seed: int = SEED) -> int:
 
 
 def make_start(out: Path, seed: int) -> None:
-    """Make the data and, last, the trained start model in the folder `out`, with one torch thread."""
+    """Write the data, and then the trained start model, into the folder `out`. The model is trained on one
+    thread, and its folder appears only once it is complete."""
     import torch
 
     from oat.models.loading import save_lm
@@ -125,7 +129,11 @@ def make_start(out: Path, seed: int) -> None:
 
 
 def configurations(out: Path, seed: int = SEED) -> dict[str, dict[str, Any]]:
-    """Return the configurations of the four runs, by name, as `oat train` reads them."""
+    """Return the configurations of the four runs by name, as plain data that `oat train` reads from YAML.
+
+    Args:
+        out: the folder of the quickstart.
+    """
     return {
         name + suffix: {
             "run_dir": str(out / (name + suffix)),
@@ -174,7 +182,7 @@ def _claim(out: Path) -> str:
 
 
 def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:
-    """Return whether an earlier call finished a run of this configuration; if so, print that."""
+    """Return True if an earlier call finished a run of this configuration, and print this."""
     file = out / f"{name}.yaml"
     is_same = file.exists() and file.read_bytes() == _text(tree).encode()
     is_done = is_same and (out / name / "checkpoints" / f"step_{MAX_STEPS:08d}").exists()

@@ -1,4 +1,4 @@
-"""The control of the quickstart: the same rewards, given to other responses."""
+"""The oracle of the quickstart's controls: it gives the right rewards to the wrong responses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from oat.types import Answer, Kind, Question
 
 
 class PermutedRewards(Oracle):
-    """Answers of `exact_match`, permuted over all candidates of a training round, so that no reward belongs
-    to its response.
+    """An oracle that scores as `exact_match` does, and then permutes the scores at random over all candidates
+    of a training round. So a score says nothing about the response that gets it.
 
-    There are as many rewards of each value as before, and a preference made from two of them is a fair coin.
-    Questions of an evaluation keep their own answers. The answers are a function of the questions submitted
-    together and of the seed.
+    A round has as many scores of each value as without the permutation, and a preference made from two scores
+    is a fair coin. Questions of evaluations keep their own scores. The answers depend only on the questions
+    that are submitted together and on the seed.
 
     Args:
         seed: seed of the permutations.

@@ -1,4 +1,4 @@
-"""Programs that run side by side and end together."""
+"""Running of several programs at a time. If one fails, the others are ended."""
 
 import os
 import signal
@@ -29,16 +29,18 @@ def run_all(
     at_a_time: int,
     report: Callable[[str, float | None], None] = lambda name, seconds: None,
 ) -> None:
-    """Run commands by name, in their order, `at_a_time` at once, with one thread each. None of them outlives
-    this call.
+    """Run commands in their order, at most `at_a_time` at once, each with one thread. When this call ends, no
+    command is running any more.
 
     Args:
-        logs: folder of their outputs, NAME.log; each is overwritten.
-        report: called with (name, None) when a command starts, and with (name, its seconds) when it
-            has succeeded.
+        commands: words of each command, by name.
+        logs: folder of the files NAME.log, to which the outputs are written. Existing files are overwritten.
+        report: called with (name, None) when a command starts, and with (name, its duration in seconds) when
+            it has succeeded.
 
     Raises:
-        ChildError: a command failed; shows the last lines of its output. The other commands are ended.
+        ChildError: a command failed; the message shows the last lines of its output. The other commands are
+            ended.
     """
     waiting = list(commands)
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
@@ -64,8 +66,8 @@ def run_all(
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into a KeyboardInterrupt while the context is open, so that child processes are ended.
-    Does nothing outside the main thread, which alone can handle signals."""
+    """Turn SIGTERM into a KeyboardInterrupt within this context, so that child processes are ended. Outside
+    the main thread this does nothing, since only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,15 +1,15 @@
 """The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly
 forgets it.
 
-The tokenizer has one token a character. The start is a small Llama that learned from the teacher's
-demonstrations. Most of them are wrong, so it answers as the teacher does; only the rule oracle knows better.
-Held-out sums are unordered pairs of numbers: if 37+48 or 48+37 is held out, neither is ever shown or asked
-about in training.
+The tokenizer has one token for each character. The start is a small Llama that learned from the teacher's
+demonstrations. Most of these are wrong, so the start answers as the teacher does; only the rule oracle knows
+the right answers. Sums are held out as unordered pairs of numbers: if 37+48 is held out, training contains
+neither 37+48 nor 48+37.
 
-The teacher forgets the carry in 75 of 100 sums. At 65 the start's greedy answers were nearly a tie between
-carrying and not: another order of additions, or a control that moves the start by a hundredth, changed many
-of them at once. The runs end after 40 steps, where the curve is flat, because a control drifts at random for
-as long as it runs.
+The teacher forgets the carry in 75 of 100 sums. With 65 of 100, the start's greedy answers were nearly a tie
+between carrying and not carrying, so the slightest change flipped many answers at once: additions in another
+order, or a control that moved the start by a hundredth. The runs end after 40 steps, where the curve is flat,
+because a control drifts at random for as long as it runs.
 """
 
 import json
@@ -35,7 +35,7 @@ EOS = "<eos>"
 MAX_NEW_TOKENS = 4
 """Three digits and the end of text."""
 BATCH = 128
-"""Demonstrations in a step of the supervised start."""
+"""Number of demonstrations in a step of the supervised start."""
 FORGETS = 0.75
 """Share of the demonstrations without the carry. It is so large that nearly all greedy answers of the start
 lack the carry, and rounding cannot change that."""
@@ -43,7 +43,7 @@ lack the carry, and rounding cannot change that."""
 
 @dataclass(frozen=True)
 class Sum:
-    """A prompt with its right answer and the one without the carry."""
+    """A prompt with the right answer, and with the answer that forgets the carry."""
 
     first: int
     second: int
@@ -68,7 +68,7 @@ class Task:
     teacher's demonstrations.
 
     Attributes:
-        demonstrations: (sum, shown answer), in the order of the supervised start.
+        demonstrations: pairs of a sum and the teacher's answer, in the order in which the start learns them.
     """
 
     train: tuple[Sum, ...]
@@ -90,8 +90,9 @@ def build_task(
     """Make the data of a seed.
 
     Args:
-        heldout: number of pairs held out, of 1,845 in all.
-        demonstrations: number of demonstrations, of sums drawn at random with replacement.
+        heldout: number of pairs that are held out, of 1,845 pairs in all.
+        demonstrations: number of demonstrations. Their sums are drawn from those of training, with
+            replacement.
         forgets: probability that a demonstration lacks the carry.
     """
     seeds = Seeds(seed)
@@ -120,7 +121,7 @@ def write_records(path: Path, records: Iterable[tuple[str, str]]) -> None:
 
 
 def build_tokenizer() -> Any:
-    """Make a tokenizer with one token a character; prompts begin with <bos>."""
+    """Make a tokenizer with one token for each character; prompts begin with <bos>."""
     vocabulary = {token: index for index, token in enumerate([*CHARACTERS, PAD, BOS, EOS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -160,11 +161,12 @@ def supervise(
     learning_rate: float = 2e-3,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Make one pass of supervised learning over the demonstrations, in their order, with AdamW; the learning
-    rate rises over 20 steps and falls over the last 30 %.
+    """Make one pass of supervised learning over the demonstrations, in their order, with AdamW. The learning
+    rate rises during the first 20 steps and falls during the last 30 % of the steps.
 
     Args:
-        report: called with (step, loss) after each step; loss: mean over the answers' tokens, nats.
+        report: called with (step, loss) after each step. The loss is the mean over the tokens of the answers,
+            in nats.
     """
     prompts, answers, mask = _token_ids(tokenizer, demonstrations)
     steps = len(demonstrations) // batch_size
@@ -188,8 +190,8 @@ def supervise(
 def _token_ids(
     tokenizer: Any, demonstrations: Sequence[tuple[Sum, str]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the ids of the prompts (all of one length), the ids of the answers with their end (padded at the
-    right), and the mask of the answers' tokens."""
+    """Return the ids of the prompts, which have equal lengths; the ids of the answers with their end of text,
+    padded on the right; and a mask of the answers' tokens that are not padding."""
     renderer = Renderer(tokenizer, template=None)
     prompt_ids = {s.prompt: renderer.prompt([Message("user", s.prompt)]).tolist() for s, _ in demonstrations}
     answer_ids = {shown: renderer.response(shown).tolist() for _, shown in demonstrations}
