@@ -1,9 +1,9 @@
-"""The check of an algorithm: it runs on made-up feedback with real tiny models and the real learner, and is
-held against the protocol of `Objective`.
+"""The check of an algorithm. It runs the algorithm on made-up feedback, with tiny models and the real
+learner, and compares what it does with the protocol of `Objective`.
 
-Only a run of the real learner shows whether a gradient depends on the forward pass (the check cuts it) and
-whether a state is whole (the check goes on from it). The first finding ends a check, since the second mostly
-follows from it.
+Only the real learner shows two faults: a gradient that depends on how rows are split into forward passes (the
+check compares two ways to split them), and a `state` that is not complete (the check continues from a saved
+state). The check ends with its first finding, since later ones mostly follow from it.
 """
 
 import json
@@ -28,30 +28,39 @@ from oat.testing.part import Part
 from oat.types import Batch, Feedback, Plan, Requires
 
 _TOLERANCE = 1e-3
-"""Largest difference of two gradients, relative to their norm, that rounding may make."""
+"""Two gradients are equal up to rounding if the norm of their difference is at most this share of the first
+one's norm."""
 _SIZES = {"prompts": 6, "samples": 4, "max_length": 8}
 _OF_A_STEP = ("answers/", "response/", "reward/", "sft/accepted", "sft/solved", "pairs/empty", "pairs/halved")
 
 
 def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any) -> None:
-    """Run an algorithm on made-up feedback, and hold it against the protocol of `Objective`.
+    """Run an algorithm on made-up feedback, and check it against the protocol of `Objective`.
 
-    It finds: columns and losses of a wrong shape or axis; a model that is to be trained and gets no gradient,
-    or gets one that depends on what stands in the same forward pass; numbers that are not finite; metrics
-    without a name of ours or `user/`; changes in what it was given; results that differ for the same feedback
-    and seed; losses or metrics that read what `prepare` left in the objective, and not in the batch; feedback
-    without a usable answer that makes it fail; older feedback that it says it learns from again, and does
-    not, or counts as a step's own; and a state that `load_state` does not bring back. It does not find
-    whether the loss is the right one.
+    The check finds these faults:
+
+    * a column or a loss has a wrong shape or axis;
+    * a trained model gets no gradient, or one that depends on the other rows of the forward pass;
+    * a loss or a gradient is not finite;
+    * a metric's name is not in our list and does not begin with `user/`;
+    * a method changes its arguments;
+    * the same feedback and seed give different results;
+    * `losses` or `metrics` read a value that `prepare` left in the objective instead of in the batch;
+    * feedback without a usable answer makes a method fail;
+    * `reuses` is set, and `prepare` makes no rows of older feedback, or counts them in metrics of the step;
+    * `load_state` does not restore the state that `state` returned.
+
+    The check cannot tell whether the loss is the intended one.
 
     Args:
-        algorithm: a class as configurations name it, or that name.
-        plan: of an objective that has none of its own, as the ensemble's.
-        options: of its `Config`. By default a step has at most 6 prompts and 4 samples of each, and a
-            `max_length` without a default is 8 tokens.
+        algorithm: a class, or its name as in a configuration.
+        plan: the plan of a step, for an objective without a method `plan`, such as the ensemble's; None: the
+            objective's own plan.
+        options: fields of the algorithm's `Config`. Unless given here, `prompts`, `samples` and `max_length`
+            are at most 6, 4 and 8.
 
     Raises:
-        ContractError: what was found, where, and what to do.
+        ContractError: a fault was found; the message says which, where, and what to do.
     """
     cls = load_symbol(algorithm) if isinstance(algorithm, str) else algorithm
     check = _Check(cls, options, plan)
@@ -76,7 +85,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
 
 
 class _Check(Part):
-    """One algorithm. Every objective, learner and model is made anew each time, as a run makes it."""
+    """The check of one algorithm. Each part of the check makes its own objective, learner and models."""
 
     def __init__(self, cls: Any, options: Mapping[str, Any], plan: Plan | None):
         super().__init__(cls.__qualname__)
@@ -91,7 +100,7 @@ class _Check(Part):
         return made
 
     def members(self) -> None:
-        """What the class says of itself."""
+        """Check the class, its settings, and its attributes `name`, `requires` and `wants`."""
         is_one = Objective in getattr(self.cls, "__mro__", ()) and is_dataclass(
             getattr(self.cls, "Config", None)
         )
@@ -107,8 +116,8 @@ class _Check(Part):
         self.needs(getattr(objective, "requires", None), getattr(objective, "wants", None))
 
     def settings(self, known: tuple[Field[Any], ...]) -> None:
-        """Keep a step small where the options leave it open; every other setting has a default or is
-        given."""
+        """Add options that keep a step small, where the user gave none. Check that every other setting has a
+        default or was given."""
         for field in known:
             is_small = isinstance(field.default, int) and field.default <= _SIZES.get(field.name, 0)
             if field.name in _SIZES and not is_small:
@@ -126,7 +135,7 @@ class _Check(Part):
         )
 
     def needs(self, requires: Any, wants: Any) -> None:
-        """What it says that it needs of a run."""
+        """Check `requires` and `wants`, with which an objective says what it needs of a run."""
         is_one = isinstance(requires, Requires)
         hint = "give what it needs of a run as oat.types.Requires"
         self.require(is_one, f"requires is {requires!r}; {hint}")
@@ -145,7 +154,7 @@ class _Check(Part):
         )
 
     def plans(self) -> None:
-        """The plan of a step, which is a function of its number."""
+        """Check that `plan` returns valid plans that depend only on the step's number."""
         if self.own_plan is not None:
             return
         objective = self.fresh()
@@ -179,7 +188,8 @@ class _Check(Part):
         return Learner(models, settings, micro_batch_size=micro_batch_size, seeds=Seeds(0))
 
     def prepared(self, feedback: Feedback) -> Batch:
-        """The batch of feedback; the same twice."""
+        """Return the batch that `prepare` makes of feedback. Check that it is valid, that a second call makes
+        the same batch, and that neither call changes the feedback."""
         before = wire.encode(feedback)
         batches = []
         for _ in range(2):
@@ -204,13 +214,15 @@ class _Check(Part):
         return cast(Batch, batch)
 
     def batch(self, batch: Batch) -> None:
-        """Rows, units, groups and columns agree."""
+        """Check that rows, units, groups and columns of a batch agree, and that its metrics have valid
+        names."""
         fault = fault_of(batch)
         self.require(fault is None, fault or "")
         check_names(self, "prepare reports", batch.metrics)
 
     def older(self, usual: Feedback) -> None:
-        """What is learned again makes rows, and moves no metric of the step's own answers."""
+        """If the objective learns from older feedback, check that this feedback adds rows and changes no
+        metric of the step's own answers."""
         if not self.fresh().reuses:
             return
         alone = self.prepared(usual)
@@ -232,13 +244,13 @@ class _Check(Part):
         )
 
     def losses(self, batch: Batch) -> None:
-        """Shapes, axes, names and gradients of all losses and metrics, in one forward pass."""
+        """Check shapes, axes, names and gradients of all losses and metrics, in one forward pass."""
         objective = self.fresh()
         Mathematics(self.name, objective, self.learner(objective).models, batch).check()
 
     def gradients(self, feedback: Feedback) -> None:
-        """The first optimiser step's gradient is the same whether all rows go through one pass or each unit
-        through its own."""
+        """Check that the gradient of the first optimiser step is not 0, and that it is the same whether all
+        rows go through one forward pass or each unit through its own."""
         whole, cut = (self.gradient(feedback, size) for size in (None, 1))
         difference, norm = float((whole - cut).norm()), float(whole.norm())
         self.require(norm > 0, "an update has a gradient of 0; see what masks and weights the batch has")
@@ -250,7 +262,7 @@ class _Check(Part):
         )
 
     def gradient(self, feedback: Feedback, micro_batch_size: int | None) -> torch.Tensor:
-        """Gradient of the first optimiser step, over all trained models, flat."""
+        """Return the gradient of the first optimiser step, flat and over all trained models."""
         objective = self.fresh()
         learner, found = self.learner(objective, micro_batch_size), []
 
@@ -264,7 +276,7 @@ class _Check(Part):
         return torch.cat([gradient for gradients in found[: len(learner.trained)] for gradient in gradients])
 
     def update(self, objective: Objective, learner: Learner, batch: Batch) -> dict[str, float]:
-        """What the update of a step reports, but for speed."""
+        """Learn from a batch, and return the metrics of this update, except those of speed."""
         report = self.call("an update", learner.update, objective, batch)
         return {name: value for name, value in report.items() if not name.startswith("roofline/")}
 
@@ -276,8 +288,8 @@ class _Check(Part):
         return objective
 
     def apart(self) -> None:
-        """Another objective of the same settings, which has prepared nothing, learns the same from a batch
-        as the one that prepared it."""
+        """Check that `losses` and `metrics` read only the batch: an objective that has prepared nothing
+        learns the same from a batch as the objective that prepared it."""
         one, other = self.after_two_steps(), self.fresh()
         batch = self.prepare(one, self.learner(one), self.feedback(3, "all"))
         own, others = (self.update(objective, self.learner(objective), batch) for objective in (one, other))
@@ -289,7 +301,8 @@ class _Check(Part):
         )
 
     def state(self) -> None:
-        """After some steps, an algorithm that takes up the saved state of another does as that one does."""
+        """Check that an objective into which the state of another one is loaded does the same in the next
+        step as the other one."""
         one, two = self.after_two_steps(), self.fresh()
         saved = one.state
         hint = "return a flat dict of tensors and JSON values by name"
@@ -318,7 +331,8 @@ class _Check(Part):
         )
 
     def after(self, objective: Objective, feedback: Feedback) -> tuple[Any, ...]:
-        """What a step does, as values that can be compared."""
+        """Make a step, and return values that can be compared: the encoded batch, the metrics of the update,
+        and the plan of the next step (None if the objective has no plan of its own)."""
         learner = self.learner(objective)
         batch = self.prepare(objective, learner, feedback)
         report = self.update(objective, learner, batch)

@@ -1,4 +1,5 @@
-"""The check of an environment: made-up episodes, held against the protocol."""
+"""The check of an environment: it plays episodes with made-up responses, and checks them against the
+protocol."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,27 +32,32 @@ def check_environment(
     responses: Sequence[str] | None = None,
     turns: int = 100,
 ) -> None:
-    """Play episodes with made-up responses, several times, and hold them against the protocol.
+    """Play episodes with made-up responses, several times, and check them against the protocol.
 
-    It finds: a state, a turn, a message or a reward of a wrong type, or a reward that is not finite; an
-    episode that does not end; an error about a response, since a bad response is worth little and is no
-    error; changes in the prompt or the state that it was given (in a state of plain data, arrays and
-    tensors); and episodes that differ when they are played again with the same seed, or beside others,
-    because randomness is not the generator's, or something is kept outside the state. It does not find a
-    call that never returns.
+    The check finds these faults:
+
+    * a state, a turn, a message or a reward has a wrong type, or a reward is not finite;
+    * an episode does not end;
+    * a response makes a method raise an exception, instead of getting a low reward;
+    * a method changes the prompt or the state that it gets (found only in states of plain data, arrays and
+      tensors);
+    * an episode differs when it is played again with the same seed, or together with others, because random
+      numbers do not come from the generator, or values are kept outside the state.
+
+    The check cannot end a call that never returns.
 
     Args:
-        environment: a class as configurations name it, or that name.
+        environment: a class, or its name as in a configuration.
         prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that
             the environment reads.
-        responses: that the model gives in turn, over and over; each of them begins an episode about each
-            prompt. By default made-up texts: a number, an empty text, a long one, other scripts.
-        turns: turns after which an episode counts as endless.
+        responses: the texts that the model gives in turn, again and again. Each of them begins one episode
+            for each prompt. By default made-up texts: a number, an empty text, a long one, other scripts.
+        turns: number of turns after which an episode counts as endless.
 
     Raises:
-        ContractError: what was found, where, and what to do.
-        DataError: a prompt cannot be read by any run.
-        ConfigError: the environment cannot be made without arguments, or lacks a method.
+        ContractError: a fault was found; the message says which, where, and what to do.
+        DataError: a prompt has no format that a run can read.
+        ConfigError: the environment cannot be loaded or made without arguments, or lacks a method.
     """
     said = _RESPONSES if responses is None else tuple(responses)
     found = load_symbol(environment) if isinstance(environment, str) else environment
@@ -81,7 +87,7 @@ class _Episode:
     """An episode to play.
 
     Attributes:
-        first: number of the response with which it begins.
+        first: index of the response with which it begins.
     """
 
     prompt: Prompt
@@ -100,7 +106,7 @@ class _Check(Part):
         return make_environment(self.cls, self.name)
 
     def begun(self, environment: Environment, episode: _Episode) -> Mapping[str, Any]:
-        """The state before the first response."""
+        """Return the state before the first response, checked."""
         before = wire.encode(episode.prompt)
         state = self.call("reset", environment.reset, episode.prompt, np.random.default_rng(episode.seed))
         self.require(
@@ -116,7 +122,7 @@ class _Check(Part):
     def played(
         self, environment: Environment, episode: _Episode, state: Mapping[str, Any]
     ) -> Iterator[_Told]:
-        """The turns of an episode, one by one."""
+        """Play an episode, and yield message and reward of each turn, checked."""
         where, before = f"an episode of {_text(episode.prompt)!r}", wire.encode(episode.prompt)
         for number in range(self.turns):
             response = self.responses[(episode.first + number) % len(self.responses)]
@@ -176,8 +182,7 @@ class _Check(Part):
         return turn
 
     def told(self, message: Message, where: str) -> None:
-        """Check a message as one of data: a role that templates know, and text that can be tokenised and
-        stored."""
+        """Check that a message has a role that templates know, and text that can be tokenised and stored."""
         role = message.role[:40]
         is_known = message.role in ROLES
         self.require(is_known, f"{where}: the message has the role {role!r}; {did_you_mean(role, ROLES)}")
@@ -187,13 +192,14 @@ class _Check(Part):
             raise ContractError(str(error)) from error
 
     def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """The turns of all episodes, played one after another."""
+        """Return the turns of all episodes, played one after another."""
         return [
             list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes
         ]
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """The turns of all episodes, played as a run plays them: all begin, then each has its next turn."""
+        """Return the turns of all episodes, played by a new environment as a run plays them: all episodes
+        begin, and then each of them has one turn after another in rounds."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
         playing = [
@@ -234,12 +240,12 @@ class _Check(Part):
 def _is_finite(reward: Any) -> bool:
     try:
         return isinstance(reward, Real) and math.isfinite(reward)
-    except OverflowError:  # a whole number beyond floats
+    except OverflowError:  # a whole number that is too large for a float
         return False
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes | None:
-    """The bytes of a state, by which changes are seen; None if it cannot be encoded."""
+    """Return the bytes of a state, which show whether it changes; None if it cannot be encoded."""
     try:
         return wire.encode(dict(state))
     except WireError:

@@ -1,4 +1,5 @@
-"""The check of an explorer: made-up groups, and its questions held against the protocol."""
+"""The check of an explorer: it lets the explorer choose among made-up responses, and checks its questions
+against the protocol."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,22 +21,29 @@ _STEPS = (0, 1_000)
 def check_explorer(
     explorer: Any, kind: Kind = "compare", *, plan: Plan | None = None, **options: Any
 ) -> None:
-    """Let an explorer choose among made-up responses, several times, and hold its questions against the
+    """Let an explorer choose among made-up responses, several times, and check its questions against the
     protocol.
 
-    It finds: a choice that differs for the same groups, scores and seed (randomness that is not the
-    generator's, something kept between calls); changes in what it was given; questions about other texts than
-    those it picked, about no group or one group twice, of another kind, or about two equal texts; and a plan
-    that is not valid.
+    The check finds these faults:
+
+    * the same groups, scores and seed give other questions, because random numbers do not come from the
+      generator, or values are kept between calls;
+    * a method changes its arguments;
+    * the texts of a question are not those of the responses that it picks;
+    * a question has a key that the explorer did not get, or one key has two questions;
+    * a question has the wrong kind, or asks an oracle to compare two equal texts;
+    * the explorer asks nothing;
+    * `needs` or the plan is not valid.
 
     Args:
-        explorer: a class as configurations name it, or that name.
-        kind: of the questions that it is to ask.
-        plan: of an algorithm; by default 8 prompts with 2 responses each for comparisons, else with 4.
-        options: of its `Config`.
+        explorer: a class, or its name as in a configuration.
+        kind: the kind of questions that the explorer has to ask.
+        plan: the algorithm's plan; by default 8 prompts, with 2 responses to each for comparisons and 4 for
+            scores.
+        options: fields of the explorer's `Config`.
 
     Raises:
-        ContractError: what was found, where, and what to do.
+        ContractError: a fault was found; the message says which, where, and what to do.
     """
     cls = load_symbol(explorer) if isinstance(explorer, str) else explorer
     check = _Check(cls, kind, options)
@@ -54,7 +62,7 @@ class _Check(Part):
         self.options = options
 
     def fresh(self) -> Explorer:
-        """A new explorer, made as a run makes it."""
+        """Return a new explorer, made as a run makes it."""
         settings = getattr(self.cls, "Config", None)
         takes = settings is not None or not self.options
         self.require(
@@ -69,12 +77,16 @@ class _Check(Part):
         self.none(needs_faults(getattr(self.fresh(), "needs", None)))
 
     def none(self, faults: Iterator[str], method: str = "") -> None:
-        """Raise the first fault, if there is any."""
+        """Raise an error with the first fault, if there is any.
+
+        Args:
+            method: the method's name and a space, put before the fault.
+        """
         for fault in faults:
             self.require(False, method + fault)
 
     def widened(self, plan: Plan) -> Plan:
-        """The plan that the explorer makes of another; the same twice, and a valid one."""
+        """Return the plan that `widen` makes of a plan. Check that it is valid, and the same in two calls."""
         before = wire.encode(plan)
         one, two = (self.call("widen", self.fresh().widen, plan) for _ in range(2))
         self.require(
@@ -90,7 +102,8 @@ class _Check(Part):
         return one
 
     def choice(self, plan: Plan, step: int) -> None:
-        """Check the questions about one round, asked three times."""
+        """Check the questions about one round. `choose` is called twice on one explorer and once on another,
+        and must return the same questions each time."""
         generator = np.random.default_rng(step)
         groups = [
             make_group(n, plan.samples, generator, text="same" if n == 0 else None)
@@ -141,7 +154,7 @@ class _Check(Part):
 def _scores(
     groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator
 ) -> dict[str, list[np.ndarray]]:
-    """Made-up scores, by name, in the form in which the actor gives them."""
+    """Return made-up scores by name, as `Actor.score` returns scores."""
     scores: dict[str, list[np.ndarray]] = {}
     for name in sorted(needs):
         shape = (_MEMBERS,) if name == ENSEMBLE else ()

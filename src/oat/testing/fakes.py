@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Said = float | Mark
-"""A value, or a mark that stands for one."""
+"""A value; or a mark, if there is no value."""
 Script = Callable[[Question], Said | Sequence[Said]]
 
 _PAUSE_S = 0.01
@@ -22,20 +22,21 @@ _VALUELESS = 0.5
 
 
 class FakeEngine:
-    """An engine without a model. It answers requests with given ids, the last request first.
+    """An engine without a model. It answers requests with ids from a script, and yields the answer to the
+    last request first.
 
-    Every token has the same raw and sampled log-probability, - log `num_tokens`.
+    Every token has the same raw and sampled log-probability, -log(`num_tokens`).
 
     Args:
-        script: a function from the ids that a response continues to the response's ids; or responses that
-            are given in turn, over all calls, again and again.
+        script: a function that gets a request's ids and returns the response's; or a list of responses, which
+            answer the requests of all calls in turn, from the beginning again after the last one.
         num_tokens: size of the vocabulary.
-        stop_ids: ids that end a response. One that ends in another id, or has more than `max_new_tokens`, is
-            cut, with the reason "length".
+        stop_ids: ids that end a response. A response with more than `max_new_tokens` ids is cut. If a
+            response was cut, or its last id is not a stop id, its finish reason is "length".
 
     Attributes:
-        requests: the requests so far.
-        held: by slot, the weights that were loaded last.
+        requests: all requests so far.
+        held: for each slot, the weights that were loaded last.
     """
 
     def __init__(
@@ -89,15 +90,17 @@ class FakeOracle(Oracle):
     """An oracle that answers from a script, at once or late, in any order, or never.
 
     Args:
-        script: a function from a question to its values, one for each candidate of a score; a single value
-            is that of all. A value is a number, or a mark: "tie", "abstain", "failed".
-        answers: the kind of question that it takes.
-        late: a function from a question to the number of calls of `collect` that ask for it in vain; None:
-            the question is never answered. By default 0.
-        newest_first: answers that are there are returned in the reverse order.
+        script: a function that gets a question and returns its value if it is a comparison, or a list with
+            the value of each candidate if it is to be scored. If it returns one value for a question with
+            several candidates, all get this value. A value is a number, or a mark ("tie", "abstain" or
+            "failed").
+        answers: the kind of questions that the oracle takes.
+        late: a function that gets a question and returns how many calls of `collect` for it return nothing
+            before one returns the answer; None: the question is never answered. By default 0.
+        newest_first: `collect` returns the available answers in reverse order.
 
     Attributes:
-        asked: the questions so far, in order.
+        asked: all questions so far, in order.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What an algorithm is checked with: answers about made-up responses, and tiny models."""
+"""The inputs of the check of an algorithm: made-up feedback, and tiny models."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ from oat.types import Answer, Feedback, Group, Item, Key, Mark, Plan, Question, 
 Answered = Literal["all", "some", "none"]
 
 MODELS = ("policy", "reference", "critic", "ensemble", "reward")
-"""The models of a run."""
+"""The names of the models that a run may have."""
 
 _FEATURES = 8
 _MARKS: dict[Answered, tuple[Mark, ...]] = {
@@ -29,12 +29,14 @@ _MARKS: dict[Answered, tuple[Mark, ...]] = {
 
 
 def made_up_feedback(kind: str, plan: Plan, step: int, answered: Answered) -> Feedback:
-    """Made-up answers about made-up responses, whose recorded log-probabilities are a tiny policy's.
+    """Return made-up answers to questions about made-up responses. The recorded log-probabilities are those
+    of a tiny policy.
 
     Args:
-        kind: of the answers, "compare" or "score".
-        answered: "all"; "some": ties, abstentions and failures among them, and responses of older weights;
-            "none": all failed.
+        kind: the kind of questions, "compare" or "score".
+        answered: "all": every answer has a value. "some": there are also ties, abstentions and failures; the
+            responses are from weights of one version earlier, and those to one prompt are equal. "none": all
+            answers failed.
     """
     return copy.deepcopy(_feedback(kind, plan.questions, tuple(plan.samples.items()), step, answered))
 
@@ -86,7 +88,7 @@ def _model(name: str) -> Model:
 
 
 def _item(kind: str, group: Group, step: int, mark: Mark, generator: np.random.Generator) -> Item:
-    """A question about a group, and its answer."""
+    """Return a question about a group, with its answer."""
     key, size = Key("train", step, 0, group.prompt.occurrence), len(group.trajectories)
     if kind == "compare":
         features = generator.normal(size=(2, _FEATURES)).astype(np.float32)
@@ -108,7 +110,7 @@ def _item(kind: str, group: Group, step: int, mark: Mark, generator: np.random.G
 
 @torch.no_grad()
 def _recorded(row: Trajectory, policy: LanguageModel) -> Trajectory:
-    """The trajectory with the log-probabilities of a model, as if that had sampled it."""
+    """Return the trajectory with the log-probabilities of `policy`, as if that model had sampled it."""
     logps = policy.outputs([row], {}, {"raw"})["raw"].numpy()
     return replace(
         row, segments=(row.segments[0], replace(row.segments[1], raw_logps=logps, sampled_logps=logps))

@@ -1,4 +1,4 @@
-"""The mathematics of an objective under check: `losses` and `metrics` of one batch in one forward pass."""
+"""The check of an objective's mathematics: `losses` and `metrics` of one batch in one forward pass."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -20,11 +20,12 @@ _AXIS_OF = {"pair": "U", "step": ""} | dict.fromkeys(
 
 
 class Mathematics(Part):
-    """What an objective says of one batch.
+    """The check of `losses` and `metrics` on one batch.
 
     Args:
-        objective: one that has prepared nothing.
-        models: those that it trains, by name.
+        name: name of the algorithm, for messages.
+        objective: an objective that has prepared nothing.
+        models: models by name; at least those that the objective trains.
     """
 
     def __init__(self, name: str, objective: Objective, models: Mapping[str, Model], batch: Batch):
@@ -37,7 +38,7 @@ class Mathematics(Part):
         self.sizes = {"K": (len(view.row_of_K),), "N": (view.num_rows,), "U": (view.num_units,), "": ()}
 
     def check(self) -> None:
-        """Shapes, axes, names and gradients of all losses and metrics."""
+        """Check shapes, axes, names and gradients of all losses and metrics."""
         leaves = self.leaves()
         outputs = {
             model: {name: leaf * 1.0 for name, leaf in given.items()} for model, given in leaves.items()
@@ -56,7 +57,8 @@ class Mathematics(Part):
         self.reached(leaves)
 
     def leaves(self) -> dict[str, dict[str, torch.Tensor]]:
-        """By model, what `wants` names of it; each tensor takes a gradient of its own."""
+        """Return for each trained model the outputs that `wants` names. Each is a leaf tensor with a gradient
+        of its own."""
         found: dict[str, dict[str, torch.Tensor]] = {}
         for model, wants in self.objective.wants.items():
             given = self.call("wants", self.models[model].outputs, self.batch.rows, self.batch.columns, wants)
@@ -64,7 +66,11 @@ class Mathematics(Part):
         return found
 
     def ask(self, method: str, outputs: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:
-        """What `losses` or `metrics` returns."""
+        """Return the result of `losses` or `metrics`.
+
+        Raises:
+            ContractError: the method raised; for example it reads an attribute that only `prepare` sets.
+        """
         try:
             return self.call(method, getattr(self.objective, method), outputs, self.view)
         except ContractError as error:
@@ -81,7 +87,7 @@ class Mathematics(Part):
         self.require(is_same, f"{what} was changed in place; make a new tensor")
 
     def losses(self, losses: Any) -> None:
-        """Names, axes and kinds of reduction."""
+        """Check names, axes and kinds of reduction of all losses."""
         is_dict = isinstance(losses, dict) and len(losses) > 0
         self.require(is_dict, f"losses returned {str(losses)[:60]}; return a dict of Loss by metric name")
         check_names(self, "losses reports", dict.fromkeys(losses, 0.0))
@@ -109,7 +115,7 @@ class Mathematics(Part):
         self.require(is_whole, f'the loss {name} is per "constant"; {hint}')
 
     def metrics(self, metrics: Mapping[str, tuple[torch.Tensor, str]]) -> None:
-        """Names, axes and how they are joined over a step."""
+        """Check names and axes of all metrics, and how their values are joined over a step."""
         check_names(self, "metrics reports", dict.fromkeys(metrics, 0.0))
         for name, (values, how) in metrics.items():
             is_known = how in ("K", "N", "U", "max", "min")
@@ -121,7 +127,7 @@ class Mathematics(Part):
             self.require(fits, f"the metric {name} has shape {tuple(values.shape)}; {hint}")
 
     def total(self, losses: Mapping[str, Loss]) -> torch.Tensor:
-        """() the loss of the batch, which depends on the models and is finite."""
+        """Return the loss of the batch, (). Check that it depends on the models and is finite."""
         reduction = Reduction(self.batch)
         groups = torch.from_numpy(self.batch.group_of_N)
         parts = [loss.coef * reduction(loss, self.view, groups, first=True) for loss in losses.values()]
@@ -135,7 +141,7 @@ class Mathematics(Part):
         return total
 
     def reached(self, leaves: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Every trained model has a gradient, and a finite one."""
+        """Check that every trained model has a gradient, and that it is finite."""
         for model, given in leaves.items():
             gradients = {
                 name: leaf.grad
@@ -152,7 +158,7 @@ class Mathematics(Part):
 
 
 def check_names(part: Part, what: str, metrics: Mapping[str, float]) -> None:
-    """Every name is one of ours, or begins with `user/`."""
+    """Check that every metric's name is in our list (`oat.metrics`) or begins with `user/`."""
     try:
         Metrics().add(metrics)
     except OatError as error:

@@ -1,9 +1,10 @@
-"""The check of an oracle: made-up questions, asked in several ways, and its answers held against the
+"""The check of an oracle: it asks made-up questions in several ways, and checks the answers against the
 protocol.
 
-The check asks the same again, in another order, and alone, since the ledger uses answers again and sends only
-what is not known. It does not ask a pair the other way round: a judge with a position bias is a bad judge,
-not a broken one.
+The check asks the same questions again, in reverse order, and one by one. The answers must be equal, since
+the ledger uses answers again and asks only those questions whose answers it does not have. The check does not
+swap the two responses of a pair: an oracle with a position bias judges badly, but does not break the
+protocol.
 """
 
 import copy
@@ -42,28 +43,35 @@ def check_oracle(
     seconds: float = 30.0,
     tolerance: float = 1e-3,
 ) -> None:
-    """Ask an oracle, or a function that scores or compares, the same questions in several ways, and hold its
+    """Ask an oracle, or a function that scores or compares, the same questions in several ways, and check its
     answers against the protocol.
 
-    It finds: a value too few or too many, or one that no run can use (NaN, infinite, no probability); an
-    answer to something else, twice, or never; a cost above the price; changes in the arguments; and, unless
-    the oracle says `cacheable = False`, values that differ when the same is asked again, in another order,
-    alone, or of other tokens with the same text. It does not look whether p(first wins) and p(second wins) of
-    one pair add up to 1.
+    The check finds these faults:
+
+    * an answer has too few or too many values, or one that no run can use (NaN, infinite, no probability);
+    * a question is answered twice or never, or an answer belongs to no question;
+    * an answer costs more than the oracle's price;
+    * the oracle changes its arguments;
+    * unless the oracle says `cacheable = False`: the values differ when the same questions are asked again,
+      in reverse order, one by one, or about the same texts with other tokens.
+
+    The check does not compare p(first wins) of a pair with p(second wins) of the swapped pair.
 
     Args:
-        oracle: a function or a class, an oracle made of one, or a name as configurations have it. An error
-            that it raises is a finding, too.
-        questions: to ask; by default made-up ones (texts that are empty, long, in other scripts, equal) about
-            one prompt.
-        reference, columns: of the prompt of made-up questions.
-        options: of a class or a name.
-        seconds: to wait for all answers to one submission.
+        oracle: a function, a class, an object of such a class, or a name as in a configuration. An exception
+            that it raises is a finding too.
+        questions: the questions to ask; by default made-up ones about one prompt, whose texts are empty,
+            long, in other scripts, or equal.
+        reference, columns: reference and columns of the made-up questions' prompt.
+        options: options of the oracle, if `oracle` is a class or a name.
+        seconds: time to wait for an answer. It counts once for the last question of a submission and once for
+            all others together.
         tolerance: largest difference, relative or absolute, between two answers to the same question.
 
     Raises:
-        ContractError: what was found, where, and what to do.
-        ConfigError, OracleError: the oracle cannot be built, or what our own wrapper of functions found.
+        ContractError: a fault was found; the message says which, where, and what to do.
+        ConfigError: the oracle cannot be loaded or built.
+        OracleError: our own wrapper of a user's function or class found a fault.
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
@@ -96,8 +104,8 @@ class _Asking(Part):
     """Asks questions, and checks each answer.
 
     Args:
-        name: of the oracle, in messages.
-        seconds: until all are answered.
+        name: name of the oracle, for messages.
+        seconds: time to wait for answers, as in `check_oracle`.
     """
 
     def __init__(self, oracle: Oracle, name: str, seconds: float):
@@ -109,7 +117,7 @@ class _Asking(Part):
             watched.function = _watched(oracle.function, self.changed)
 
     def __call__(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answers, in the order of the questions."""
+        """Return the answers in the order of the questions, checked."""
         before, given = [_encoded(question) for question in questions], list(questions)
         tickets = self.call("submit", self.oracle.submit, given)
         is_same = [id(question) for question in given] == [id(question) for question in questions]
@@ -153,14 +161,15 @@ class _Asking(Part):
         return answers
 
     def hold(self, contract: Callable[..., Any], *arguments: Any) -> Any:
-        """Apply a check of the ledger's."""
+        """Call one of the checks that the ledger makes of answers (`oat.oracles.contract`), and return its
+        result. Its error becomes a ContractError."""
         try:
             return contract(*arguments)
         except OracleError as error:
             raise ContractError(str(error)) from error
 
     def _check(self, question: Question, answer: Any) -> Answer:
-        """Check one answer against its question."""
+        """Return an answer with plain numbers, checked against its question."""
         price = self.oracle.price(question)
         most = Budget.of(price) if self.oracle.names_price else Budget(price.queries)
         sound: Answer = self.hold(checked, answer, question, self.name, most)
@@ -168,7 +177,8 @@ class _Asking(Part):
 
 
 def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable[..., Any]:
-    """The function, wrapped: it notes in `changed` the names of arguments that it changes."""
+    """Return the function, wrapped. Each call adds to `changed` the names of the arguments that the function
+    has changed."""
 
     def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         changed.update(
@@ -193,7 +203,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
 
 
 def _encoded(question: Question) -> dict[str, bytes]:
-    """The bytes of each field, by which changes are seen."""
+    """Return the bytes of each field of a question, which show whether the field changes."""
     return {field.name: wire.encode(getattr(question, field.name)) for field in fields(question)}
 
 
@@ -221,15 +231,16 @@ def _renamed(questions: Sequence[Question], by: int) -> list[Question]:
 
 
 def _retokenised(questions: Sequence[Question]) -> list[Question]:
-    """Questions about the same texts with other tokens, as at the ends of other episodes."""
+    """Return questions about the same texts with other tokens, as two episodes with the same last response
+    have them."""
     return [
         replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions
     ]
 
 
 def _alone(ask: _Asking, question: Question, place: int) -> Answer:
-    """The answer to a question that is asked alone; for scores, candidate by candidate, as if the values of
-    the others were known."""
+    """Return the answer to a question that is asked alone. If the question asks for scores, each candidate is
+    asked about alone, as a run does if the ledger has the scores of the others."""
     if question.kind == "compare":
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [

@@ -1,4 +1,4 @@
-"""A user's part under check."""
+"""The base of the checks of users' parts."""
 
 import traceback
 from collections.abc import Callable
@@ -12,10 +12,10 @@ _OURS = Path(oat.__file__).parent
 
 
 class Part:
-    """A part under check, and the form of what is wrong with it.
+    """A user's part under check. Every finding becomes a ContractError.
 
     Args:
-        name: of the part, at the head of every message.
+        name: the part's name, with which every message begins.
     """
 
     def __init__(self, name: str):
@@ -27,8 +27,8 @@ class Part:
             raise ContractError(f"{self.name}: {what}")
 
     def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the part. An error that is not one of ours becomes a ContractError with its
-        place."""
+        """Call a function of the part. An exception becomes a ContractError that names its place; our own
+        errors and Ctrl-C pass through."""
         try:
             return function(*arguments)
         except OatError:
@@ -43,7 +43,8 @@ class Part:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the first file outside this package through which an error came, in brackets."""
+    """Return the place of an error in brackets: the first file of its traceback that is outside this package,
+    and the last line of the traceback in that file. Return "" if there is no such file."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Made-up prompts, responses and questions; the random ones are functions of a generator."""
+"""Made-up prompts, responses and questions. Random ones are drawn from a generator that the caller gives."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ def make_question(
     reference: str | None = None,
     **columns: Any,
 ) -> Question:
-    """A question as an oracle gets it.
+    """Return a question as an oracle gets it.
 
     Args:
-        prompt: a user's text, or a conversation, which functions get as a list of messages.
+        prompt: a user's text; or a conversation, which a reward function then gets as a list of messages.
         candidates: the responses that the question is about; two if `kind` is "compare".
-        occurrence: tells the questions of one submission apart.
-        columns: of the prompt's record.
+        occurrence: a number that distinguishes the question from others of the same submission.
+        columns: further columns of the prompt's record.
     """
     messages = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
     known = tuple(float(len(text)) for text in candidates)
@@ -50,13 +50,13 @@ def make_group(
     version: int = 0,
     text: str | None = None,
 ) -> Group:
-    """Random responses of one to six letters to a random prompt, one token a letter; one in four is cut at
-    its length.
+    """Return a group of random responses, of one to six letters, to a random prompt. Each letter is one
+    token. A response is cut off with probability 1/4: it has no end token, and its finish reason is "length".
 
     Args:
-        samples: responses by slot.
-        version: of the weights that sampled them.
-        text: of all of them; None: random ones.
+        samples: number of responses from each slot.
+        version: version of the weights that sampled the responses.
+        text: the text of every response; None: random texts.
     """
     question = _letters(generator, 3)
     context = Segment("context", _ids(question))
