@@ -1,5 +1,5 @@
-"""Replacement of a model's directory in one step: whenever a reader looks, or the process is killed, the
-directory is completely the old one or completely the new one.
+"""Replacement of a model's directory, if possible in one step: whenever a reader looks, or the process is
+killed, the directory is completely the old one or completely the new one.
 
 The new files are written into a folder next to the old directory (`.oat-export-` and eight hexadecimal
 digits) and synced to disk. Then the folder and the directory exchange their names in one system call (Linux's
@@ -14,9 +14,10 @@ completed and synced inside the old directory or next to it, and then moved in o
 without which no program loads a model, are removed first and moved in last. In between a reader finds no
 model, but never a mixture of two.
 
-There are two simpler ways. Renaming the old directory before the new one takes its place would leave a moment
-without a model, and a kill at that moment would leave both for the next export to sort out. Refusing the
-directories that cannot be exchanged would exclude containers, which export to mounted folders.
+Two simpler ways are worse. If the old directory were renamed before the new one takes its place, there would
+be a moment without a model, and after a kill at this moment the next export would have to finish the
+replacement. If directories that cannot be exchanged were refused, containers could not export, since they
+export to mounted folders.
 
 Each export locks its folder. The lock ends with the process, so a later export can tell a folder that a
 killed export left from one in use.

@@ -331,8 +331,8 @@ class _Check(Part):
         )
 
     def after(self, objective: Objective, feedback: Feedback) -> tuple[Any, ...]:
-        """Make a step, and return values that can be compared: the encoded batch, the metrics of the update,
-        and the plan of the next step (None if the objective has no plan of its own)."""
+        """Let an objective make one step. Return the encoded batch, the metrics of the update, and the plan
+        of the next step (None if the check got a plan)."""
         learner = self.learner(objective)
         batch = self.prepare(objective, learner, feedback)
         report = self.update(objective, learner, batch)

@@ -47,25 +47,20 @@ def check_oracle(
     answers against the protocol.
 
     The check finds these faults:
-
     * an answer has too few or too many values, or one that no run can use (NaN, infinite, no probability);
     * a question is answered twice or never, or an answer belongs to no question;
-    * an answer costs more than the oracle's price;
-    * the oracle changes its arguments;
+    * an answer costs more than the oracle's price, or the oracle changes its arguments;
     * unless the oracle says `cacheable = False`: the values differ when the same questions are asked again,
       in reverse order, one by one, or about the same texts with other tokens.
-
     The check does not compare p(first wins) of a pair with p(second wins) of the swapped pair.
 
     Args:
         oracle: a function, a class, an object of such a class, or a name as in a configuration. An exception
             that it raises is a finding too.
-        questions: the questions to ask; by default made-up ones about one prompt, whose texts are empty,
-            long, in other scripts, or equal.
+        questions: the questions to ask; by default made-up ones about one prompt, with many kinds of texts.
         reference, columns: reference and columns of the made-up questions' prompt.
         options: options of the oracle, if `oracle` is a class or a name.
-        seconds: time to wait for an answer. It counts once for the last question of a submission and once for
-            all others together.
+        seconds: time to wait for the answer to the last question, and again for all other answers together.
         tolerance: largest difference, relative or absolute, between two answers to the same question.
 
     Raises:
