@@ -20,7 +20,7 @@ COMMANDS = {
         "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded"
     ),
     "eval": "evaluate a run's newest checkpoint, or the start model of a configuration",
-    "export": "write a run's policy as a model directory that transformers loads",
+    "export": "write the model that a run trained as a model directory that transformers loads",
     "generate": "write responses to the prompts of a file, as lines of JSON",
     "chat": "talk to a run's policy, or to a model; through a pipe, lines in and answers out",
     "samples": "show prompts, responses and the oracle's answers about them, newest first",

@@ -1,4 +1,4 @@
-"""`oat export`: write a run's policy as a model directory."""
+"""`oat export`: write the model that a run trained as a model directory."""
 
 import argparse
 from pathlib import Path

@@ -116,8 +116,9 @@ def _data(run_inputs: RunInputs) -> Lines:
 
 
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
-    """Return the steps that the run in the directory has done, or, for a fork that is still to be made, those
-    before its beginning, with the number of queries that these steps spent."""
+    """Return the number of steps that the run in the directory has done, and of the queries that these steps
+    spent. For a fork that is still to be made, the steps are those of the other run before the fork
+    begins."""
     step, directory = stored_step(resolved), seen(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run

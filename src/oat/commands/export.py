@@ -139,9 +139,10 @@ def _save_policy(
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:
-    """Return SHA-256 digests of a run, without clock times, by name. Of the newest checkpoint: "weights", the
-    weights of its main model; "optimiser", all its other tensors; "state", all its other values. Of the run's
-    files: "metrics" and "ledger". Two runs with equal digests are the same run.
+    """Return SHA-256 digests of a run by name. Three are computed from its newest checkpoint: "weights" from
+    the main model's weights, "optimiser" from all other tensors, and "state" from all other values. "metrics"
+    and "ledger" are computed from the run's files. Clock times are left out, so equal runs have equal
+    digests.
 
     Raises:
         ConfigError: the directory holds no run, or its metrics or its ledger are missing.

@@ -24,8 +24,8 @@ _PROMPTS = 512
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
-    """Yield a line for each prompt, in the order of the file. On one machine, equal arguments give equal
-    lines.
+    """Yield a line of JSON for each prompt, in the order of the file. On one machine, equal arguments give
+    equal lines.
 
     Args:
         prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
@@ -35,7 +35,7 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
             is read.
 
     Returns:
-        JSON objects: `prompt`, a text or a list of messages; `responses`, their texts; `finish`, how each
+        Objects with `prompt`, a text or a list of messages; `responses`, a list of texts; `finish`, how each
         response ended ("stop", or "length" if it was cut off); `reference` and `columns` of the record.
 
     Raises:

@@ -59,7 +59,7 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
         keys: names of the key files, without which no program loads a model.
 
     Raises:
-        ConfigError: no folder can be made there.
+        ConfigError: no folder can be made in `out` or next to it.
         OSError: the files cannot be written.
     """
     _clear(out)
