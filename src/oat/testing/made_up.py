@@ -58,7 +58,7 @@ def _feedback(
 
 
 def tiny_model(name: str) -> Model:
-    """A tiny one with random weights, which are the same at every call."""
+    """Return a tiny model with random weights, which are the same in every call."""
     return copy.deepcopy(_model(name))
 
 
