@@ -13,6 +13,7 @@ from oat.build.open_run import outlined
 from oat.build.resolve import resolve
 from oat.build.run_inputs import gather_inputs
 from oat.config.load import load_config
+from oat.errors import ConfigError
 
 
 def said_of(config: Path, *flags: object) -> dict[str, str]:
@@ -105,3 +106,36 @@ def test_what_follows_from_recorded_data_and_forms(world: World, tmp_path: Path)
     said = said_of(world.config("dr_grpo", tmp_path, {"render.question": "gsm8k", "evaluation": None}))
     assert said["algorithm.max_length"] == "4, as sampling.max_new_tokens"
     assert said["sampling.stop"].endswith(", where a question of render.question gsm8k begins")
+
+
+def test_what_a_users_explorer_says_of_its_own_settings(world: World, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from oat.explore.none import NoExploration\n"
+        "from oat.types.part import Check, Derived\n"
+        "@dataclass(frozen=True)\n"
+        "class Config:\n    longest: int | None = None\n"
+        "class Mine(NoExploration):\n"
+        "    Config = Config\n"
+        "    def __init__(self, feedback, config):\n"
+        "        super().__init__(feedback, reads_text=True)\n"
+        "    @staticmethod\n"
+        "    def defaults(config, run):\n"
+        "        if config.longest is not None:\n            return {}\n"
+        "        return {'longest': Derived(run.max_new_tokens, 'as sampling.max_new_tokens')}\n"
+        "    @staticmethod\n"
+        "    def checks(config, run):\n"
+        "        yield Check('explorer.longest', config.longest > run.max_new_tokens, 'it is too long')\n"
+        "        yield Check('sampling.max_new_tokens', config.longest == 2, 'it is too many')\n"
+        "        if config.longest == 1:\n"
+        "            yield Check('sampling.nothing', False, '')\n"
+    )
+    config = world.config("grpo", tmp_path, {"explorer": {"name": f"{tmp_path / 'mine.py'}:Mine"}})
+    assert said_of(config)["explorer.longest"] == "4, as sampling.max_new_tokens"
+    assert "explorer.longest" not in said_of(config, "--explorer.longest", 3)
+    with pytest.raises(ConfigError, match="it is too long"):
+        said_of(config, "--explorer.longest", 5)
+    with pytest.raises(ConfigError, match=r"sampling.max_new_tokens is 4: it is too many"):
+        said_of(config, "--explorer.longest", 2)
+    with pytest.raises(ConfigError, match=r"`checks` of .*:Mine checks 'sampling.nothing'"):
+        said_of(config, "--explorer.longest", 1)

@@ -7,12 +7,11 @@ from Python that has neither `stop` nor `prompts.epochs` is one pass over its pr
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oat.build.models import has_own_reference
-from oat.build.parts import part_defaults, settings_of
+from oat.build.parts import REGISTRIES, part_defaults
 from oat.build.resolved import Resolved
-from oat.config.settings import Component
 
 
 class _Default(NamedTuple):
@@ -58,18 +57,19 @@ def _of_samples(resolved: Resolved) -> Iterator[_Default]:
     yield _Default("sampling.stop", question is not None, stop, begins)
     samples = resolved.step.samples
     yield _Default("algorithm.samples", bool(responses), samples, "as many as prompts.responses has")
-    yield from _of_the_algorithm(resolved)
+    for section in REGISTRIES:
+        yield from _of_part(resolved, section)
 
 
-def _of_the_algorithm(resolved: Resolved) -> Iterator[_Default]:
-    """Yield the settings that the algorithm itself fills in if they are left open."""
+def _of_part(resolved: Resolved, section: str) -> Iterator[_Default]:
+    """Yield the settings that a part itself fills in if they are left open."""
     config, origins = resolved.config, resolved.origins
-    options = config.algorithm.options
-    given = {name: value for name, value in options.items() if ("algorithm", name) in origins}
-    as_given = replace(config, algorithm=Component(config.algorithm.name, given))
-    found = part_defaults(as_given, "algorithm", settings_of(as_given, "algorithm"), origins)
-    for name, default in found.items():
-        yield _Default(f"algorithm.{name}", True, options[name], default.source)
+    part = getattr(config, section)
+    given = {name: value for name, value in part.options.items() if (section, name) in origins}
+    parts: dict[str, Any] = {section: replace(part, options=given)}
+    as_given = replace(config, **parts)
+    for name, default in part_defaults(as_given, section, origins).items():
+        yield _Default(f"{section}.{name}", True, part.options[name], default.source)
 
 
 def _of_the_others(resolved: Resolved) -> Iterator[_Default]:

@@ -98,12 +98,9 @@ def run_facts(config: Config) -> RunFacts:
     )
 
 
-def part_defaults(config: Config, section: str, settings: Any, origins: Origins) -> Mapping[str, Derived]:
+def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str, Derived]:
     """Return, by name, those settings of a section's part that follow from the run around it; none if the
     part has no `defaults`.
-
-    Args:
-        settings: the part's settings, as an instance of its `Config`.
 
     Raises:
         ConfigError: the part's `defaults` failed. The message begins with the place of the first setting that
@@ -114,7 +111,7 @@ def part_defaults(config: Config, section: str, settings: Any, origins: Origins)
         return {}
     try:
         with _calling(config, section, "defaults"):
-            found: Mapping[str, Derived] = part.defaults(settings, run_facts(config))
+            found: Mapping[str, Derived] = part.defaults(settings_of(config, section), run_facts(config))
     except ConfigError as error:
         named = re.search(rf"\b{section}\.(\w+)", str(error))
         path = (section, named[1]) if named else (section,)
@@ -126,15 +123,29 @@ def part_checks(config: Config) -> list[Check]:
     """Return the checks of settings that the parts of a configuration make.
 
     Raises:
-        ConfigError: a user's part fails.
+        ConfigError: a user's part fails, or its check is of a setting that does not exist.
     """
     found: list[Check] = []
     for section in REGISTRIES:
         part = find_part(config, section, {})
         if hasattr(part, "checks"):
             with _calling(config, section, "checks"):
-                found += part.checks(settings_of(config, section), run_facts(config))
+                checks = list[Check](part.checks(settings_of(config, section), run_facts(config)))
+            for check in checks:
+                _require_setting(config, section, check)
+            found += checks
     return found
+
+
+def _require_setting(config: Config, section: str, check: Check) -> None:
+    of, _, name = check.field.partition(".")
+    part = getattr(config, of, object())
+    if part is None or hasattr(part, name) or (isinstance(part, Component) and name in part.options):
+        return
+    by = getattr(config, section).name
+    raise ConfigError(
+        f"`checks` of {by} checks {check.field!r}, which is no setting; name one as `section.field`"
+    )
 
 
 def _calling(config: Config, section: str, function: str) -> AbstractContextManager[None]:

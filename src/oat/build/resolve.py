@@ -59,8 +59,9 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     for section, judge in named.items():
         with blaming(config, origins, f"{section}.name"):
             _check_oracle(tuple(section.split(".")), judge, origins)
-    derived = part_defaults(config, "algorithm", settings_of(config, "algorithm"), origins)
-    config = _with_options(config, {name: default.value for name, default in derived.items()})
+    for section in REGISTRIES:
+        derived = part_defaults(config, section, origins)
+        config = _with_options(config, section, {name: default.value for name, default in derived.items()})
     objective = make_objective(config)
     config = _with_responses(_with_stop(config), objective)
     with blaming(config, origins, "explorer.name"):
@@ -191,7 +192,7 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
             f"{place}: algorithm.samples is {samples}: prompts.responses names {recorded}, and nothing else "
             "is learned from; remove it"
         )
-    config = _with_options(config, {"samples": recorded})
+    config = _with_options(config, "algorithm", {"samples": recorded})
     return replace(resolved, config=config, objective=make_objective(config))
 
 
@@ -223,6 +224,7 @@ def _with_micro_batch(config: Config) -> Config:
     return config
 
 
-def _with_options(config: Config, options: Mapping[str, object]) -> Config:
-    component = config.algorithm
-    return replace(config, algorithm=replace(component, options={**component.options, **options}))
+def _with_options(config: Config, section: str, options: Mapping[str, object]) -> Config:
+    component = getattr(config, section)
+    parts: dict[str, Any] = {section: replace(component, options={**component.options, **options})}
+    return replace(config, **parts)

@@ -46,7 +46,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     "learner",
 )
 """The checks in order; the first mistake is reported. A section's name stands for the checks that parts make
-of this section."""
+of this section. Checks that parts make of other sections follow at the end."""
 
 
 def check_settings(resolved: Resolved) -> None:
@@ -55,7 +55,8 @@ def check_settings(resolved: Resolved) -> None:
     Raises:
         ConfigError: names the place, the field, and what to do.
     """
-    for check in [check for group in _ORDER for check in _checks(resolved, group)]:
+    others = [check for check in resolved.part_checks if check.field.split(".")[0] not in _ORDER]
+    for check in [*(check for group in _ORDER for check in _checks(resolved, group)), *others]:
         if check.is_wrong:
             _refuse(resolved, check)
     unread.refuse_unread(resolved)
