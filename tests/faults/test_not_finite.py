@@ -24,6 +24,7 @@ from oat.ledger.store import Store
 from oat.loop import Run
 from oat.oracles.base import Oracle
 from oat.oracles.callables import CallableOracle
+from oat.protocols import Objective
 from oat.seeds import Seeds
 from oat.types import Answer, Batch, Loss, Question
 
@@ -99,36 +100,35 @@ def outputs_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
 
 
 def losses_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
+    """The class is changed: over the wire the learner has an objective of its own."""
     batch = prepared(run, usual(run))
     caught = []
     objective = run.objectives[0]
-    losses = objective.losses
+    losses = type(objective).losses
     sizes: dict[str, int] = {}
 
-    def measured(outputs: Outputs, view: View) -> dict[str, Loss]:
-        found = losses(outputs, view)
+    def measured(self: Objective, outputs: Outputs, view: View) -> dict[str, Loss]:
+        found = losses(self, outputs, view)
         sizes.update({name: loss.terms.numel() for name, loss in found.items()})
         return found
 
-    try:
-        objective.losses = measured  # type: ignore[method-assign]
+    def poison(name: str, place: int, value: float) -> Callable[..., dict[str, Loss]]:
+        def poisoned(self: Objective, outputs: Outputs, view: View) -> dict[str, Loss]:
+            found = losses(self, outputs, view)
+            return {
+                **found,
+                name: replace(found[name], terms=with_bad(found[name].terms, place, value)),
+            }
+
+        return poisoned
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(objective), "losses", measured)
         run.learner.update(objective, batch)
         for name, size in sizes.items():
             for place, value in placed(size, each=each):
-
-                def poisoned(
-                    outputs: Outputs, view: View, name: str = name, place: int = place, value: float = value
-                ) -> dict[str, Loss]:
-                    found = losses(outputs, view)
-                    return {
-                        **found,
-                        name: replace(found[name], terms=with_bad(found[name].terms, place, value)),
-                    }
-
-                objective.losses = poisoned  # type: ignore[method-assign]
+                patched.setattr(type(objective), "losses", poison(name, place, value))
                 caught.append(is_caught(run, batch))
-    finally:
-        objective.losses = losses  # type: ignore[method-assign]
     return sum(caught), len(caught)
 
 
