@@ -146,7 +146,7 @@ def claims(figures: str) -> str:
     return f"""\
 | {runs} runs of 60 steps, each killed once with `kill -9` and continued by the same command | |
 | --- | --- |
-| runs that end bitwise in the run that nobody killed: \
+| killed runs that end bitwise equal to the same run without a kill: \
 weights, optimiser, every other state, metrics, ledger | {all_three} |
 | answers in the ledger at a kill that were lost | {of("answers lost")[0]} |
 | questions asked again: those that were in flight, and no others | {again} |

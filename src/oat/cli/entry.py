@@ -17,7 +17,8 @@ from oat.plugins.loading import naming, place_of
 COMMANDS = {
     "train": "start a run, or continue the one in its directory",
     "check": (
-        "say what a configuration would run, and refuse what `oat train` would refuse; no weights are loaded"
+        "say what a configuration would run, and refuse what `oat train` would refuse; it loads weights only "
+        "for --show-tokens"
     ),
     "eval": "evaluate a run's newest checkpoint, or the start model of a configuration",
     "export": "write the model that a run trained as a model directory that transformers loads",
