@@ -57,10 +57,12 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
 
 
 def evaluated_as(run: Resolved, asked: Resolved) -> Resolved:
-    """Return the configuration of a run with the section `evaluation` of another configuration.
+    """Return the resolved configuration for an evaluation of a run: the settings of the run, but the section
+    `evaluation` of another configuration. The objective, the explorer and the origins of settings are those
+    of the other configuration, too.
 
     Args:
         run: the configuration of the run.
-        asked: the other configuration, used for this evaluation alone.
+        asked: the other configuration; the run does not keep it.
     """
     return replace(asked, config=replace(run.config, evaluation=asked.config.evaluation))

@@ -37,14 +37,15 @@ class Oracle:
     """Seconds without any answer from the oracle's service after which the oracle ends the run; None: it has
     no service. `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """A text that changes with everything, besides the question, on which answers depend. The ledger does not
-    use answers of another version again. None: the oracle states no version; a user's function or class then
-    gets the hash of its file (`oracles/make.py`)."""
+    """A text that differs whenever anything besides the question that answers depend on differs. The ledger
+    does not use answers of another version again. None: the oracle states no version; a user's function or
+    class then gets the hash of its file (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
-    """What `version` depends on, as plain values by file and field; what is in no file is in the section
-    `options`. If it is not empty and equals that of the run so far, a continued run may use its old answers
-    again, even if `version` has changed. If a file has changed since the oracle answered, the run goes on
-    only if the user accepts the change (`build/fingerprints.py`)."""
+    """The facts that `version` depends on, as plain values: by file and field, or by field in the section
+    `options` if they are in no file. If a run is continued with an oracle whose `made_of` is unchanged and
+    not empty, it keeps the old version and may use old answers again, even if `version` differs. If a file
+    has changed since the oracle answered, the run goes on only if the user accepts the change
+    (`build/fingerprints.py`)."""
 
     where_asked: str = "in this process"
     """Where the oracle answers, in words for `oat check`, with the model and the address if there are any."""

@@ -1,8 +1,8 @@
 """Oracles that ask nobody: the run knows the value when it makes the question.
 
-`environment` answers with the reward of the sample's own episode, `recorded` with the order or the score in
-the data, and `ensemble` with the values that the ensemble which chose a pair gave to its two responses. None
-of them costs a query.
+`environment` answers with the reward of each sample's own episode. `recorded` answers with the order or the
+scores in the data. `ensemble` is asked about pairs that an ensemble has chosen, and answers with the values
+that the ensemble gave to the two responses. None of the three costs a query.
 """
 
 from collections.abc import Sequence

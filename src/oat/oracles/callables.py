@@ -36,13 +36,16 @@ class CallableOracle(Oracle):
     """An oracle of scores that calls `reward(prompts, completions, **columns) -> list[float | None]`, sync or
     async.
 
-    One call of a plain function has all candidates of all questions that are collected together, question by
-    question; one call of an async function has those that are submitted together. If a prompt is text in the
-    data, prompt and completions are strings. If it is messages, the prompt is a list of {"role", "content"},
-    and each completion is a list of one assistant message. Columns are lists with one entry for each
-    completion (None if a record has no such field). The function gets the columns that its parameters name,
-    or all if it takes **kwargs. A parameter `completion_ids` gets a list of token ids for each completion,
-    the end of turn included. A returned None means no reward ("abstain").
+    A plain function is called once for all questions that are collected together, an async function once for
+    all questions that are submitted together. The completions of a call are all candidates of these
+    questions, question by question.
+
+    If a prompt is text in the data, prompt and completions are strings. If a prompt is messages, it is passed
+    as a list of {"role", "content"}, and each of its completions as a list of one assistant message. Columns
+    are lists with one entry for each completion; the entry is None if the record has no such field. The
+    function gets the columns that its parameters name; with **kwargs it gets all columns. A parameter
+    `completion_ids` gets a list of token ids for each completion, the end of turn included. A returned None
+    means no reward ("abstain").
 
     Args:
         name: for messages and `Answer.by`.
@@ -72,9 +75,12 @@ class CallableOracle(Oracle):
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return answers to those of `tickets` that are open. A plain function is called here for all of
-        them, however long it takes. An async function has been running in a thread of its own since `submit`;
-        answers that do not come within `seconds` are left to a later call of `collect`.
+        """Return answers to questions of `tickets`, each with its ticket.
+
+        A plain function is called here, for all open questions of `tickets`, however long it takes. An async
+        function already runs: `submit` has called it in a thread of its own. Here it is only called again for
+        questions whose call has failed. If no answer is ready, this method waits at most `seconds` until a
+        call ends; the other answers are left to later calls of `collect`.
 
         Raises:
             OracleError: the function raises, needs a column that the data lack, or does not return one finite

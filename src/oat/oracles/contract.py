@@ -3,8 +3,8 @@ become an `OracleError` that names the oracle. The ledger, `check_oracle`, prefe
 checks.
 
 Lists in place of tuples, and numbers of numpy, are accepted and become tuples of plain numbers. A value must
-be a finite number, and in a comparison a probability. Any other value is an error if its mark is "ok", and
-else is replaced by 0.5.
+be a finite number, and in a comparison a probability. Any other value is an error if its mark is "ok"; with
+any other mark it is replaced by 0.5.
 """
 
 import sys

@@ -1,24 +1,31 @@
 """An HTTP client for a service that may be slow, overloaded or away.
 
-A call sends one request, in one or more tries, one after the other, until a try is answered. All calls share
-an event loop, which has a thread of its own. A try is repeated only after a transient fault, of one of two
-kinds:
+A call makes one or more tries, one after the other, to send the same request. It ends with the first answer,
+or with an error. All calls share an event loop, which has a thread of its own. A try without an answer is a
+fault, of one of two kinds:
 
-1. The service cannot be reached now: no connection, or status 429, 502, 503 or 504. Such a fault says nothing
-   about the request, and tries go on until the call's deadline, or until the outage is too long.
-2. The try failed: a timeout, status 408, 409, 425 or another 5xx, or a reply that is cut, too large or
-   malformed. The request may be the reason, so a call ends after `max_tries` failed tries. For callers that
-   have to count every try that may have been paid, 502 and 504 count as failed tries too.
+1. The service cannot be reached now: there is no connection, or the reply's status is 429, 502, 503 or 504.
+   Such a fault says nothing about the request. The call goes on trying until its deadline, or until an outage
+   has lasted longer than `max_outage_s`.
+2. The try failed: it timed out, the reply's status is 408, 409, 425 or another 5xx, or the reply is cut, too
+   large or malformed. The request may be the reason, so the call ends after `max_tries` failed tries. If a
+   caller sets `counts_gateways`, 502 and 504 count as failed tries too.
 
-Every other status is an answer: 2xx is read, any other is a refusal. Redirects are not followed, and replies
-are not decompressed.
+Every other status is an answer: a reply 2xx is read, and any other is a refusal. Redirects are not followed,
+and replies are not decompressed.
+
+An outage is a time in which no URL gives an answer. It begins with the first fault, of either kind. It ends
+with the next answer, or as soon as no call is under way.
 
 Back-off is exponential with full jitter
-(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter). Each URL has a circuit
-breaker: after several faults in a row no call uses the URL for a while (the URL rests), and then one call at
-a time probes it. If a reply 429, 502, 503 or 504 has `Retry-After`, the URL rests for this time, at most
-until the call's deadline. A reply 429 is not a fault for the circuit breaker, but it is not an answer either,
-so an outage may begin with a reply 429 and go on through further ones.
+(https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter).
+
+Each URL has a circuit breaker, which opens after `rest_after` faults in a row. No call then uses the URL for
+a while: the URL rests. After the rest, one call at a time tries the URL, until it answers. A reply 429 shows
+that the service is there, so it sets the URL's faults in a row back to 0, as an answer does. But unlike an
+answer, it does not end an outage, and it can begin one. If a reply 429, 502, 503 or 504 has `Retry-After`,
+the URL rests for this time, but not beyond the deadline of the call. `counts["outages"]` is the number of
+times that breakers have opened, not the number of outages.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """
@@ -94,9 +101,9 @@ class _Url:
 class HttpClient:
     """Posts bodies to a service behind one or several URLs.
 
-    A try goes to a URL that has just rested, if there is one. Otherwise it goes to the URL with the fewest
-    tries under way, and among several such URLs to the one with the fewest faults in a row. TLS, proxies and
-    their environment variables work as in httpx.
+    If a URL whose circuit breaker is open has rested, and no other try uses it, the next try goes to this
+    URL. Otherwise it goes to the URL with the fewest tries under way, and among several such URLs to the one
+    with the fewest faults in a row. TLS, proxies and their environment variables work as in httpx.
 
     Args:
         urls: the beginnings of addresses, without credentials, query or fragment; `post` appends its path.
@@ -105,8 +112,8 @@ class HttpClient:
         token_from: the environment variables that hold the token, or would hold it, for messages.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
         max_tries: failed tries (faults of the second kind above) after which a call ends with NoReplyError.
-        max_outage_s: seconds without any answer, since the first fault, after which calls end with
-            OutageError.
+        max_outage_s: seconds that an outage may last. If it lasts longer, each call that has had a fault ends
+            with OutageError.
         concurrency: largest number of calls under way together; others wait.
         max_reply_bytes: largest number of bytes in a reply.
         rest_after: number of faults in a row after which a URL rests.
@@ -194,13 +201,15 @@ class HttpClient:
         Args:
             read: makes the result from a reply's body, on the client's thread. If it raises ValueError, the
                 try has failed.
-            deadline_s: seconds for the call, from when it is among the `concurrency` calls under way.
+            deadline_s: seconds for the call. The time in which the call waits to be one of the `concurrency`
+                calls under way does not count.
             headers: further headers, none of them secret.
             max_tries: in place of the client's `max_tries`, for this call.
             has_failed: called on the client's thread after each failed try, since the service may have worked
                 and may charge for the try.
-            counts_gateways: a try that ends with 502 or 504 has failed. A gateway may send these after the
-                model has worked. By default they mean that the service cannot be reached now.
+            counts_gateways: True counts a try that ends with 502 or 504 as failed, since a gateway may send
+                these after the model has worked. By default 502 and 504 mean that the service cannot be
+                reached now.
 
         Returns:
             A future of the result. Cancelling the future ends the call.
@@ -208,7 +217,7 @@ class HttpClient:
         Raises (the future):
             RefusalError: the service refused the request, with a status after which it is not tried again.
             NoReplyError: the deadline has passed, or `max_tries` tries have failed.
-            OutageError: no URL has answered for `max_outage_s`.
+            OutageError: no URL has answered for longer than `max_outage_s`.
         """
         sent = {"content-type": content_type, **(headers or {})}
         loop = self._started()
@@ -295,8 +304,8 @@ class HttpClient:
                 return result
 
     async def _turn(self, until: float, last: str) -> _Url:
-        """Wait for a URL that does not rest, and return it for the next try. A URL with `rest_after` faults
-        in a row, or more, serves one try at a time.
+        """Wait for a URL that does not rest, and return it for the next try. A URL with at least `rest_after`
+        faults in a row serves one try at a time.
 
         Args:
             until: the call's deadline, in monotonic seconds.

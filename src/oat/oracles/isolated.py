@@ -47,8 +47,8 @@ class Isolated(Oracle):
         function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as in
             `oracle.name`.
         timeout_s: seconds for the call about one response or pair.
-        memory_gb: the memory that a worker may address, in 10^9 bytes. A function that imports torch needs
-            several of these.
+        memory_gb: the memory that a worker may address, in GB (10^9 bytes). A function that imports torch
+            needs several GB.
         workers: number of processes.
 
     Raises:

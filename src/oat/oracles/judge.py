@@ -2,18 +2,21 @@
 {url}/chat/completions).
 
 `mode: compare` asks which of two responses is better, `mode: score` asks for a number for each response; both
-use a rubric. By default the verdict or the score is read from the log-probabilities of the reply's first
-token if the endpoint gives them, else from the text (judge_replies.py). The texts that are sent are in
-judge_prompts.py. The page for users is docs/oracles/judge.md.
+use a rubric. If the endpoint gives log-probabilities, a verdict is read from those of the reply's first
+token, and so is a score if all scores of `range` have one digit. Otherwise, or with `reads: text`, the text
+is read (judge_replies.py). The texts that are sent are in judge_prompts.py. The page for users is
+docs/oracles/judge.md.
 
-If a reply has no verdict, no verdict is drawn at random: as `invalid` says, the judge is asked again, or the
-question abstains, or it is a tie.
+A reply without a verdict never gets a random one. The option `invalid` says whether the judge is asked again,
+the question abstains, or the question is a tie.
 
-A budget sets aside the most that a question can cost. Each call of a question can take `tries` tries. A try
-can take one prompt token for each byte of its texts (no token is shorter than a byte), `template_tokens` for
-what the endpoint puts around the texts, and `max_tokens` for the reply. The price of an answer is the usage
-that the replies report. A try whose reply is lost, or reports no usage, counts with the most tokens that it
-can take, since it may have been paid.
+Before a question is asked, a budget sets aside the most that it can cost: the price of `tries` tries for each
+of its calls. Each of these tries counts with the most tokens that it can take. These are one prompt token for
+each byte of the texts (no token is shorter than a byte), `template_tokens` for what the endpoint puts around
+the texts, and `max_tokens` for the reply.
+
+The price of an answer comes from the usage that the replies report. If the reply of a try is lost, or reports
+no usage, the try counts with the most tokens that it can take, since it may have been paid.
 
 Trusted: the configuration, and the endpoint's owner, who sees the texts. Not trusted: the judged responses,
 and every reply. The key is read from the environment and sent in one header. It is in no file, message or
@@ -185,14 +188,15 @@ class Judge(Oracle):
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """Return the answers to those of `tickets` that are answered. If there are none, wait at most
-        `seconds` for the first. If there are both answers and an error, this call returns the answers, and
-        the next call raises the error.
+        `seconds` for the first. If some of the questions have answers and others have an error that ends the
+        run, this call returns the answers, and the next call raises the error.
 
         Raises:
             OutageError: the endpoint has not answered for `max_outage_s`.
-            OracleError: every question would meet the same error. The endpoint refuses the key, the model or
-                the route; or it refuses a request, has never answered one, and no other call is under way; or
-                it gives no log-probabilities although `reads` is "logprobs"; or the HTTP client fails.
+            OracleError: every question would meet the same error, which is one of four. (1) The endpoint
+                refuses the key, the model or the route. (2) It refuses a request, while it has never answered
+                any request and no other call is under way. (3) It gives no log-probabilities, and `reads` is
+                "logprobs". (4) The HTTP client fails.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
@@ -265,8 +269,8 @@ class Judge(Oracle):
         """Send a call.
 
         Args:
-            has_logprobs: True asks for log-probabilities. By default they are asked for unless `reads` is
-                "text" or the endpoint is known to give none.
+            has_logprobs: True asks for log-probabilities, False does not. None asks for them unless `reads`
+                is "text" or the endpoint is known to give none.
         """
         c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}

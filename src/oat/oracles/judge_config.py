@@ -142,7 +142,7 @@ def is_of_digits(low: int, high: int) -> bool:
 
 def key_of(name: str | None) -> tuple[str | None, str]:
     """Return the key, and the name of the environment variable that holds it. If `name` is None and no
-    variable of `KEYS` is set, the key is None, and the name is that of all of them ("... or ...").
+    variable of `KEYS` is set, the key is None, and the name lists all of these variables ("... or ...").
 
     Args:
         name: the name of the variable; None: the first of `KEYS` that is set.

@@ -17,7 +17,7 @@ TOO_LONG = (
 
 
 class LocalOracle(Oracle):
-    """Computes the answers to all questions that are collected together within `collect`, however long this
+    """Computes its answers within `collect`, for all questions that are collected together, however long this
     takes.
 
     A subclass defines `values`, which does the computation.

@@ -22,7 +22,8 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     `package.module:Name`.
 
     Args:
-        device: the option `device` of an oracle of ours that has this option, unless `options` set it.
+        device: value of the option `device`. It is used only if the oracle is one of ours, has this option,
+            and `options` do not set it.
 
     Raises:
         ConfigError: the name is unknown, its code cannot be loaded, or no oracle can be made of it
@@ -54,10 +55,11 @@ def name_source(oracle: Oracle, code: Any, name: str) -> None:
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
     """Make an oracle of a user's function, class or object.
 
-    A function becomes a `CallableComparison` if its first three parameters are `prompts, first, second`, a
-    `QueryReward` if its first two are `queries, prompts`, and else a `CallableOracle`. A class with `submit`
-    and `collect` is constructed with the options as keywords. The new object, or a given object with these
-    methods, is wrapped in a `UsersOracle`.
+    The first parameters of a function decide what becomes of it. With `prompts, first, second` it becomes a
+    `CallableComparison`, with `queries, prompts` a `QueryReward`, and with any others a `CallableOracle`.
+
+    A class with `submit` and `collect` is constructed with the options as keywords, and the new object is
+    wrapped in a `UsersOracle`. So is an object that has these methods.
 
     Args:
         found: the function, class or object.
@@ -113,8 +115,8 @@ def _source(found: Any, name: str) -> tuple[str, str, str]:
 
     The source is the file that has the code, and the place is the file's name. For an object that was given
     from Python, the source is the object's own lines, and the place is `name`. The hash of the code is that
-    of the source, except for a lambda, which shares its line with other code: there it is the hash of the
-    code object. If the source cannot be read, the place is `name`, and both hashes are ""."""
+    of the source. Only for a lambda, which shares its line with other code, it is the hash of the code
+    object. If the source cannot be read, the place is `name`, and both hashes are ""."""
     try:
         if name.startswith("python:"):
             place, source = name, inspect.getsource(found).encode()

@@ -8,13 +8,15 @@ may be normalised, and a column of the data may choose the sources that are aske
 | `none` | r |
 | `fixed` | (r - mean) / std, with the two numbers of the configuration |
 | `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
-| `batch` | the same over all candidates that this source was asked about in the round, or in its wave |
+| `batch` | the same over all candidates that this source was asked about in the round or wave |
 
-The mixture returns the answers to all questions of a round, or of a wave of the round, together, when the
-last source has answered. So the ledger records them in one transaction, and a run that was killed asks again
-all of these questions or none. With `group` and `batch` an answer depends on other candidates besides its own
-texts, so no answer is used again (`cacheable`). An evaluation by such a mixture is refused (`is_relative`),
-since its mean is 0 whatever the model does.
+The questions of a round are asked together, or in several waves if a budget parts them. When the last source
+has answered, the mixture returns the answers to all questions of the round or wave at once. So the ledger
+records them in one transaction, and a run that was killed asks all of these questions again, or none.
+
+With `group` or `batch`, a score depends on other candidates besides its own. So no answer of the mixture is
+used again (`cacheable`). An evaluation by such a mixture is refused (`is_relative`), since the mean of a
+score that is normalised in this way is 0, whatever the model does.
 
 There is no normalisation by a running mean over the run. Such a mean would be a state that cannot be
 restored: the ledger records the sums and not the sources' scores, and after a checkpoint is loaded, recorded
@@ -89,8 +91,8 @@ class Mixture(Oracle):
         by: a column of the data whose value chooses the sources that are asked about a row.
         recipe: for each value of that column, as text, a list of labels of sources, or labels with weights;
             `default` is for any other value. Without a recipe every source is asked about every row.
-        device: the option `device` of sources that have this option and do not set it; by default the device
-            of `compute.profile`.
+        device: value of the option `device` for each source that has this option and does not set it; by
+            default the device of `compute.profile`.
 
     Raises:
         ConfigError: an argument, or a field of a source, is wrong; a source cannot be made, or compares
@@ -217,7 +219,7 @@ class Mixture(Oracle):
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """Return the answers to those of `tickets` whose rounds are complete. If there are none, wait at most
-        `seconds` for a round.
+        `seconds` until a round is complete.
 
         Raises:
             OracleError: a source raises it, or breaks the contract.
@@ -348,7 +350,7 @@ class Mixture(Oracle):
 
         Args:
             group: the source's scores of the question's candidates.
-            batch: the source's scores in the round.
+            batch: the source's scores in the round or wave.
         """
         if source.normalise in ("none", "fixed"):
             return source.mean, source.std

@@ -6,11 +6,12 @@ yuchenlin/LLM-Blender: one row of three pieces
 
     [CLS] <|source|> prompt [SEP]  [CLS] <|candidate1|> first [SEP]  [CLS] <|candidate2|> second [SEP]
 
-The prompt's piece has at most 1,224 tokens, and each response's piece at most half of what the prompt leaves
-of 2,048. Longer pieces are cut on the right. For each candidate, the hidden state of the source's marker is
-concatenated with that of the candidate's marker and goes through two linear layers with a tanh between them.
-The difference between the outputs for the two candidates, averaged over the model's tasks, is the log-odds
-that the first wins.
+The prompt's piece has at most `source_tokens` tokens, by default 1,224. The row has at most `source_tokens` +
+2 * `candidate_tokens` tokens, by default 2,048. Each response's piece has at most half of the tokens that the
+prompt's piece leaves. Longer pieces are cut on the right. For each candidate, the hidden state of the
+source's marker is concatenated with that of the candidate's marker and goes through two linear layers with a
+tanh between them. The difference between the outputs for the two candidates, averaged over the model's tasks,
+is the log-odds that the first wins.
 
 Departures:
 1. Both orders are asked, and the answer is the mean of the two probabilities, so that compare(A, B) +

@@ -15,9 +15,10 @@ class Preferences(Wrapper):
 
     p = sigmoid((r_first - r_second) / scale)
 
-    Equal scores are a tie (0.5), never a win. If a candidate has no score, the comparison gets the mark of
-    that score; "failed" comes before "abstain". A comparison costs what its two scores cost. Its answer also
-    has the scores (`Answer.scores`), if there are any.
+    Equal scores are a tie (0.5), never a win. If a score is missing, the comparison gets the mark of that
+    score. If both are missing, and one of them failed, the comparison gets "failed". A comparison costs what
+    its two scores cost. Unless both scores are missing, the answer also has the scores (`Answer.scores`),
+    with None for a missing one.
 
     Args:
         oracle: the oracle that scores.
@@ -49,8 +50,9 @@ class Preferences(Wrapper):
         return self.oracle.submit([replace(question, kind="score") for question in questions])
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Collect scores, and return the comparisons that they make. If only some of the scoring oracle's
-        answers can be used, this call returns the comparisons of these, and the next call raises.
+        """Collect scores, and return the comparisons that follow from them. If only some of the scoring
+        oracle's answers can be used, this call returns the comparisons that follow from these, and every
+        later call raises.
 
         Raises:
             OracleError: the scoring oracle breaks the contract.

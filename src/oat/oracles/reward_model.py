@@ -20,10 +20,10 @@ class RewardModelOracle(LocalOracle):
         dtype: "float32", or "bfloat16" for half the memory.
         label: the index of the label that is the score, for a model that has several labels.
         batch_tokens: largest number of tokens in a forward pass, padding included.
-        max_tokens: largest number of tokens of a prompt with its response; by default as many as the model
-            can read. A longer row is never cut.
-        overflow: what follows a longer row: "abstain" (the response gets no score, and is counted in
-            answers/abstained_frac), or "refuse" (an error).
+        max_tokens: largest number of tokens in a row, which is a prompt with its response; by default as many
+            as the model can read. A longer row is never cut.
+        overflow: what the oracle does about a longer row. "abstain": the response gets no score, and is
+            counted in answers/abstained_frac. "refuse": an error is raised.
         device: where the model computes; by default the device of `compute.profile`.
 
     Raises:
@@ -60,7 +60,7 @@ class RewardModelOracle(LocalOracle):
         self.made_of = {**self.scorer.identity, "options": options}
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """Return the scores of each question's candidates; None for a row that is too long.
+        """Return the scores of each question's candidates; None for a candidate whose row is too long.
 
         Raises:
             OracleError: the template refuses a conversation; a row is too long and `overflow` is "refuse"; a

@@ -33,11 +33,15 @@ class RemoteOracle(Oracle):
     """Asks a reward server, or several that share the questions.
 
     If a text is too long for the server's model, the server gives no value, and the oracle abstains. A
-    question counts as failed after `max_tries` failed tries, or if it has no answer within `max_outage_s` +
-    `timeout_s`. It also counts as failed if the server refuses it (400, 413, 422) but answers others. Three
-    things end the run: a refusal with any other status; refusals before the first answer, once no question is
-    under way that the server might answer; and `max_outage_s` without any answer. If the same command
-    continues the run, the unanswered questions are asked again.
+    question counts as failed in three cases:
+
+    * `max_tries` tries have failed;
+    * the question has no answer within `max_outage_s` + `timeout_s`;
+    * the server refuses it with 400, 413 or 422, and has answered another question.
+
+    The run ends if the server refuses a question with any other status, or gives no answer at all for
+    `max_outage_s`. It also ends if the server has refused a question, has answered none so far, and no
+    question is under way. If the same command continues the run, the unanswered questions are asked again.
 
     Args:
         url: the URL of the server without the route, or a list of servers with the same model.
@@ -49,7 +53,7 @@ class RemoteOracle(Oracle):
         max_outage_s: seconds without any answer after which the run ends.
         concurrency: largest number of questions under way together.
         token_env: environment variable with the server's token; if it is not set, no token is sent.
-        version: a text that names the model behind the URL; answers of another version are not used again.
+        version: a text that names the model of the server. Answers of another version are not used again.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -111,8 +115,8 @@ class RemoteOracle(Oracle):
         `seconds` for the first. If `collect` raises, its next call sends the failed questions again.
 
         Raises:
-            RefusalError: the server refuses a question with a status other than 400, 413 and 422. Or it
-                refuses a question, has never answered one, and no other question is under way.
+            RefusalError: the server refuses a question with a status other than 400, 413 and 422; or with one
+                of these, while it has never answered any question and no other question is under way.
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]

@@ -5,8 +5,8 @@ of a batch the status of the one that failed. So Mosec listens on the loopback o
 the front first:
 
 1. If the server has a token, a request without it gets 401, whatever its route.
-2. A request that is malformed or too large, or that is one too many, gets 400, 404, 405, 408, 413, 422, 429
-   or 431. A request that a worker cannot encode also gets 422.
+2. A request that is malformed, late or too large, or that exceeds the number of open requests, gets 400, 404,
+   405, 408, 413, 422, 429 or 431. A request that a worker cannot encode also gets 422.
 3. A request that no worker can answer now gets 503 or 504, and may be tried again.
 4. A request whose scoring fails gets 500.
 

@@ -7,13 +7,15 @@ digits in the same base. Any other two answers are equal if they are equal
 
 1. as texts, after `normalise` (`latex.py`),
 2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
-3. as mathematics, by math-verify.
+3. as mathematics, by math-verify, unless `symbolic` is false.
 
 Matrices are equal if their kinds, their shapes and all their cells are equal. Round and square brackets are
-the same kind; the lines of a determinant are another kind. A plain name before a matrix (`A^{-1} =`) is not
-read; with anything else before it (`2x =`) the answer does not equal the matrix alone. Lists, sets and tuples
-that are not equal as a whole are compared element by element. Sets and lists without brackets are compared in
-any order.
+the same kind; the lines of a determinant are another kind. Text before a matrix is left out if both answers
+begin with this text and `=`, or if it is a plain name (`A^{-1} =`). An answer with any other text before its
+matrix (`2x =`) does not equal the matrix alone.
+
+Lists, sets and tuples that are not equal as a whole are compared element by element. Sets, and lists without
+brackets, are compared in any order.
 
 Only the third way uses a parser of LaTeX. The parser's simplifications may never end, and similar parsers
 evaluate what they read as code. So math-verify runs in confined workers, which are killed when they take too
@@ -152,7 +154,7 @@ def reference_answer(reference: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the closed \boxed{...} or \fbox{...} that begins last. If a \boxed without
-    braces comes later, return the word after it. None if there is neither.
+    braces comes later, return the word after it. Return None if there is neither.
 
     This takes one pass over the text. Escaped braces do not count.
     """
@@ -238,12 +240,16 @@ def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool
 
 
 def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Compare two answers of which at least one has a matrix; None if this is undecided.
+    """Compare two answers of which at least one has a matrix. Return True if they are equal, False if they
+    are unequal, None if this is undecided.
 
-    First `name =` before a matrix is removed if the name is plain, and any other text with `=` if both
-    answers begin with it. Then two matrices are compared cell by cell; they are unequal if their kinds or
-    shapes differ. If an answer is not one matrix alone, `prove` decides, provided that both have a matrix,
-    and that both or neither state a relation; otherwise the answers are unequal.
+    1. If the answers have the same text before their last `=`, and each has exactly one matrix after it, this
+       text and the `=` are removed.
+    2. If an answer has a plain name before its first `=` (`unnamed`), the name and the `=` are removed.
+    3. If each answer is now exactly one matrix, the matrices are compared cell by cell. They are unequal if
+       their kinds or shapes differ.
+    4. Otherwise the answers are unequal if only one of them has a matrix, or if only one of them states a
+       relation. In all other cases `prove` decides.
     """
     (before, _, one_side), (also, _, other_side) = one.rpartition("="), other.rpartition("=")
     if before and before == also and matrix(one_side) and matrix(other_side):

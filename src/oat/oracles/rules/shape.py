@@ -201,7 +201,7 @@ def matcher(pattern: str, match: str) -> Callable[[str], bool]:
 
 
 def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
-    """Return a function that says of each of several texts whether it matches a pattern by RE2.
+    """Return a function that gets texts and returns, for each, whether it matches a pattern by RE2.
 
     Raises:
         ConfigError: RE2 does not take the pattern, or google-re2 is not installed.
@@ -269,8 +269,8 @@ def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
     """Return a function that splits a text at these literals and returns the pieces before, between and after
     them. It returns None if the literals do not occur exactly once each, in this order.
 
-    A blank within a literal matches any blanks. A literal that begins or ends with a letter must begin or end
-    there with a word.
+    A blank within a literal matches any blanks. If a literal begins with a letter, no letter may come
+    directly before it in the text. If a literal ends with a letter, no letter may come directly after it.
     """
     if not literals:
         return lambda text: [text]
