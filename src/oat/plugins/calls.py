@@ -6,8 +6,8 @@ after the call, with a warning:
 
 * torch: whether gradients are recorded, default dtype and device, deterministic algorithms, precision of
   products, autocast, and (on the main thread) the number of threads;
-* the process: where lines go (`sys.stdout`, `sys.stderr`), and (on the main thread) the handlers of SIGTERM
-  and Ctrl-C, and a timer of SIGALRM that the call has set.
+* the process: the streams `sys.stdout` and `sys.stderr`, and (on the main thread) the handlers of SIGTERM and
+  Ctrl-C, and a timer of SIGALRM that the call has set.
 
 A state that cannot be put back (inference mode, a closed stream) is an error. The random generators of torch,
 numpy and Python may change, since no result of a run depends on them. The working directory may change, since
@@ -62,17 +62,17 @@ Place = Callable[[BaseException], str]
 
 def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
     """A context in which a user's code runs. It puts back the state of the process, and turns exceptions of
-    the code into errors of ours. Our own errors (`OatError`), and exceptions of a person's signal such as
-    Ctrl-C, pass through.
+    the code into errors of ours. Our own errors (`OatError`) pass through, and so do exceptions that a
+    person's signal such as Ctrl-C raises.
 
     Args:
         name: the name of the code, for messages.
         refuse: makes the error.
-        place: adds the place of an exception; None: no place is added.
+        place: returns the place of an exception, which is added to the error; None: no place is added.
 
     Raises:
-        OatError: the error that `refuse` makes, if the code raised anything else, or left a state that cannot
-            be put back.
+        OatError: the code raised any other exception, or left a state that cannot be put back. The error is
+            the one that `refuse` makes.
     """
     return _Guarded(refuse, place, name)
 
@@ -211,8 +211,8 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """Correct the states kept for other calls that began while this call had the setting changed. They
-        have kept the changed value, and would put it back.
+        """Correct the states kept for other calls under way. A call that began while this call had the
+        setting changed has kept the changed value, and would put that back.
 
         Args:
             left: the value that this call left.

@@ -12,13 +12,14 @@ function was made. Each later frame to the worker has the arguments of a call, a
 
 What the function prints goes to stderr, so that it is never mistaken for an answer.
 
-Every worker has limits: memory, seconds and processor seconds of a call, and no core files. The kernel
-enforces them: after the seconds of a call SIGALRM ends the process, even if the parent has died.
+Every worker has limits, which the kernel enforces: on its memory, and on the seconds and the processor
+seconds of each call. After the seconds of a call SIGALRM ends the process, even if the parent has died. No
+worker writes core files.
 
-A confined worker is for code of ours that reads texts of models. It has, in addition, no network (it is in a
-namespace of its own, if the system allows one), and it cannot write files or start processes (limits of the
-kernel, and an audit hook). The hook is no sandbox: it stops what a hostile text may make a parser do, but it
-does not stop native code.
+A confined worker is for code of ours that reads texts of models. It also has no network, if the system allows
+it a namespace of its own. Limits of the kernel and an audit hook keep it from writing files and starting
+processes. The hook is no sandbox: it stops what a hostile text may make a parser do, but it does not stop
+native code.
 """
 
 import ctypes

@@ -120,10 +120,10 @@ def load_symbol(spec: str) -> Any:
 def own_files(base: Path) -> dict[str, str]:
     """Return the hashes of the user's own files in this process and its workers, by `shown_name`.
 
-    These are the files that `load_symbol` has loaded, and the files from which other modules were imported
-    that are below the working directory or below the folder of a loaded file or module. The hash of an
-    imported file is that of its content when this function first met it. Installed files and the main script
-    are left out.
+    A file is a user's own if `load_symbol` has loaded it. So is a file from which another module was
+    imported, if it is below the working directory or below the folder of a loaded file or module. The hash of
+    such an imported file is that of its content when this function first met it. Installed files and the main
+    script are left out.
 
     Args:
         base: the working directory.

@@ -68,8 +68,8 @@ class Workers:
         target: `path/to/file.py:Name` or `package.module:Name` of a factory. Each worker loads the factory
             and calls it once; the factory returns the function.
         arguments: the arguments of the factory; plain data.
-        count: largest number of workers at a time. They start when there is work for them, the first one
-            immediately.
+        count: largest number of workers at a time. The first one starts immediately, the others when there is
+            work for them.
         timeout_s: seconds of a call, after which the call has failed.
         memory_gb: the memory that a worker may address, in 10^9 bytes, shared libraries included.
         is_confined: True for code of ours: the workers have no network, get no keys from the environment, and
@@ -129,7 +129,7 @@ class Workers:
     def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
         """Return the outcomes of the calls that have ended since the last `collect`, each with its ticket. If
         there are none, wait at most `seconds` for the first. Messages of workers are read, and late workers
-        are killed, only within this method, and within the constructor until the first worker is ready.
+        are killed, in two places: in this method, and in the constructor until the first worker is ready.
 
         Raises:
             OracleError: the function raised an error of ours, or a worker ended before it was ready.

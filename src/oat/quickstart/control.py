@@ -15,9 +15,9 @@ class PermutedRewards(Oracle):
     """An oracle that scores as `exact_match` does, and then permutes the scores at random over all candidates
     of a training round. So a score says nothing about the response that gets it.
 
-    A round has as many scores of each value as without the permutation, and a preference made from two scores
-    is a fair coin. Questions of evaluations keep their own scores. The answers depend only on the questions
-    that are submitted together and on the seed.
+    The permutation leaves the number of scores of each value in a round unchanged. A preference made from two
+    different scores favours either response with probability 1/2. Questions of evaluations keep their own
+    scores. The answers depend only on the questions that are submitted together and on the seed.
 
     Args:
         seed: seed of the permutations.

@@ -1,13 +1,17 @@
 """Reports on a run's ledger: which oracles were asked, what they cost, and whether the file is sound. The
 answers can also be exported as a data set, in one of two layouts:
 
-    preference    {"prompt", "chosen", "rejected"}, lists of messages: a pair for each comparison that has a
-                  winner, and for each question with scores the highest against the lowest, if they differ
-    scored        {"prompt", "completion", "score"}: a row for each candidate with a score
+    preference    {"prompt", "chosen", "rejected"}, lists of messages. A comparison with a winner makes a row,
+                  and so do the scores of a question if they differ: the highest is chosen, the lowest
+                  rejected.
+    scored        {"prompt", "completion", "score"}. Each candidate with a score makes a row.
 
-TRL's trainers read both layouts. A recorded response is written with all of its messages, as in the data. The
-ledger has only the last message of a sampled episode of several turns, so answers about such episodes are
-left out, and counted. An empty response is written as an empty text: the model ended it at once.
+TRL's trainers read both layouts. A recorded response is written with all of its messages, as in the data. An
+empty response, which the model ended at once, is written as an empty text.
+
+Answers of two kinds are left out, and warnings say how many. Some are about sampled episodes that had several
+turns, or whose trajectories were dropped: of an episode the ledger itself has only the last message. The
+others are about texts without a prompt.
 
 The ledger's file is opened read only, so a report can be made while the run writes to it.
 """
@@ -41,7 +45,8 @@ class Account:
 
     Attributes:
         pending: questions without an answer yet.
-        taken: questions whose answer a step or an evaluation took; some came too late to be learned from.
+        taken: questions whose answer a step or an evaluation took. A step also takes answers that came too
+            late to be learned from.
         tied, abstained, failed, unpaid: questions with this mark on at least one value.
         cached: questions with at least one value from an earlier answer.
         again: how often questions were asked again after the run was killed. A question counts once for each
@@ -120,8 +125,8 @@ def problems(run_dir: Path) -> list[str]:
     although the run's checkpoints or metrics rely on it.
 
     Raises:
-        LedgerError: as `accounts_table`, unless the ledger is gone and checkpoints or metrics rely on it,
-            which is a fault.
+        LedgerError: as in `accounts_table`. But if the ledger is missing and checkpoints or metrics rely on
+            it, no error is raised: the fault is returned.
     """
     found = lacking(run_dir)
     if found and not (run_dir / "ledger.sqlite").exists():
@@ -172,7 +177,7 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
     Raises:
         ConfigError: the layout or the ending is unknown, the folder cannot be made, the run directory has no
             config.yaml, Parquet cannot hold the rows, or pyarrow is missing.
-        LedgerError: as `accounts_table`, or the ledger lacks answers on which the run's checkpoints or
+        LedgerError: as in `accounts_table`; or the ledger lacks answers on which the run's checkpoints or
             metrics rely.
     """
     if layout not in get_args(DatasetLayout):

@@ -1,5 +1,6 @@
 """The last lines of a run. If the run learned nothing, they say so and name the likely cause, instead of
-saying that it finished. A warning says the same after the first two steps, while most of the budget is left.
+saying that it finished. A warning says the same after the first two steps (`FIRST_STEPS`), unless the run
+ends there.
 
 The outcome is read from the rows of metrics, so it does not depend on how often the run was killed and
 continued. If rows are damaged or missing, the outcome is unknown, and the lines say that the run finished.
@@ -61,7 +62,8 @@ class Outcome:
 
         Args:
             reason: why the run ended.
-            cause: why the run learned nothing, or None, as `nothing_learned` returns it.
+            cause: why the run learned nothing; None if it learned something or this is unknown
+                (`nothing_learned`).
             way_to_export: text that is added to the line if the run learned something.
         """
         place = f"the run lies in {self.about.run_dir}"

@@ -1,4 +1,5 @@
-"""The progress of a run: a few lines that are redrawn in place in a terminal, one line per step elsewhere.
+"""The progress of a run: in a terminal a few lines that are redrawn in place, elsewhere one line for each
+step.
 
 In a terminal, a thread of the library rich draws the lines, four times a second. The thread only reads values
 that the run has stored in the `Display`, so the run never waits for it.

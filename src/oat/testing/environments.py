@@ -50,8 +50,9 @@ def check_environment(
         environment: a class, or its name as in a configuration.
         prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that
             the environment reads.
-        responses: the texts that the model gives in turn, again and again. Each of them begins one episode
-            for each prompt. By default made-up texts: a number, an empty text, a long one, other scripts.
+        responses: the model's responses, which are played in turn, from the beginning again after the last
+            one. For each prompt, one episode begins with each response. By default made-up texts: a number,
+            an empty text, a long text, texts in other scripts.
         turns: number of turns after which an episode counts as endless.
 
     Raises:

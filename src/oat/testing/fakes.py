@@ -28,8 +28,9 @@ class FakeEngine:
     Every token has the same raw and sampled log-probability, -log(`num_tokens`).
 
     Args:
-        script: a function that gets a request's ids and returns the response's; or a list of responses, which
-            answer the requests of all calls in turn, from the beginning again after the last one.
+        script: a function that gets the ids of a request and returns the ids of the response; or a list of
+            responses. Each request, of all calls, takes the next response of the list, and after the last one
+            the first again.
         num_tokens: size of the vocabulary.
         stop_ids: ids that end a response. A response with more than `max_new_tokens` ids is cut. If a
             response was cut, or its last id is not a stop id, its finish reason is "length".
@@ -90,10 +91,9 @@ class FakeOracle(Oracle):
     """An oracle that answers from a script, at once or late, in any order, or never.
 
     Args:
-        script: a function that gets a question and returns its value if it is a comparison, or a list with
-            the value of each candidate if it is to be scored. If it returns one value for a question with
-            several candidates, all get this value. A value is a number, or a mark ("tie", "abstain" or
-            "failed").
+        script: a function that gets a question. For a comparison it returns the value. For a question to be
+            scored it returns a list with the value of each candidate, or one value for all candidates. A
+            value is a number, or a mark ("tie", "abstain" or "failed").
         answers: the kind of questions that the oracle takes.
         late: a function that gets a question and returns how many calls of `collect` for it return nothing
             before one returns the answer; None: the question is never answered. By default 0.

@@ -47,7 +47,8 @@ class Renderer:
             for plain prompts, which are one user message whose content is the prompt.
         system: content of a system message that is put before a conversation without one; needs a template.
         date: the day that a template reads with `strftime_now("...")`, at midnight; None: today.
-        stop: strings that end a response. Its text is cut before the first of them that it contains.
+        stop: strings that end a response. The text of a response is cut before the first of these strings in
+            it.
         eos_ids: further ids that end a response, usually those of the model's generation config.
         question: the form into which a prompt's only user message is put before it is rendered; None: no
             form.
@@ -277,11 +278,12 @@ class Renderer:
         boundaries of messages are exact.
 
         Args:
-            messages: the first is not an assistant's, unless it belongs to the prompt; the last is an
-                assistant's; after the prompt, no two assistant's messages follow each other. Without a
-                template, the first must be a user's, and the only one before the first response.
-            prompt: number of messages, at the beginning, that are the prompt. The method `prompt` renders
-                them, and none of their tokens is learned.
+            messages: a conversation that ends with an assistant's message. After the prompt, no two
+                assistant's messages follow each other. If `prompt` is 0, the first message is not an
+                assistant's. Without a template, the conversation begins with one user message, and the next
+                message is the first response.
+            prompt: number of messages at the beginning that are the prompt. The method `prompt` renders these
+                messages, and none of their tokens is learned.
 
         Returns:
             (T,) int32 ids; and (T,) bool, true for tokens of the assistant's messages, with the ends of their

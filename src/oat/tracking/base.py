@@ -13,8 +13,9 @@ class Opening:
     Attributes:
         folder: the run directory, absolute.
         config: the resolved configuration, without secrets.
-        id: the name that `open` returned in an earlier process of this run; None in the first process of a
-            run or of a fork, and if the options that say where rows go have changed.
+        id: the name that `open` returned in the previous process of this run. None in the first process of a
+            run or of a fork; None if `open` returned none; and None if the options that say where rows go
+            have changed since.
     """
 
     folder: Path
@@ -40,13 +41,14 @@ class Row:
 
 
 class Sink(Protocol):
-    """Another place for the rows of a run. A sink is constructed from its options and opened, gets the rows
-    of the run in the order of the steps, each at most once, and is closed. If it raises, users are warned
-    once, and the run goes on without it. The next process of the run sends the sink the rows after the last
-    one that it took.
+    """Another place for the rows of a run. A sink is constructed from its options and opened, gets rows of
+    the run in the order of the steps, and is closed. If it raises, users are warned once, and the run goes on
+    without it.
 
-    The class attribute `begins_anew = True` says that the sink starts over in every process: `open` deletes
-    what earlier processes wrote, and the sink then gets all rows of the run.
+    The next process of the run sends the sink the rows after the last one that it took. So a sink gets each
+    row at most once, with two exceptions. If the options that say where rows go have changed, the sink gets
+    all rows again. If the class attribute `begins_anew` is True, the sink starts over in every process:
+    `open` deletes what earlier processes wrote, and the sink then gets all rows of the run.
 
     Our own sinks also declare `Config` (the class of their options), `extra` (the extra of this package that
     installs their library), `place` (the options that say where the rows go) and `told` (the options that

@@ -1,9 +1,9 @@
 """Training's side of a sink: starts the process of the sink, sends it rows, and ends it.
 
-While it runs, training never waits for a sink. Rows that the sink's process has not taken yet are kept here,
-up to a limit. When a sink fails in any way, users are warned once, its process is killed, and the run goes on
-without it. At the end of the run, every sink has `wait_s` seconds to take the remaining rows; then its
-processes are killed.
+While it runs, training never waits for a sink. Rows that the sink's process has not taken yet are kept here.
+If too many rows wait, the sink has failed. When a sink fails in any way, users are warned once, its process
+is killed, and the run goes on without it. At the end of the run, every sink has `wait_s` seconds to take the
+remaining rows; then its processes are killed.
 """
 
 import os

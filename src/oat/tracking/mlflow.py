@@ -6,8 +6,8 @@ processes of a run write to one run of MLflow, whose id is stored in `RUN/sinks/
 another run.
 
 Files are the default although MLflow no longer develops this store: mlflow-skinny has no other store without
-a server, and the full mlflow brings a web server, and an older pandas than ours. The library is needed to
-train, but not to evaluate or export a run, since sinks get no rows then.
+a server, and the full mlflow brings a web server and needs an older pandas than ours. Training needs the
+library. Evaluating or exporting a run does not, since sinks get no rows then.
 """
 
 import os

@@ -8,18 +8,19 @@ and the run; each later frame is a row. This process answers on stdout with one 
     {"closed": true}    the sink is closed; its libraries may still be ending
 
 Everything else that the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, because
-training has ended or was killed, the sink is closed. A process that takes too long for that ends itself. If
-training is killed, no row that it sent is lost or taken twice: this process takes the rows that it has
-received, and the sink's process of the continued run waits until this one has ended.
+training has ended or was killed, the sink takes the rows that this process has received, and is closed. If
+this takes too long, this process ends itself. The sink's process of a continued run waits until this one has
+ended, so that no row is lost or taken twice unless such a process is killed.
 
-`RUN/sinks/NAME.json` has the run's id in the sink, and the step of the next row. The step is moved forward
-before the sink gets a row, and back if the sink raises. So if this process itself is killed, the sink gets no
-row twice, but may lack one: no service takes a point back.
+`RUN/sinks/NAME.json` has the run's id in the sink, and the step of the next row. This step is moved forward
+before the sink gets a row, and moved back if the sink raises. If this process is killed while the sink takes
+a row, the sink does not get the row again, and may lack it. A missing point is better than a doubled one,
+since no service lets a point be removed.
 
-A sink's library may hang, crash, print, exit or start other processes. In a thread of training, each of these
-would disturb training. This process ignores SIGTERM and Ctrl-C, and reads its input to the end. Processes
-that the library started are found by a mark in their environment (`leftovers.py`), since wandb's own process
-leaves the session.
+A sink's library may hang, crash, print, exit or start other processes. All of these would disturb training if
+the sink ran in a thread of training. This process ignores SIGTERM and Ctrl-C, and reads its input to the end.
+Processes that the library started are found by a mark in their environment (`leftovers.py`), since wandb's
+own process leaves the session.
 """
 
 import atexit
@@ -111,7 +112,7 @@ class State:
         begins_anew: the sink gets all rows in every process.
 
     Attributes:
-        id: the name that the sink's `open` returned; None before the first call, and if it returned none.
+        id: the name that the sink's `open` returned; None if `open` was not called yet or returned None.
         next: step of the first row that the sink has not had.
     """
 
