@@ -174,8 +174,8 @@ class HttpClient:
     @property
     def counts(self) -> dict[str, float]:
         """Counts since the client was made: `calls` that were answered with a usable reply, `retries`,
-        `outages` (how often the circuit breaker of a URL opened), and `latency_s`, the mean seconds of such a
-        call from its first try on."""
+        `outages` (how often the circuit breaker of a URL opened), and `latency_s`, the mean seconds of the
+        `calls`, from the first try of each on."""
         return {
             "calls": self._calls,
             "retries": self._retries,

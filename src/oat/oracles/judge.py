@@ -7,8 +7,8 @@ token, and so is a score if all scores of `range` have one digit. Otherwise, or 
 is read (judge_replies.py). The texts that are sent are in judge_prompts.py. The page for users is
 docs/oracles/judge.md.
 
-A reply without a verdict never gets a random one. The option `invalid` says whether the judge is asked again,
-the question abstains, or the question is a tie.
+A missing verdict is never replaced by a random one. The option `invalid` says whether the judge is asked
+again, the question abstains, or the question is a tie.
 
 Before a question is asked, a budget sets aside the most that it can cost: the price of `tries` tries for each
 of its calls. Each of these tries counts with the most tokens that it can take. These are one prompt token for

@@ -99,8 +99,8 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
 
 
 def oracle_options(name: str) -> set[str] | None:
-    """Return the names of the options that an oracle takes: for a class, the keywords of its constructor, or
-    None if these include **kwargs; for a function, no names.
+    """Return the names of the options that an oracle takes. For a class these are the keywords of its
+    constructor; return None if they include **kwargs. For a function, return an empty set.
 
     Raises:
         ConfigError: the name is unknown, or its code cannot be loaded.

@@ -148,9 +148,10 @@ def own_files(base: Path) -> dict[str, str]:
 
 
 def shown_name(path: Path, base: Path) -> str | None:
-    """Return the name under which a user's file is shown and stored. For a file below `base` this is its path
-    relative to `base`; for another file below the folder of a loaded file or module, the folder's name and
-    the path in the folder. Return None for installed files, and for files anywhere else."""
+    """Return the name under which a user's file is shown and stored. For a file below `base`, this is its
+    path relative to `base`. For another file below the folder of a loaded file or module, this is the
+    folder's name with the path in the folder. For installed files, and for files anywhere else, return None.
+    """
     if _is_installed(str(path)):
         return None
     above = set(path.parents)

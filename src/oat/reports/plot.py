@@ -98,7 +98,8 @@ def plot_runs(
     CSV if `out` ends in .csv.
 
     Args:
-        metrics: by default the first of `DEFAULTS` that every run has; against `kl` or `sqrt_kl`, `GOLD`.
+        metrics: names of metrics. If there are none, those in `GOLD` are plotted against `kl` or `sqrt_kl`,
+            and against any other quantity the first of `DEFAULTS` that every run has.
         against: the quantity of the x axis.
 
     Raises:

@@ -35,8 +35,8 @@ def made_up_feedback(kind: str, plan: Plan, step: int, answered: Answered) -> Fe
     Args:
         kind: the kind of questions, "compare" or "score".
         answered: "all": every answer has a value. "some": there are also ties, abstentions and failures; the
-        responses are from the weights of one version earlier, and all responses to one of the prompts are
-        equal. "none": all answers failed.
+            responses are from the weights of one version earlier, and all responses to one of the prompts are
+            equal. "none": all answers failed.
     """
     return copy.deepcopy(_feedback(kind, plan.questions, tuple(plan.samples.items()), step, answered))
 

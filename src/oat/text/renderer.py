@@ -146,10 +146,10 @@ class Renderer:
         The last result is kept, since the recorded responses to a prompt come one after another.
 
         Raises:
-            TemplateError: the template refuses the conversation; there is no template, and the conversation
-                is not one user message; `question` is set, and the conversation is not one user message, with
-                or without system messages before it; or the conversation becomes no token or cannot be
-                encoded.
+            TemplateError: one of four faults. (1) The template refuses the conversation. (2) There is no
+                template, and the conversation is not one user message. (3) `question` is set, and the
+                conversation is not one user message, with or without system messages before it. (4) The
+                conversation becomes no token, or cannot be encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
@@ -225,9 +225,10 @@ class Renderer:
                 template may write.
 
         Raises:
-            TemplateError: the prompt opens reasoning, and neither the response nor the template closes it;
-                the template writes fields of the response, and its rendering cannot be used; or the response
-                has no text, its weight is not 0, and the template does not write its fields.
+            TemplateError: one of three faults. (1) The prompt opens reasoning, and neither the response nor
+                the template closes it. (2) The template writes fields of the response, but its rendering
+                cannot be used. (3) The response has fields that the template does not write, but no text, and
+                its weight is not 0.
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         is_text = not response.fields or self._is_text(response)

@@ -24,7 +24,7 @@ class Turn:
     Attributes:
         end_id: id of the token that ends a response; None if there is none.
         end_text: the part of `closing` up to and including this token. If the template writes no such token,
-            the tokenizer's end-of-text.
+            it is the tokenizer's end-of-text, or "" if there is none.
         opening: the text before a response to `USER`: this message and the generation prompt.
         lead: white space that the template writes between `opening` and the text of a response.
         closing: the text from the end of a response to the end of the conversation.
@@ -93,7 +93,8 @@ def study_control(chat: ChatTemplate, template: str) -> set[str]:
 
 
 def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
-    """Warn if a template rewrites history: it changes or shortens earlier messages when later ones follow.
+    """Warn if a template rewrites history, that is, if it changes or shortens earlier messages when later
+    ones follow.
 
     Args:
         is_refused: raise an error instead of the warning.

@@ -78,8 +78,8 @@ class SinkProcess:
         self._is_closed = False
 
     def open(self, kept: int) -> None:
-        """Start the process. It begins with those rows in `metrics.jsonl` before the step `kept` that the
-        sink has not had.
+        """Start the process. First it gives the sink the rows in `metrics.jsonl` before the step `kept` that
+        the sink has not had.
 
         Args:
             kept: the step of the first row that `row` will send.

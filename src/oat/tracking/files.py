@@ -55,7 +55,8 @@ class Tracking:
 
         Args:
             step: number of steps that are done.
-            is_closed: whether row `step` is complete and kept; otherwise it is removed, and written next.
+            is_closed: whether row `step` is complete and kept. If not, the row is removed, and is the next to
+                be written.
 
         Raises:
             ConfigError: `environment.json` is not as the run wrote it.

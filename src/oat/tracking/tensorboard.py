@@ -1,11 +1,11 @@
 """The metrics of a run for TensorBoard, in `RUN/tensorboard`, through its own library.
 
-They are a copy of `metrics.jsonl`. Each process of a run writes the copy again from the start, so it has
-every point once, even after a kill or a fork, or if this sink is turned on late in a run.
+The files are a copy of `metrics.jsonl`. Each process of a run writes the copy again from the start. So the
+copy has every point once, even after a kill or a fork, or if this sink is turned on late in a run.
 
 tensorboardX would be lighter, but people who turn this sink on want to look at the metrics, and only
-tensorboard has the viewer. `purge_step` would leave the points of a killed process in the files: TensorBoard
-would hide them, but other readers would not.
+tensorboard has the viewer. With the option `purge_step` of its library, the points of a killed process would
+stay in the files: TensorBoard would hide them, but other readers would not.
 """
 
 import json

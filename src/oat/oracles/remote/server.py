@@ -5,8 +5,8 @@
     python -m oat.oracles.remote.server --remote_rm_model MODEL --cuda_devices 0,1 --max_wait_time 10
     [--multi_gpu]
 
-Departures from the predecessor's server: it listens on 127.0.0.1 unless it has a token; it gathers requests
-into batches; bodies, batches and times have limits.
+Departures from the predecessor's server: it listens on 127.0.0.1 by default, and on an address that others
+can reach only if it has a token; it gathers requests into batches; bodies, batches and times have limits.
 """
 
 import argparse

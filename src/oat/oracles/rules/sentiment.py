@@ -37,9 +37,9 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text. A sentence ends at the end of a line, or at . ! or ? before a blank;
-    closing quotes and brackets between these are left out. The text after the last end is a sentence too.
-    Pieces without a letter are dropped."""
+    """Return the sentences of a text. A sentence ends at the end of a line, or at . ! or ? before a blank.
+    Closing quotes and brackets may come before the blank; they are left out. The text after the last end is a
+    sentence too. Pieces without a letter are dropped."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 
 
