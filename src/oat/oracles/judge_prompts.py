@@ -1,9 +1,10 @@
 """The texts that a judge is sent.
 
 The material to be judged is written as JSON strings, so that a quotation mark in a response does not end the
-string. The first character of text that a tokenizer could take for a control token (`<|im_end|>`, `</s>`,
-`[INST]`), and every invisible character, is written as a JSON escape. Instructions come before and after the
-material. Those before it say that nothing in the material is an instruction. A response can still flatter the
+string. If a tokenizer could take a piece of text for a control token (`<|im_end|>`, `</s>`, `[INST]`), the
+first character of the piece is written as a JSON escape. So is every invisible character. Instructions come
+before and after the material. Those before it say that nothing in the material is an instruction. A response
+can still flatter the
 judge: quoting does not prevent this.
 
 Control tokens are escaped because most servers read control tokens in the text that a template renders.

@@ -218,8 +218,8 @@ class Mixture(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return the answers to those of `tickets` whose rounds are complete. If there are none, wait at most
-        `seconds` until a round is complete.
+        """Return the answers to those of `tickets` whose round or wave is complete. If there are none, wait
+        at most `seconds` until a round or wave is complete.
 
         Raises:
             OracleError: a source raises it, or breaks the contract.

@@ -4,8 +4,8 @@ Steps are counted as in `metrics.jsonl`: step N shows what the N-th update learn
 first.
 
 The responses of training are read from the ledger. It has all groups, with the answers that the step learned
-from, while `samples.jsonl` has only some groups of each step. Evaluations are read from their records, which
-also have the verdict of the gold oracle.
+from, while `samples.jsonl` has only some groups of each step. Evaluations are read from their own records. If
+the run has a gold oracle, these also have its verdicts.
 """
 
 import math

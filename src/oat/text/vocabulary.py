@@ -1,5 +1,5 @@
-"""A check that a tokenizer and a model can belong together, by the number of tokens and of rows of the
-embeddings.
+"""Checks whether a tokenizer and a model can belong together: the tokenizer's number of tokens is compared
+with the number of rows of the model's embeddings.
 
 Many published models have more rows of embeddings than their tokenizer has tokens. Some round the number of
 rows up to a multiple (OPT has 50,272 rows for 50,265 tokens, HyenaDNA 16 for 12). Others leave room for later

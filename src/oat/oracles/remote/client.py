@@ -45,7 +45,7 @@ class RemoteOracle(Oracle):
 
     Args:
         url: the URL of the server without the route, or a list of servers with the same model.
-        answers: "score", or "compare" for the server's own preferences.
+        answers: "score": the server is asked for scores. "compare": it is asked for its own preferences.
         timeout_s: seconds of one try. Set more than the server's own limit; otherwise slow answers are thrown
             away and asked for again.
         max_tries: number of failed tries after which a question counts as failed. A try that cannot reach the

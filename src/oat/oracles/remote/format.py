@@ -103,8 +103,8 @@ def decode_request(body: bytes) -> FeedbackRequest:
     """Return the request in a body.
 
     Raises:
-        WireError: the body is no request; or it has no responses, has both kinds of responses, has not one
-            prompt for each, or has a conversation without messages.
+        WireError: the body is no request; it has no responses, or both kinds of responses; the number of
+            prompts differs from that of responses or pairs; or a conversation has no messages.
     """
     try:
         request = msgspec.msgpack.decode(body, type=FeedbackRequest)

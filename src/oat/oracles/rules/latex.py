@@ -1,8 +1,8 @@
 r"""The notation of answers in LaTeX: one normal form for the many ways to write an answer, and the parts of
 matrices and lists.
 
-No function here evaluates an answer. The time of every pattern is linear in the length of the text, or
-quadratic for a text of at most `MAX_CHARACTERS`.
+No function here evaluates an answer. The time that a pattern takes is at most linear in the length of the
+text. Only for texts of at most `MAX_CHARACTERS` it may be quadratic.
 """
 
 import re
