@@ -1,15 +1,15 @@
-"""Files: atomic writes, errors of a full disk that say what is free, damaged JSON, file systems on which a
+"""Files: atomic writes, errors that name the free bytes of a disk, damaged JSON, the file systems on which a
 database may be, and relative paths.
 
 Relative paths are resolved against the folder in which a command, a `Trainer` or a run began, because a
-user's reward, callback or data function may change the working directory at any time. Paths stay as the user
-wrote them wherever they are stored or compared (`config.yaml`, cards, digests), so that a run may be moved.
-Only code that opens a file makes them absolute, with the functions of this file.
+user's reward, callback or data function may change the working directory at any time. Wherever paths are
+stored or compared (`config.yaml`, cards, digests), they stay as the user wrote them, so a run may be moved.
+Code that opens a file makes its path absolute first, with the functions of this file.
 
 Two alternatives fail. Absolute paths in a configuration would put this machine's folders into the stored
 files. Going back to the folder after each call of user code would not help code that the user runs in another
-thread. A name that may also be a hub id becomes a path only if the process has left the folder and the path
-exists.
+thread. Some settings take a path or a hub id. Such a name is made absolute only if the process has left the
+folder and the name exists there as a path.
 """
 
 import errno
@@ -87,9 +87,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
-    """Make errors of the operating system in the body name the file and the bytes that are free on its disk.
-    This includes errors that libraries raise in classes of their own: safetensors in its own class,
-    tokenizers as plain `Exception`.
+    """Turn errors of the operating system in the body into errors that also name the file and the bytes that
+    are free on its disk. Some libraries raise such errors in other classes: safetensors in its own class,
+    tokenizers as plain `Exception`. These are turned too.
 
     Raises:
         OSError: the body raised such an error.
@@ -169,13 +169,13 @@ def sync_to_disk(path: Path) -> None:
 def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
     """Return the address by which SQLite opens a database to read it.
 
-    To read a database that uses a write-ahead log, SQLite makes a file beside it. If this user may not make a
-    file there and no log exists, nobody is working on the database and its file is complete; so it is opened
-    as immutable.
+    To read a database that uses a write-ahead log, SQLite makes a file beside it. If no log exists, nobody is
+    working on the database, and its file is complete. If this user, in addition, may not make a file there,
+    the database is opened as immutable, for which SQLite makes no file.
 
     Args:
         at_a_glance: True if the database is read at once, before anybody can begin to work on it. Then it is
-        opened as immutable, and no file is made, also if the log is empty.
+            opened as immutable if its log is missing or empty.
     """
     log = path.with_name(f"{path.name}-wal")
     has_log = log.exists() and (log.stat().st_size > 0 or not at_a_glance)

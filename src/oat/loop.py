@@ -1,13 +1,12 @@
 """The loop. Read this first.
 
-The function `steps` is the complete loop: it has one line for each box, and the one place that decides
-whether a step is the last one. Every box is behind a protocol (`protocols.py`); no algorithm has a loop of
-its own.
+The function `steps` is the complete loop. It has one line for each box, and it alone decides whether a step
+is the last one. Every box is behind a protocol (`protocols.py`); no algorithm has a loop of its own.
 
 Rows of metrics are numbered from 0, the start. Row n + 1 closes step n: it has the metrics of this step, and
-those of the evaluation after its update. A checkpoint of step n is the state before step n. A run that is
-interrupted while it samples or evaluates saves the state from before the interrupted part, and the metrics of
-a row that was not closed yet.
+those of the evaluation after its update. A checkpoint of step n is the state before step n. If a run is
+interrupted while it samples or evaluates, it saves two things: the state from before the interrupted part,
+and the metrics of the row that was not closed yet.
 """
 
 import time

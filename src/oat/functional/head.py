@@ -1,11 +1,11 @@
 """Functionals of the logits of a linear head, such as log-probabilities, computed in chunks of tokens. So
 memory holds the logits of one chunk at a time, or their gradient.
 
-The forward pass keeps the logsumexp of each token's logits (its entropy too, if that was asked for) and the
-last chunk of logits. The backward pass takes the chunks in reverse order. It uses the kept chunk and computes
-the other chunks again; it overwrites each chunk with its gradient, and adds this chunk's part to the
-gradients of hidden states and head. The gradients of the raw log-probability and of the entropy are written
-out:
+The forward pass keeps the last chunk of logits and, for each token, the logsumexp of its logits; it also
+keeps the token's entropy if the caller asked for entropies. The backward pass takes the chunks in reverse
+order. It uses the kept chunk and computes the other chunks again. It overwrites each chunk with its gradient,
+and adds this chunk's part to the gradients of hidden states and head. The gradients of the raw
+log-probability and of the entropy are written out:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
 

@@ -1,16 +1,17 @@
 """Matrix products in float32 on a CPU, by oneDNN where MKL is slower.
 
-torch computes products in float32 with MKL, and MKL does not use the 512-bit instructions of processors that
-are not Intel's. oneDNN, which torch includes for half precision, uses them. On a Zen 5 it does twice the
+torch computes products in float32 with MKL. On processors that are not Intel's, MKL does not use the 512-bit
+instructions. oneDNN uses them; torch includes it for half precision. On a Zen 5 oneDNN does twice the
 operations per second, at 1.4 to 2.6 times the rounding error (docs/performance.md).
 
 1. The choice of the library depends on the processor, the precision and the size of the product, and on
    torch's build and settings. It never depends on a measurement, so a run that is continued on the same
    machine rounds as before.
 2. oneDNN makes a kernel for every shape of a product, in half precision too. A kernel takes half a
-   millisecond to make and half a megabyte of memory. By default oneDNN keeps 1,024 kernels. Here it keeps 16,
-   about as many as the passes of a model use again and again; environment variables that are already set take
-   precedence. The engine would have a new shape at almost every call, so it rounds its shapes up.
+   millisecond to make and half a megabyte of memory. By default oneDNN keeps 1,024 kernels. This module makes
+   it keep 16, about as many as the passes of a model use again and again, unless the environment variables
+   for this are already set. The engine would have a new shape at almost every call, so it rounds its shapes
+   up.
 """
 
 import functools

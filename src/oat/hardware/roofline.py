@@ -1,22 +1,22 @@
 """Roofline model: the share of this machine's limits that a computation reached (Williams, Waterman,
 Patterson 2009, doi:10.1145/1498765.1498785).
 
-A pass through a model has two lower bounds on its time: the bytes that it must read, divided by the
-bandwidth; and its operations, divided by the rate of matrix products. An engine's pass takes at least the
-larger of the two. For a learner's pass only the operations are counted. The least time of many passes is the
-sum of their bounds. The share reached is this least time divided by the time that the passes took.
+A pass through a model has two lower bounds on its time. One is the bytes that it must read, divided by the
+bandwidth. The other is its operations, divided by the rate of matrix products. An engine's pass takes at
+least the larger of the two. For a learner's pass only the second bound is used. The least time of many passes
+is the sum of the least times of each. The share reached is this sum divided by the time that the passes took.
 
 1. The bandwidth is measured by summing a float32 tensor again and again: bytes read divided by seconds;
-   nothing is written. The tensor has the largest power of two of bytes that is not above the bytes of the
-   model's weights, but at least 1 MiB and at most 256 MiB. Its size matters, because weights that fit into a
-   processor's cache are read from there. The matrix rate is 2 n^3 divided by the seconds of a product of two
-   n x n matrices; n is doubled until a product takes 2 ms. Both rates are the best of several rounds, since a
-   disturbance only slows a round.
-2. Operations counted: 2 for each token and element of every matrix with which the token is multiplied; 4 x
-   head width for each head, each layer and each pair of a token and a token that it attends to. Bytes
-   counted: the matrices, and the keys and values to which a step attends, once even if several rows share
-   them. In a mixture of experts, a matrix of the experts counts by the share of experts that a token goes
-   through.
+   nothing is written. The size of the tensor matters, because weights that fit into a processor's cache are
+   read from there. So the tensor is about as large as the model's weights: its bytes are the largest power of
+   two that is not above theirs, but at least 1 MiB and at most 256 MiB. The matrix rate is 2 n^3 divided by
+   the seconds of a product of two n x n matrices; n is doubled until a product takes 2 ms. Both rates are the
+   best of several rounds, since a disturbance only slows a round.
+2. Operations counted: 2 for each token and each element of every matrix with which the token is multiplied;
+   and 4 x head width for each head, each layer and each pair of a token and a token that it attends to. Bytes
+   counted: the matrices, and the keys and values to which the tokens attend. Keys and values that several
+   rows share count once. In a mixture of experts, a matrix of the experts counts by the share of experts that
+   a token goes through.
 3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
    optimiser, and everything that the backward pass computes a second time. So a share can be below 1 although
    nothing can be made faster. A share above 1 means that the machine was slower while its rates were measured

@@ -3,11 +3,12 @@
 
 Both are measured once, when a run is created, and stored in its configuration. Memory is counted as the bytes
 of tensors that are alive at once, not as those of the process, so it is the same on every machine and at
-every attempt. Two small passes show how many bytes a row takes, and so how many rows should fit. Then a pass
-of that many rows is tried, and passes of fewer rows until one fits.
+every attempt. Two passes, of one row and of two rows, show how many bytes a row takes, and so how many rows
+should fit. A pass of that many rows is then tried. If it does not fit, passes of fewer and fewer rows are
+tried until one fits.
 
-Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (which lives at
-other times), and scratch memory within an operation.
+Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (which is freed
+before the learner works), and scratch memory within an operation.
 """
 
 import weakref

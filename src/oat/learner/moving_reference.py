@@ -2,9 +2,11 @@
 (TR-DPO, arXiv:2404.09656).
 
 A mix of 1 sets the reference to the policy (the paper's hard update). A small mix at every step makes the
-reference a moving average of the policy. With an adapter, the reference is a second adapter on the shared
-weights, in a module of its own, and the adapter's matrices are mixed, A with A and B with B. So the formula
-holds for the trained parameters; for the products of the matrices it holds only if the mix is 1.
+reference a moving average of the policy.
+
+If the policy has an adapter, the reference has a second adapter on the same base weights. The formula then
+applies to the matrices of the adapters: A is mixed with A, and B with B. The products B A follow the formula
+only if the mix is 1.
 """
 
 from typing import Any

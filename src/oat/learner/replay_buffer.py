@@ -1,17 +1,20 @@
 """The replay buffer: the older feedback that a step learns from beside its own.
 
-The buffer is a view of the ledger and has no state of its own. It has the newest questions that the steps so
-far took, at most the setting `questions`, in the order in which the steps took them. Questions from before
-the buffer was last cleared do not count. So the recorded feedback and the settings decide what a step learns
-from, and a run that is killed, replayed, forked or rolled back learns from the same. Everything that depends
-on weights (log-probabilities under the reference, baselines) is computed again in `prepare`.
+The buffer is a view of the ledger and has no state of its own. A step learns from its own questions and from
+older ones, together at most the setting `questions`. The older ones are the newest questions that earlier
+steps took, in the order in which the steps took them. Questions from before the buffer was last cleared are
+left out. So the recorded feedback and the settings decide what a step learns from, and a run that is killed,
+replayed, forked or rolled back learns from the same. Everything that depends on weights (log-probabilities
+under the reference, baselines) is computed again in `prepare`.
 
 The price is that older trajectories are read and decoded again at every step. In return, the code of
-checkpoints, replays and forks needs no case for the buffer, and one number decides what the ledger retains:
-the first step whose feedback is still read (`reach`). The size counts questions, not pairs with a winner, so
-it does not depend on answers. When the buffer fills, mini-batches keep their size, since a learning rate
-belongs to a size, and a pass has more of them. The learner, which counts optimiser steps, applies
-`max_updates`.
+checkpoints, replays and forks needs no case for the buffer, and one number says which trajectories are still
+needed: the first step whose feedback is still read (`reach`). The size counts questions, not pairs with a
+winner, so it does not depend on answers.
+
+A learning rate suits one size of mini-batch. So while the buffer fills, a pass gets more mini-batches, not
+larger ones. The setting `learner.max_updates` limits the number of optimiser steps; the learner applies it,
+since it counts them.
 """
 
 import math
@@ -49,7 +52,7 @@ class Buffer:
         self.questions = questions
 
     def fill(self, feedback: Feedback) -> Feedback:
-        """Return a step's feedback, with the older items that the buffer holds beside its own items."""
+        """Return a step's feedback. Its field `older` has the older items that the step learns from too."""
         if self.config is None:
             return feedback
         older: list[Item] = []

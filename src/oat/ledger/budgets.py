@@ -1,10 +1,12 @@
 """Checks the prices of questions against budgets: what questions cost, which of them are paid, what is left.
 
-A question is paid or refused when it is recorded: its highest price must fit beside what was spent and the
-highest price of everything that waits. A question that is asked in a wave (`ledger/waves.py`) is paid or
-refused when its wave is formed. Whether training can buy anything more depends on what the steps before took
-and asked, not on answers that have come since. So a continued run asks, and ends, where the unbroken one
-does.
+A question is paid or refused when it is recorded. It is paid if three prices together fit the budget of its
+purpose: its own highest price, the price of all answers taken so far, and the highest price of every question
+that waits. If a question is asked in a wave (`ledger/waves.py`), it is paid or refused later, when its wave
+is formed.
+
+Whether training can buy anything more depends on what the steps before took and asked, not on answers that
+have come since. So a continued run ends at the same step as the unbroken one, and asks the same questions.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -86,7 +88,7 @@ class Spending:
         """True if training could buy nothing more at the time when the step before had taken its answers.
 
         Args:
-            ahead: True: judge questions that are asked ahead of this step. Then waiting questions count at
+            ahead: True if the questions would be asked ahead of this step. Then waiting questions count at
                 their highest price even if they are asked in waves, since they may take all that is left.
         """
         spent = self.spent_before(step)
@@ -99,8 +101,8 @@ class Spending:
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
         """Return the spending at the time when the step before had taken its answers. Return an empty `Spent`
-        if that step has no record. Return an empty one too if this step has already asked or taken questions,
-        since the run then went on.
+        if that step has no record, or if this step has already asked or taken questions, since the run then
+        went on.
 
         Answers that have come since change nothing here, so a continued run ends where the unbroken one does.
         """

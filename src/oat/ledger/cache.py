@@ -1,18 +1,22 @@
-"""Answers that are used again: what an oracle said once about a text, or a pair of texts, is not paid twice.
+"""The cache of answers: an oracle that has judged a text, or a pair of texts, is not paid for the same query
+again.
 
 A **cache key** names one query: the purpose, the oracle and its version, the prompt with everything that the
 oracle sees of it, and a candidate, or two in either order. The cache stores the query's value under this key:
-a score, or the probability that one of the two candidates wins. Labels are not stored; the ledger makes one
-for each question. `oracle.repeats` is the number of answers that a query gets before they are used again.
-Then its value is their mean. Only answers marked `ok` or `tie` are stored.
+a score, or the probability that one of the two candidates wins. Only answers marked `ok` or `tie` are stored.
+Labels are not stored; the ledger makes one for each question.
 
-An answer is stored when a step takes it, not when it comes. Until then equal questions await it, and are not
-asked either. So the values that are known or awaited when a round is recorded follow from recorded rounds and
-steps alone, and a continued run decides as the unbroken one does. The decision is also stored with each
-intent.
+The setting `oracle.repeats` is the number of answers that are bought for a query. Once they are there, their
+mean is the value of every later equal query. If `repeats` is 0, no answer is used again. If the answers of an
+oracle are not a function of the question, the oracle sets `cacheable = False`; its answers are not used again
+either.
 
-Purposes share no answers: training never uses those of evaluations, nor the other way round. An oracle whose
-answers are not a function of the question sets `cacheable = False`, and its answers are not used again.
+An answer is stored when a step takes it, not when it comes. If enough answers to a query are stored or
+already asked for, an equal question is not sent, but awaits those answers. So the values that are known or
+awaited when a round is recorded follow from recorded rounds and steps alone, and a continued run sends the
+same questions as the unbroken one. Each intent also records which of its values were known or awaited.
+
+Purposes share no answers: training never uses those of evaluations, nor the other way round.
 """
 
 import hashlib
@@ -56,8 +60,8 @@ class Cache:
             asking: the queries that other questions ask.
 
         Returns:
-            The states; and, for each query that the question asks itself, the addresses of all values that
-            are then asked for under it.
+            The states. And a dict with each query that the question asks itself: the addresses of all values
+            for which this query is then asked.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}

@@ -1,8 +1,12 @@
 """Intents: questions as the ledger records them.
 
-Each value of a question's answer is in one of three states when the question is recorded. Earlier answers
-gave it (`Known`); equal questions that are being asked will bring it (`Awaited`); or an oracle is asked for
-it (None). This module says which part of a question is sent, and puts the parts of its answer together.
+When a question is recorded, each value of its answer is in one of three states:
+
+* `Known`: earlier answers gave the value.
+* `Awaited`: equal questions that are being asked will bring the value.
+* None: an oracle is asked for the value.
+
+This module says which part of a question is sent, and puts the parts of its answer together.
 """
 
 import hashlib
@@ -54,8 +58,8 @@ class Awaited:
     """A value that equal questions will bring. These questions are being asked.
 
     Attributes:
-        brought_by: the addresses of the values that it is the mean of, besides `known`.
-        known: earlier answers, if one value is the mean of several answers (`oracle.repeats`).
+        brought_by: the addresses of the awaited values. The mean of these and of `known` is the value.
+        known: answers that are there already; empty unless `oracle.repeats` is above 1.
     """
 
     brought_by: tuple[ValueAddress, ...]

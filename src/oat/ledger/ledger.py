@@ -8,15 +8,19 @@ The ledger records everything before it has an effect:
 * The answers that a step learns from, and their order, are on disk before the step trains. A step that has
   such a record gets the same answers again, without waiting.
 
-So a run that is killed and continued learns from the same answers in the same order. An intent that had no
-answer at the kill is submitted again by the first step without a record, unless its oracle kept it
+So a run that is killed and continued learns from the same answers in the same order. If an intent had no
+answer at the kill, its oracle may have kept it; then the ledger fetches the answer from there. Otherwise the
+ledger submits the intent again, when a step that has no record yet takes its feedback
 (`ledger/outstanding.py`).
 
-No oracle is asked for a value that earlier answers give, or that equal questions are already asking for
-(`ledger/cache.py`). No oracle is asked a question that the budget does not allow (`ledger/budgets.py`). Both
-are decided when the intent is recorded. There is one exception: if tokens or money limit training, the
-questions of a round are asked in waves, and the ledger decides whether a question is paid when its wave is
-formed (`ledger/waves.py`).
+Two rules limit what is sent:
+
+* A value is not asked for if earlier answers give it, or if equal questions are already asking for it. The
+  setting `oracle.repeats` says how many answers a query needs for this; with 0, or for an oracle with
+  `cacheable = False`, the rule does not apply (`ledger/cache.py`).
+* A question is not asked if the budget does not allow it. The ledger decides this when it records the intent
+  (`ledger/budgets.py`). But if tokens or money limit training, the questions of a round are asked in waves,
+  and the ledger decides this for a question when it forms the question's wave (`ledger/waves.py`).
 
 The ledger is safe against a kill at any moment, and many threads may ask at once. It does not support two
 processes that write the same file.
@@ -145,9 +149,10 @@ class Ledger:
         questions: Sequence[Question],
         purpose: str = "train",
     ) -> None:
-        """Record a round of questions with its trajectories. Then submit the questions that the budget
-        allows, unless earlier answers or other questions give all their values. If the purpose is asked in
-        waves, submit only the next wave, and only if the previous one is settled.
+        """Record a round of questions with its trajectories, then submit questions. A question is submitted
+        if the budget allows it and earlier answers or other questions do not give all its values. If the
+        purpose is asked in waves, only the questions of the next wave are submitted, and only if the previous
+        wave is settled.
 
         Args:
             groups: one for each prompt.
@@ -178,15 +183,16 @@ class Ledger:
     def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
         """Return the feedback of a step. If the step has a record, the feedback is read from it.
 
-        Otherwise this step takes the next `count` answered questions in the order they were asked, or all if
-        there are fewer, and the call records them. Only rounds up to `step` count, in training only those
-        that are at most `max_age` steps old. Unpaid questions are among those taken. Answered questions of
-        older rounds are recorded as too late and are not part of the feedback.
+        Otherwise the call decides what the step takes, and records it. The step takes the next `count`
+        answered questions in the order they were asked, or all if there are fewer. Questions of rounds after
+        `step` are left for later steps. Unpaid questions count as answered. If `max_age` is set, a step of
+        training does not learn from rounds that are more than `max_age` steps old: their answered questions
+        are recorded as too late.
 
-        The call first waits until the next `count` questions of these rounds, and all questions of older
-        rounds, are answered or have failed at their deadline. So the feedback does not depend on when answers
-        come. If `max_wait_s` is set, a step of training waits only until `count` paid questions of these
-        rounds are answered, or the time is over.
+        The call first waits until the next `count` questions, and all questions that are too old, are
+        answered or have failed at their deadline. So the feedback does not depend on when answers come. If
+        `max_wait_s` is set, a step of training waits less: until `count` paid questions that are not too old
+        are answered, or until `max_wait_s` is over.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract.
@@ -295,10 +301,11 @@ class Ledger:
 
         Args:
             changed: oracles whose version has changed since they answered. An unanswered question to such an
-                oracle is asked whole, also for values that earlier answers gave. This does not hold if the
-                oracle kept the question, or if its purpose has a budget, since only the price of the unknown
-                part is set aside there. New questions do not await values from questions that were put to
-                such an oracle before the restart.
+                oracle is submitted complete, including values that earlier answers gave. There are two
+                exceptions. A question that its oracle kept is not submitted again. A question whose purpose
+                has a budget is submitted without its known values, since the budget has reserved no price for
+                them. New questions do not await values from questions that were put to such an oracle before
+                the restart.
         """
         with self.store:
             self.waves.begin()

@@ -1,10 +1,13 @@
 """The versions of a ledger's oracles, and the steps at which they changed.
 
-A run may be continued with an oracle that has answered in another version before. This change is recorded
-(`change N` in the table `meta`) with two numbers: the first step of training, and the first step of
-evaluations, that has taken nothing yet. These steps and later ones may take answers of the new version. So
-the number of changes before a row of metrics follows from the record alone, also in a replay and after a
-kill. A ledger that is cut back for a fork gets the versions of that time back.
+A run may be continued with an oracle whose version is not the one in which it answered before. The ledger
+records this change (`change N` in the table `meta`). The record has the previous version, and two numbers:
+the first step of training, and the first step of evaluations, that had taken no answers at that time. From
+these steps on, answers may be of the new version. So the number of changes before a row of metrics follows
+from the record alone, also in a replay and after a kill.
+
+If a ledger is cut back to an earlier step for a fork, changes since that step are deleted, and the versions
+before them are restored.
 """
 
 import json
@@ -22,8 +25,9 @@ _VERSION, _CHANGE = "version of ", "change "
 
 
 def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
-    """Record the versions of the oracles that will be asked. If oracles have answered in another version,
-    also record the change and warn of it, since the curves may have a kink there that learning did not cause.
+    """Record the versions of the oracles that will be asked. If oracles have answered in another version
+    before, also record this change and warn of it, since the curves may have a kink there that learning did
+    not cause.
 
     Args:
         versions: the versions by address; "" for an oracle without one.
@@ -46,8 +50,8 @@ def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
 
 
 def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = None) -> set[str]:
-    """Return the addresses of the oracles that have answered in another version than in `versions`. The
-    result is empty if the file is missing or is not a ledger; the error is raised when it is opened.
+    """Return the addresses of the oracles that have answered in another version than in `versions`. If the
+    file is missing or is not a ledger, return an empty set; opening the ledger later raises the error.
 
     Args:
         versions: the versions by address; "" for an oracle without one.

@@ -4,14 +4,17 @@ The highest price of a question is often a hundred times the real price of its a
 when the answer is there. So the questions of a round are asked in waves:
 
 * A wave is the longest run of questions of a round, in recorded order, whose highest prices together fit into
-  what all answers before them left of the budget. It is recorded before any of it is sent.
-* The next wave is formed when every question of the last one is settled: its answer is recorded, or it has
-  failed at its deadline. The first wave of a round is formed when all waves of the rounds before are settled.
-* A question that does not fit while everything before it is settled is never paid, since what is spent never
-  becomes less. A later question that was to get a value from it asks for that value itself.
+  what the answers before them left of the budget. It is recorded before any of it is sent.
+* The next wave is formed only after every question of the previous wave is settled: its answer is recorded,
+  or it has failed at its deadline. The first wave of a round is formed only after all waves of earlier rounds
+  are settled.
+* If a question does not fit although everything before it is settled, it is never paid, since what is spent
+  never becomes less. If a later question was to get a value from it, the later question asks for that value
+  itself.
 
 So the recorded answers, in the order of their questions, decide which questions are paid. The times at which
-they came decide nothing: a run that is killed between waves, or inside one, pays for the same questions.
+the answers came do not matter. So a kill between waves, or inside one, does not change which questions are
+paid.
 
 Other purposes need no waves, since an evaluation begins only if its highest price fits. A limit in queries
 alone needs no waves either, since a question's queries are known when it is asked.
@@ -91,12 +94,14 @@ class Waves:
         )
 
     def next(self, purpose: str) -> list[Intent]:
-        """Record the next wave if it can be formed. Questions before it that do not fit into the budget are
-        recorded as unpaid. The caller holds the transaction.
+        """Form the next wave and record it. If the previous wave is not settled, change nothing. The wave
+        begins with the first held question that fits into the budget; the held questions before it are
+        recorded as unpaid. If no held question fits, all of them are recorded as unpaid. The caller holds the
+        transaction.
 
         Returns:
-            The wave's questions as they are asked (`as_asked`), empty if there is no wave. Some may only
-            await values that other questions bring.
+            The wave's questions as they are asked (`as_asked`); empty if no wave was formed. A question of
+            the wave that awaits all its values from other questions is not sent.
         """
         wave: list[Intent] = []
         if not self.is_ready(purpose):
@@ -156,8 +161,9 @@ class Waves:
         self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
     ) -> Spent:
         """Return the spending before a step that has taken nothing. It depends only on what earlier steps
-        took and asked. A waiting question counts as refused if its highest price does not fit beside the
-        price of what was taken; all others count at their highest price, up to the limits.
+        took and asked. A waiting question counts as refused if its highest price, added to the price of all
+        taken answers, exceeds the budget. The other waiting questions count at their highest price. The sum
+        is cut to the budget's limits.
 
         Args:
             refused: the price of the cheapest question that the step before could not pay; None if it could

@@ -3,16 +3,21 @@ without padding.
 
 Transformers' models call `attention` under the name `oat`. If the call has a `layout`, the layout decides
 which token attends to which; otherwise `attention` is transformers' scaled dot-product attention. `Packed`,
-below, is the layout of such a row. `engines/paged_cache.py` has the layouts of a KV cache.
+below, is the layout of a row of sequences (spans). `engines/paged_cache.py` has the layouts of a KV cache.
 
-`Packed` computes spans of nearly equal length in one call, as the rows of a batch (a bucket). On a GPU in
-half precision, one kernel of variable-length attention computes all spans instead, if no tokens lie between
-the spans, and its values and gradients agree with those of the buckets. The agreement is checked once for
-each device, precision and shape of heads.
+`Packed` puts spans of nearly equal length into a bucket and computes a bucket in one call, as the rows of a
+batch. Spans that are longer than 512 tokens share a bucket only if their lengths are equal. By default
+padding makes a span at most an eighth longer; with the argument `width`, every span is padded to this width.
+A call for each single span took 0.3 ms forward and backward, however short the span. This was half of a tiny
+model's update.
 
-A call for each single span took 0.3 ms forward and backward, however short the span; this was half of a tiny
-model's update. So spans of nearly equal length share a call. Their padding adds at most an eighth to their
-length.
+One kernel of variable-length attention computes all spans instead of the buckets, if three conditions are
+met:
+
+* The model computes on a GPU in half precision.
+* No tokens lie between the spans.
+* The kernel's values and gradients agree with those of the buckets. This is checked once for each device,
+  precision and shape of heads.
 """
 
 from collections.abc import Sequence
@@ -98,15 +103,16 @@ class Packed:
     """Layout of one row of tokens as disjoint spans, in order. The outputs at tokens between spans have no
     meaning.
 
-    Spans of nearly equal length are computed together, as the rows of a batch, since a call for each span
-    would take longer than its arithmetic. A shorter span is padded on the right with copies of its last
-    token. No real token attends to these copies, since attention is causal. A shorter prefix is padded on the
-    left, and the mask hides its padding.
+    If spans are computed in buckets, a shorter span is padded on the right with copies of its last token. No
+    real token attends to these copies, since attention is causal. A shorter prefix is padded on the left, and
+    the mask hides its padding.
 
     Args:
         width: number of tokens to which every span is padded, its prefix not counted; spans with equally long
-            prefixes then share a bucket. None: spans share a bucket if their lengths round up to the same of
-            eight steps between two powers of two; long spans, if their lengths are equal.
+            prefixes then share a bucket. None: the lengths of prefix and span are each rounded up to the next
+            of eight equal steps between two powers of two, and spans with the same two results share a
+            bucket. A span that has more than 512 keys, its prefix included, shares a bucket only with spans
+            of exactly its lengths.
 
     Attributes:
         uses: number of calls of `attend`, one for each layer of each pass.

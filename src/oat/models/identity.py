@@ -1,6 +1,7 @@
 """Identity of a model, its tokenizer and its adapter: the content of their files that decides what is
-computed. The identity stays equal when another program saves the same content again, and changes when a field
-of it changes. A change of the weights is seen if it changes one of the samples, which are taken in float32.
+computed. If another program saves the same content again, the identity stays equal; if a field of the content
+changes, the identity changes. Weights are identified by samples in float32. So a change of the weights
+changes the identity only if it changes one of the samples.
 
 | section | content |
 | --- | --- |
@@ -8,7 +9,7 @@ of it changes. A change of the weights is seen if it changes one of the samples,
 | `generation_config.json` | the ids that end a text; without such a file, those of `config.json` |
 | `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
 | `tokenizer_config.json` | the special tokens |
-| `weights` | for each tensor name, with `*` for its numbers: a checksum of these tensors' samples |
+| `weights` | for all tensors whose names differ only in their numbers (`*`): a checksum of their samples |
 | `adapter_config.json` | rank, scale and layers of an adapter |
 
 A short value is kept as it is. A long value is kept as a hash, with its number of entries or characters.
@@ -133,8 +134,10 @@ def differences(
     same_readers: bool = True,
 ) -> list[str]:
     """Describe the differences of two identities, in the sections that both have: a line for each field that
-    differs, with both values. Weights have one line in all. Of them, only tensors that both have are
-    compared, since a program may leave out tensors that no model reads; to have none in common is a
+    differs, with both values.
+
+    All differences of the weights make one line. Only tensors that both identities have are compared, since a
+    program may leave out tensors that no model reads. If the two have no tensor in common, this is a
     difference.
 
     Args:
@@ -200,8 +203,9 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _weight_files(path: str) -> list[Path]:
-    """Return the safetensors files of a model or an adapter on this machine: all of them, or none if one is
-    missing."""
+    """Return the safetensors files of a model on this machine, or the weights file of an adapter. Return an
+    empty list if a model has no such files or one of them is missing. An adapter's file is returned even if
+    it is missing."""
 
     def find(name: str) -> Path | None:
         found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)

@@ -11,15 +11,17 @@ Departures:
 2. Weights are unpacked before every product, even if the input is a single row. There is no special kernel
    for decoding; it would round differently from learning.
 3. The complete model is read and packed on the CPU before it moves to its device. The mean of the scales is
-   rounded once.
+   rounded once (`math.fsum`).
 
-bitsandbytes' format and its functions for packing are used, but not its layers. These decode single rows by a
-kernel that rounds differently from learning, and they keep state that our checks do not see. In our layers,
-packed weights and scales are parameters, so the proof of weights, sharing, checksums and the memory estimate
-include them. Packing happens on the CPU, and the mean is rounded once (`math.fsum`): sums by several threads,
-or on other devices, differ in the last bit, and exports and continued runs on other machines compare the
-checksum of their weights. An export merges the adapter into the unpacked weights, since the adapter was
-trained beside these, and not beside the weights in the model's files.
+Exports and continued runs compare the checksum of their weights, also on other machines. Sums by several
+threads, or on other devices, differ in the last bit; hence departure 3.
+
+bitsandbytes' own layers are not used. They decode single rows by a kernel that rounds differently from
+learning, and they keep state that our checks do not see. In our layers, packed weights and scales are
+parameters. So the proof of weights, sharing, checksums and the memory estimate include them.
+
+An export merges the adapter into the unpacked weights, not into the weights in the model's files, since the
+adapter was trained beside the unpacked weights.
 """
 
 import logging
@@ -104,8 +106,8 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Pack a weight. Return the packed weight with its scales, by name; and the tables that give the value of
-    each code, by name. The mean of the scales does not depend on the number of threads."""
+    """Pack a weight. Return two dicts by name: the packed weight with its scales; and the tables that map
+    each code to its value. The mean of the scales does not depend on the number of threads."""
     functional = functional_of_bitsandbytes()
     packed, found = functional.quantize_4bit(
         weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4"

@@ -2,15 +2,16 @@
 reward server share this code.
 
 The chat template of the model's own tokenizer renders the complete conversation. Control tokens in the
-conversation's content are read as ordinary text (`oat.text.renderer`). Without a template, a decoder reads
-prompt, response and end-of-text; an encoder reads prompt and response as its tokenizer pairs two texts.
+conversation's content are read as ordinary text (`oat.text.renderer`). If there is no template, a decoder
+reads prompt, response and end-of-text; an encoder reads prompt and response as a pair of texts, which its
+tokenizer encodes.
 
 Departures from transformers:
 1. The score of a decoder is read at the last token that the attention mask keeps. Transformers reads it at
-   the last id that is not the pad id. If the id that ends a text is also the pad id, this is an earlier
-   token. If there is no pad id, transformers refuses batches.
-2. When a model is loaded, its scores of two rows are compared with those of the model's own code; the same
-   rows with padding must give the same scores.
+   the last id that is not the pad id. If a model ends texts with its pad id, transformers reads the score one
+   token too early. If a model has no pad id, transformers refuses batches.
+2. When a model is loaded, the scores of two rows are compared with those of the model's own code. The rows
+   are scored alone and together with padding; both must agree.
 3. A rendered text begins with what the template writes; no second begin-of-text is added.
 
 A model without a linear head on its hidden states, such as an encoder, is scored by the logits of its own

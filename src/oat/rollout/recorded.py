@@ -1,6 +1,6 @@
 """The actor of recorded data: its responses are those of the records.
 
-Training uses it if `prompts.responses` is set. Evaluations use it for held-out pairs; for all else they use
+Training uses it if `prompts.responses` is set. Evaluations use it only for held-out pairs; otherwise they use
 the actor that samples.
 """
 

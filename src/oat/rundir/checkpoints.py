@@ -1,12 +1,13 @@
-"""Checkpoints: everything that decides the future, written so that a kill at any moment leaves a good one.
+"""Checkpoints: everything that decides the future of a run. A kill at any moment leaves at least one good
+checkpoint, if one was ever completed.
 
 A save blocks its caller only while tensors are copied and the rest becomes text. A thread then writes the
-checkpoint; only one is written at a time:
+checkpoint. Only one checkpoint is written at a time:
 
-1. The files go into a new directory and are synced to disk; then the manifest (SHA-256 and size of each
-   file).
+1. The files go into a new directory and are synced to disk. The manifest (SHA-256 and size of each file) is
+   written last.
 2. The directory is renamed and synced to disk; then the pointer is replaced.
-3. The checkpoint is read back and verified; only then other checkpoints are removed (`rundir/retention.py`).
+3. The checkpoint is read back and verified. Only then are other checkpoints removed (`rundir/retention.py`).
 
 The formats are safetensors and JSON only.
 

@@ -1,17 +1,19 @@
-"""The least that a run's ledger must hold. A run that went on with a missing, older or cut ledger would pay
-again for answers that it has learned from, so such a ledger is refused.
+"""Checks that a run's ledger has at least the answers that the run has learned from. A run that went on with
+a missing, older or cut ledger would pay for these answers again, so such a ledger is refused.
 
 A **take** is the record of the answers that one step or one evaluation took: a row of the ledger's table
-`takes`. A checkpoint states four things for each purpose: the number of takes before its step, the step of
-the last take, the price of all answers taken by then, and a checksum of the answers in the last take. None of
-them depends on what is recorded later. So equal runs state the same. A ledger that has gone on since then
-also agrees: after a kill, after a turn back to an older checkpoint, or as the origin of a fork. The last row
-of `metrics.jsonl` states that the step before it has its take, so a loss after the newest checkpoint is found
-too.
+`takes`. For each purpose, a checkpoint stores four facts: the number of takes before its step, the step of
+the last take, the price of all answers taken until then, and a checksum of the answers in the last take.
+Nothing that the ledger records later changes these facts. So equal runs store equal facts, and a ledger that
+has recorded more since then agrees too: after a kill, after a turn back to an older checkpoint, or as the
+origin of a fork.
 
-This finds a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that belongs to
-another run. It does not find rows that were changed within, for which `ledger/audit.py` looks, nor lost
-answers that no step had taken.
+The last row of `metrics.jsonl` shows that the step before it has a take. So a ledger that lost something
+after the newest checkpoint is found too.
+
+The check finds a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that
+belongs to another run. It does not find rows that were changed inside the ledger; `ledger/audit.py` looks for
+these. Nor does it find lost answers that no step had taken.
 """
 
 import hashlib
@@ -37,20 +39,20 @@ _TAIL = 2**20
 
 
 class Holdings:
-    """Makes the statements of a run's checkpoints about its ledger."""
+    """Returns the facts about a run's ledger that a checkpoint stores."""
 
     def __init__(self, store: Reader):
         self.store = store
 
     def before(self, step: int, *, evaluated: bool) -> dict[str, Any]:
-        """Return the statements about the takes before a step of training, for a checkpoint.
+        """Return the facts about the takes before a step of training, for a checkpoint.
 
         Args:
             evaluated: True if the evaluation after `step` steps is over, so its takes count.
 
         Returns:
-            A dict with the key `HELD`. Its value has, by purpose: `takes`, `last` (the step of the last
-            take), `queries`, `tokens`, `cost` and `sha256`.
+            A dict with the key `HELD`. Its value has, by purpose: `takes` (their number), `last` (the step of
+            the last take), `queries`, `tokens`, `cost` and `sha256`.
 
         Raises:
             LedgerError: the ledger is no longer the file that was opened.
@@ -73,7 +75,7 @@ class _Claim(NamedTuple):
 
     Attributes:
         by: the file that makes the claim.
-        held: the statements of `Holdings.before` about one purpose. `last` is always there, the others may be
+        held: the facts of `Holdings.before` about one purpose. `last` is always there; the other facts may be
             missing.
     """
 

@@ -1,13 +1,14 @@
 """The provenance of a run's rows: `RUN/environment.json`, a list with one entry for each process that made
 rows.
 
-The file has no environment variables and no names of users or machines, except those in words of the command
+The file has no environment variables. It has names of users or machines only if they occur in the command
 line. The values of flags that are named like secrets are left out.
 
-A process writes its entry with its first row, or just before it in a new run. So re-running a finished run
-changes no file. A fork has entries of its own from its first row on. An entry has `inputs` only if they
-differ from those of the last entry that has them. Files of the user that are imported later are added before
-the next checkpoint, since a kill goes back no further.
+A process writes its entry together with its first row; in a new run, just before this row. So re-running a
+finished run changes no file. A fork has entries of its own from its first row on. An entry has `inputs` only
+if they differ from those of the last entry that has them. If the process imports files of the user later,
+these are added to its entry before the next checkpoint. That is early enough, since a continued run starts
+from a checkpoint.
 """
 
 import datetime

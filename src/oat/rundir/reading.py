@@ -4,8 +4,8 @@
     run.metrics["eval/sampled"]
 
 A table is a pandas data frame if pandas is installed (`oat-align[data]` brings it). Otherwise it is a dict of
-lists, one for each column. `table["step"]` is a column of either. A value that a row does not have is NaN in
-a data frame, and None in a dict. A table without rows has the columns that every row has.
+lists, one for each column. In both, `table["step"]` is a column. A value that a row does not have is NaN in a
+data frame, and None in a dict. A table without rows has the columns that every row has.
 """
 
 import importlib

@@ -1,10 +1,11 @@
 """The local runtime: every box in this process.
 
 With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a
-cluster. So a value that cannot be encoded, or does not come back equal, is found on a laptop. An objective is
-not sent: the learner's side has an objective of its own, made of the configuration alone, and gets the batch
-that `prepare` made on the other side. So what `losses` and `metrics` read must be in the batch or in the
-settings.
+cluster. So a value that cannot be encoded, or does not come back equal, is found on a laptop.
+
+An objective is not sent. The learner's side makes an objective of its own from the configuration alone, and
+gets the batch that `prepare` made on the other side. So `losses` and `metrics` may read only what is in the
+batch or in the settings.
 """
 
 import copy

@@ -1,7 +1,8 @@
 """The transfer of weights from the learner to engines, with proof.
 
-After every load the holder of a slot reads back the tensors that it works with. Their checksums must equal
-those of the tensors that were sent. One flipped bit in a holder's copy stops the run.
+After every load, the holder of a slot (an engine, for example) computes checksums of the tensors that it
+works with. They must equal the checksums of the tensors that were sent. So one flipped bit in a holder's copy
+stops the run.
 """
 
 from collections.abc import Mapping, Sequence
