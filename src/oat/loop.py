@@ -284,9 +284,9 @@ def evaluation_metrics(
 ) -> Metrics:
     """Evaluate after `step` updates, and return the metrics.
 
-    If the evaluation fails with an error of ours, the run warns, sets `eval/failed`, and goes on. But weights
-    that do not verify, a ledger that cannot be written and a lost run directory end the run, since training
-    depends on them too.
+    If the evaluation fails with an error of ours, the run warns, sets `eval/failed`, and goes on. Three
+    errors end the run instead, since training depends on the same things: weights that do not verify, an
+    error of the ledger, and a lost run directory.
 
     Args:
         feedback: the feedback that the last of these updates learned from; None if there was no update.
@@ -310,8 +310,8 @@ def evaluation_metrics(
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """If a signal or an outage ends the run in the body, save the state from before the body, unless the
-    checkpoint of this step was the last one saved or loaded.
+    """If a signal or an outage ends the run in the body, save the state from before the body. Nothing is
+    saved if the checkpoint of this step is the one that was last saved or loaded.
 
     Args:
         step: the step of the checkpoint; that is the number of steps done before the body.

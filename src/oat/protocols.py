@@ -106,8 +106,8 @@ class Ledger(Protocol):
         answers.
 
         Args:
-            ahead: True for questions that are asked ahead. Then questions that are still open count at their
-                highest price.
+            ahead: True if the questions would be asked ahead of the step. Then questions that are still open
+                count at their highest price.
         """
 
     def price(self, questions: Sequence[Question]) -> Price:
@@ -129,8 +129,8 @@ class Ledger(Protocol):
         `step` itself has already asked or taken, which shows that the run went on."""
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """Return how often the version of any oracle had changed before the answers that a row of metrics
-        counts.
+        """Return how often the version of any oracle had changed before the steps took the answers that a row
+        of metrics counts.
 
         Args:
             row: number of the row.
@@ -147,8 +147,8 @@ class Holdings(Protocol):
     """States what the ledger must hold if a run is to be continued from a checkpoint."""
 
     def before(self, step: int, *, evaluated: bool) -> Mapping[str, Any]:
-        """Return statements about what the ledger holds before a step; a checkpoint stores them beside the
-        states of the parts.
+        """Return facts about the answers that the ledger has before a step. A checkpoint stores these facts
+        beside the states of the parts.
 
         Args:
             evaluated: True if the evaluation after `step` steps is over, so that its answers count.

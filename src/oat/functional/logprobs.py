@@ -74,8 +74,8 @@ def sampled_logps(
         temperature_K: temperature at which each token was drawn, positive.
         num_tokens: size of the tokenizer's vocabulary. Further columns of the logits are padding of the head
             and are ignored.
-        kept: the kept sets, each pair of an id and a token once. If a token has no kept id, its kept set is
-            the complete vocabulary; None: so it is for every token.
+        kept: the kept sets, each pair of an id and a token once. A token without a kept id counts as one
+            whose kept set is the complete vocabulary. None: every token has no kept id.
     Returns:
         (K,) nats, in at least float32; -inf, without gradient, for an id outside its token's kept set.
 

@@ -61,7 +61,7 @@ def length_margin(
     h' = h + (alpha / beta) (chosen_length - rejected_length),
     so that beta h' = beta h + alpha (chosen_length - rejected_length)
 
-    If the chosen response is the longer one, its margin starts higher, and the loss raises it less.
+    If the chosen response is the longer one, the pair's margin starts higher, and the loss raises it less.
 
     Args:
         margin_U: h of `dpo_margin` from summed log-probabilities, nats.

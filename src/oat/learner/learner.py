@@ -46,15 +46,15 @@ class Learner:
         optimisers: settings of optimisers, by the model that is trained; the other models are frozen.
         micro_batch_size: largest number of rows in one forward pass; None: no limit.
         micro_batch_tokens: largest number of tokens in one forward pass, where a common prompt counts for
-        every row; None: no limit.
+            every row; None: no limit.
         gradient_checkpointing: True lets trained models learn in training mode, in which they compute layers
-        again in the backward pass.
+            again in the backward pass.
         max_updates: largest number of optimiser steps in an update of the policy or the reward model; None:
-        no limit.
+            no limit.
         max_skips: largest number of optimiser steps in a row that are left out because a number is not
-        finite; 0 stops at the first.
+            finite; 0 stops at the first.
         following: how the reference follows the policy; None: it is frozen.
-        keep: folder in which the batch is written that stops the run; None: it is not written.
+        keep: folder to which the batch that stops the run is written; None: it is not written.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Learner:
 
         Raises:
             ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
-            NonFiniteError: a number that counts is NaN or infinite, in more than `max_skips` optimiser steps
-            in a row. None of these steps changed a weight.
+            NonFiniteError: a number that counts in the loss is NaN or infinite, in more than `max_skips`
+                optimiser steps in a row. None of these steps changed a weight.
         """
         fault = fault_of(batch)
         if fault is not None:
@@ -249,8 +249,8 @@ class Learner:
         return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
-        """Leave out an optimiser step with nonfinite numbers, so that it changes no weight: warn and count
-        it, or raise the error if `max_skips` steps before it were left out too.
+        """Leave out an optimiser step with nonfinite numbers, so that it changes no weight. Warn and count
+        it; but if the `max_skips` steps before it were left out too, raise the error.
 
         Returns:
             An empty dict, since the step has no metrics.

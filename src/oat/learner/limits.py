@@ -7,8 +7,8 @@ every attempt. Two passes, of one row and of two rows, show how many bytes a row
 should fit. A pass of that many rows is then tried. If it does not fit, passes of fewer and fewer rows are
 tried until one fits.
 
-Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (which is freed
-before the learner works), and scratch memory within an operation.
+Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (in memory only
+while the engine decodes), and scratch memory within an operation.
 """
 
 import weakref

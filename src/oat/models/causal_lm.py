@@ -77,10 +77,13 @@ class CausalLM:
     def context_length(self) -> int | None:
         """Largest number of tokens of a sequence; None if the model states no limit.
 
-        It is the lowest of the limits that the model has. One is the number of positions. Another is the
-        sliding window, or the attention chunk: only full attention is computed here, and up to this length
-        the model's attention equals it. The last is the length at which the position encoding "longrope"
-        would change for tokens that are already in the KV cache.
+        It is the lowest of these limits, as far as the model has them:
+
+        * The number of positions.
+        * The sliding window or the attention chunk. Only full attention is computed here, and it equals the
+          model's attention up to this length.
+        * With the position encoding "longrope", the length at which the encoding would change for tokens that
+          are already in the KV cache.
         """
         config = self.module.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)

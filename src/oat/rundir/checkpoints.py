@@ -4,8 +4,8 @@ checkpoint, if one was ever completed.
 A save blocks its caller only while tensors are copied and the rest becomes text. A thread then writes the
 checkpoint. Only one checkpoint is written at a time:
 
-1. The files go into a new directory and are synced to disk. The manifest (SHA-256 and size of each file) is
-   written last.
+1. The files go into a new directory and are synced to disk. So is the manifest (SHA-256 and size of each
+   file), which is written last.
 2. The directory is renamed and synced to disk; then the pointer is replaced.
 3. The checkpoint is read back and verified. Only then are other checkpoints removed (`rundir/retention.py`).
 
@@ -99,7 +99,7 @@ class Checkpoints:
         """True if a checkpoint is due after `step` updates.
 
         Raises:
-            CheckpointError: the checkpoint before could not be written.
+            CheckpointError: the previous checkpoint could not be written.
             DirectoryError: the run was moved or removed meanwhile.
         """
         if self._writer is not None and self._writer[1].is_set():
@@ -128,7 +128,7 @@ class Checkpoints:
             is_last: the caller changes the tensors only after a `wait`, so they need no copy.
 
         Raises:
-            CheckpointError: the checkpoint before could not be written.
+            CheckpointError: the previous checkpoint could not be written.
             DirectoryError: the run was moved or removed meanwhile.
         """
         self.wait()

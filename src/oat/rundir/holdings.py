@@ -92,8 +92,8 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
     """Refuse a ledger with which a run cannot be continued; the file is not changed.
 
     Args:
-        step: the step of the checkpoint from which the run continues. None: the newest one, up to the one
-            that the pointer names; then the last row of metrics is checked too.
+        step: the step of the checkpoint from which the run continues. None: the run continues from the newest
+            checkpoint, up to the one that the pointer names; then the last row of metrics is checked too.
 
     Raises:
         LedgerError: the ledger lacks what the checkpoint or the row claims, or cannot be read.

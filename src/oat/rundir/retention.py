@@ -16,8 +16,8 @@ class Retention:
 
     Attributes:
         keep_last: number of the newest checkpoints that stay.
-        keep_best: number of checkpoints with the highest `best_metric` in their row that stay too; of equal
-            ones the newer.
+        keep_best: number of checkpoints that stay too because their rows have the highest `best_metric`. Of
+            checkpoints with equal values, the newer one stays.
         max_gb: the largest size of all kept checkpoints together, in 10^9 bytes. The oldest are removed
             first; the newest one and the target of a roll back always stay. None: no limit.
     """

@@ -21,8 +21,8 @@ def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
     """Return a box that encodes and decodes the arguments and the result of every method call.
 
     Args:
-        own: values on the box's side. A copy of such a value replaces each argument of the same type, which
-            is not sent.
+        own: values that the box's side has already. If an argument has the type of one of them, it is not
+            sent; a copy of that value takes its place.
     """
     return cast(Box, _Wired(box, {type(value): value for value in own}))
 

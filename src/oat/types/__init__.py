@@ -45,11 +45,12 @@ From prompts to answers:
 
 From feedback to weights:
 
-    objective       what is learned of feedback: an algorithm, made with its settings
+    objective       an algorithm, made with its settings, that learns from feedback
     batch           the rows that an objective prepares of feedback, with their columns
     row             of a batch: a trajectory. Of metrics: a line of `metrics.jsonl`. Of data: a record's place
     unit            rows of a batch that stay in one forward pass, such as the two of a pair
-    column          a tensor of a batch, cut by the last letter of its name, which is its axis
+    column          a tensor of a batch. The last letter of its name names its first axis, along which it
+                    is cut into mini-batches and micro-batches
     step            one turn of the loop: fill, take, learn. Step n leads from row n of metrics to row n + 1
     optimiser step  one step of Adam. It learns from a mini-batch, whose gradient is accumulated over
                     micro-batches

@@ -1,9 +1,9 @@
 """Budgets: what a run may spend, in queries, tokens and money.
 
-When the ledger asks a question, it reserves the most that the answer can cost, so the limits hold however
-many questions are asked at a time. The real cost replaces the reserved price when a step takes the answer or,
-with a limit in tokens or money, when all questions of the wave are answered (`ledger/waves.py`). Whether a
-question can be paid depends only on what the ledger has recorded.
+When the ledger asks a question, it reserves the most that the answer can cost. So the limits hold however
+many questions are asked at a time. Later the real cost replaces the reserved price: when a step takes the
+answer or, with a limit in tokens or money, when all questions of the wave are answered (`ledger/waves.py`).
+Whether a question can be paid depends only on what the ledger has recorded.
 """
 
 from dataclasses import dataclass
