@@ -62,7 +62,7 @@ class Run:
         start: metrics of row 0 beside those of its evaluation.
         notes: sentences for people, printed before the first step.
         chosen: the values of settings that the configuration left open, by (section, field), as they were
-        fixed when the run was built.
+            fixed when the run was built.
         interruption: holds the request of a signal or a callback to end the run.
     """
 

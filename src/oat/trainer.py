@@ -43,7 +43,7 @@ class Result:
         run_dir: the run's directory.
         reason: why the run ended.
         is_finished: True if the run came to its end; False if a callback ended it, so that the same lines of
-        Python continue it.
+            Python continue it.
         is_idle: True if the run had already ended before this call, and nothing was left to do.
         step: number of steps that are done.
         metrics: the last row, as `metrics.jsonl` has it.

@@ -88,7 +88,7 @@ def apo_down_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
     """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8). It lowers the probability of both
-    responses, that of the rejected one further.
+    responses, and lowers that of the rejected one further.
 
     term = sigmoid(r_chosen) + 1 - sigmoid(r_chosen - r_rejected),   r = beta times the log-ratio
 

@@ -37,8 +37,8 @@ def reward_loss(
 
 
 def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """A penalty that keeps scores near 0 (Eisenstein et al., arXiv:2312.09244). Without it nothing does,
-    since the loss depends on differences of scores alone.
+    """A penalty that keeps scores near 0 (Eisenstein et al., arXiv:2312.09244). Without it nothing keeps them
+    there, since the loss depends on differences of scores alone.
 
     term = (chosen + rejected)^2
 

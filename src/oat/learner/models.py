@@ -63,7 +63,7 @@ class LanguageModel:
     Args:
         num_tokens: number of tokens that the tokenizer has; ids from this number on are never sampled.
         chunk: number of trained tokens whose logits are in memory at once; None: as many as together have
-        `CHUNK_LOGITS` logits.
+            `CHUNK_LOGITS` logits.
         autocast: True computes matrix products in bfloat16; log-probabilities stay float32.
     """
 
@@ -182,7 +182,7 @@ class RewardModel(Critic):
 
     Args:
         trailing: ids that the chat template writes after a response. They are appended to every row, as
-        `Renderer.whole` does.
+            `Renderer.whole` does.
         generator, autocast: as `Critic`.
     """
 

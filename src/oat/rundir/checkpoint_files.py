@@ -35,7 +35,7 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
     """Return the names of the checkpoints up to the one that the pointer (`latest`) names.
 
     Returns:
-        The names, or those of all checkpoints if the pointer cannot be used; and a sentence for people if the
+        The names; if the pointer cannot be used, those of all checkpoints. And a sentence for people if the
         pointer cannot be used or does not name the newest checkpoint, else None.
     """
     found = names_in(directory)

@@ -68,16 +68,16 @@ class Batch:
 
     Attributes:
         rows: N trajectories. Their trained tokens, in row order, are the K axis. Empty if the models read
-        only features.
+            only features.
         unit_of_N: (N,) unit of each row, numbered from 0; rows of one unit stay in one forward pass, in their
-        order.
+            order.
         group_of_N: (N,) group of each row, numbered from 0.
         columns: tensors by name; the last letter of a name is the tensor's first axis.
         epochs: number of passes over the rows.
         minibatches: number of optimiser steps per pass.
         metrics: numbers about the batch, by metric name.
         shuffle: True if each pass of several mini-batches takes the units in a new random order; otherwise
-        they are taken in the order of their numbers.
+            they are taken in the order of their numbers.
     """
 
     rows: tuple[Trajectory, ...]

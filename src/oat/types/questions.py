@@ -44,13 +44,13 @@ class Question:
         candidates: the texts of the responses that the question is about.
         picks: for each candidate, its index in the group's trajectories.
         oracle: address of the oracle. It is empty until the collector fills it in, and "none" if nobody is
-        asked.
+            asked.
         known: values of the candidates that are known beforehand, one per candidate, for oracles that ask
-        nobody; empty if there are none.
+            nobody; empty if there are none.
         features: (candidates, D) float32, from which the ensemble learns; None without an ensemble.
         is_chat: as in `Prompt`.
         ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that was read
-        from the ledger.
+            from the ledger.
     """
 
     key: Key
@@ -110,7 +110,7 @@ class Spent:
     Attributes:
         price: the price of all answers taken so far, plus the most that open questions may still cost.
         refused: the price of the cheapest question that the budget did not allow, among those that this step
-        took and those that still wait; None if all of them were paid.
+            took and those that still wait; None if all of them were paid.
         open: number of questions that are paid for and that no step has taken yet.
     """
 

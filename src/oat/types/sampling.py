@@ -25,7 +25,7 @@ class Sampling:
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
         min_p: keep tokens whose probability is at least `min_p` times that of the most probable one; 0 keeps
-        all.
+            all.
         stop: strings that end a response when they appear in it; their tokens stay among its ids.
         keep_sets: record the kept set of every token. Importance ratios need them if sampling truncates.
     """
