@@ -175,7 +175,8 @@ class Learner(Protocol):
     """The models, their optimisers, and the update.
 
     Attributes:
-        micro_batch_tokens: largest number of tokens in one forward pass; None: no limit.
+        micro_batch_tokens: largest number of tokens in one forward pass; a single unit may have more. None:
+            no limit.
     """
 
     micro_batch_tokens: int | None

@@ -7,7 +7,7 @@ terms and the expectations of these under the policy are:
     k3 = e^-d - 1 + d    the divergence; no term is negative
 
 The estimators clamp nothing: in float32, e^-d overflows to infinity if d is below -88 nats. They are
-elementwise; their two tensors have the same shape, any, usually (K,) trained tokens.
+elementwise. Their two arguments have the same shape, usually (K,) trained tokens.
 
 `adapted_coef` adapts the coefficient of a penalty on such a divergence.
 """

@@ -4,7 +4,7 @@ Patterson 2009, doi:10.1145/1498765.1498785).
 A pass through a model has two lower bounds on its time. One is the bytes that it must read, divided by the
 bandwidth. The other is its operations, divided by the rate of matrix products. An engine's pass takes at
 least the larger of the two. For a learner's pass only the second bound is used. The least time of many passes
-is the sum of the least times of each. The share reached is this sum divided by the time that the passes took.
+is the sum of their least times. The share reached is this sum divided by the time that the passes took.
 
 1. The bandwidth is measured by summing a float32 tensor again and again: bytes read divided by seconds;
    nothing is written. The size of the tensor matters, because weights that fit into a processor's cache are

@@ -1,8 +1,8 @@
 """The number of threads to compute with.
 
-For small models one thread is faster than two. It is many times faster on a busy machine, where threads wait
-for each other. So the fastest number is measured once, when a run is created. The run keeps this number,
-because the rounding of some results depends on it.
+For small models one thread is often faster than two. It is many times faster on a busy machine, where threads
+wait for each other. So on the CPU, if the settings leave the number open, the fastest number is measured
+once, when a run is created. The run keeps this number, because the rounding of some results depends on it.
 """
 
 import os

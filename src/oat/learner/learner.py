@@ -44,9 +44,10 @@ class Learner:
     Args:
         models: the models of the run, by name: "policy", "reference", "critic", "reward", "ensemble".
         optimisers: settings of optimisers, by the model that is trained; the other models are frozen.
-        micro_batch_size: largest number of rows in one forward pass; None: no limit.
+        micro_batch_size: largest number of rows in one forward pass; a single unit may have more. None: no
+            limit.
         micro_batch_tokens: largest number of tokens in one forward pass, where a common prompt counts for
-            every row; None: no limit.
+            every row; a single unit may have more. None: no limit.
         gradient_checkpointing: True lets trained models learn in training mode, in which they compute layers
             again in the backward pass.
         max_updates: largest number of optimiser steps in an update of the policy or the reward model; None:
@@ -116,7 +117,7 @@ class Learner:
 
         Raises:
             ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
-            NonFiniteError: a number that counts in the loss is NaN or infinite, in more than `max_skips`
+            NonFiniteError: NaN or infinity was found (`learner/nonfinite.py`) in more than `max_skips`
                 optimiser steps in a row. None of these steps changed a weight.
         """
         fault = fault_of(batch)

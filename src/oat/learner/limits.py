@@ -1,5 +1,6 @@
 """Limits found by measuring: the tokens of a forward and backward pass that fit in memory
-(`learner.micro_batch_tokens: auto`), and the number of threads.
+(`learner.micro_batch_tokens: auto`), and the number of threads, if `compute.threads` leaves it open on the
+CPU.
 
 Both are measured once, when a run is created, and stored in its configuration. Memory is counted as the bytes
 of tensors that are alive at once, not as those of the process, so it is the same on every machine and at

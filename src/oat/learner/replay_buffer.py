@@ -65,8 +65,9 @@ class Buffer:
         return replace(feedback, older=tuple(older[len(older) - room :] if len(older) > room else older))
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """Return an objective's batch of this feedback. If older items made the batch larger, it has so many
-        mini-batches that none is larger than without them."""
+        """Return an objective's batch of this feedback. If the feedback has older items and the objective
+        learns from them, the batch gets more mini-batches: so many that none is larger than without older
+        items."""
         if not feedback.older or not objective.reuses:
             return batch
         return replace(

@@ -2,8 +2,8 @@
 
 A question is paid or refused when it is recorded. It is paid if three prices together fit the budget of its
 purpose: its own highest price, the price of all answers taken so far, and the highest price of every question
-that waits. If a question is asked in a wave (`ledger/waves.py`), it is paid or refused later, when its wave
-is formed.
+that waits. A question that costs nothing is always paid. If a question is asked in a wave
+(`ledger/waves.py`), it is paid or refused later, when its wave is formed.
 
 Whether training can buy anything more depends on what the steps before took and asked, not on answers that
 have come since. So a continued run ends at the same step as the unbroken one, and asks the same questions.

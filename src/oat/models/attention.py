@@ -6,10 +6,10 @@ which token attends to which; otherwise `attention` is transformers' scaled dot-
 below, is the layout of a row of sequences (spans). `engines/paged_cache.py` has the layouts of a KV cache.
 
 `Packed` puts spans of nearly equal length into a bucket and computes a bucket in one call, as the rows of a
-batch. Spans that are longer than 512 tokens share a bucket only if their lengths are equal. By default
-padding makes a span at most an eighth longer; with the argument `width`, every span is padded to this width.
-A call for each single span took 0.3 ms forward and backward, however short the span. This was half of a tiny
-model's update.
+batch. By default, padding makes a span at most an eighth longer, and spans with more than 512 keys share a
+bucket only if their lengths are equal. With the argument `width`, every span is padded to this width. A call
+for each single span took 0.3 ms forward and backward, however short the span. This was half of a tiny model's
+update.
 
 One kernel of variable-length attention computes all spans instead of the buckets, if three conditions are
 met:

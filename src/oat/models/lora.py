@@ -6,10 +6,12 @@ PEFT puts the layers into the model's own module, so a model with an adapter is 
 If the reference is the base model, it is the same module with the adapter off. B starts at zero; PEFT draws
 the initial A from the given seed. The adapter has neither dropout nor biases.
 
-The setting `model.adapter` names the directory of an existing adapter. A `model.path` that named it would
-leave open whether the adapter is trained further or merged; and tokenizer and context length come from the
-base model. When the configuration is resolved, `model.lora` is set from the adapter's own description. So
-other code reads rank, scale and layers from `model.lora`, wherever the adapter came from.
+The setting `model.adapter` names the directory of an existing adapter; `model.path` names its base model. If
+`model.path` named the adapter, it would be open whether the adapter is trained further or merged. Besides,
+tokenizer and context length come from the base model.
+
+When the configuration of a run with an existing adapter is resolved, `model.lora` is set from the adapter's
+own description. So other code reads rank, scale and layers from `model.lora`, wherever the adapter came from.
 """
 
 import os

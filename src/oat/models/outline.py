@@ -1,9 +1,9 @@
 """Models without weights (outlines), made from their configuration: every tensor has a shape and no memory.
 
-For each path and precision, `Outlines` makes one module on torch's device `meta`, and returns copies of it. A
-copy on `meta` has the shapes of the model. The tensors of a fake copy also have the device that the model
-would be on. So, within a `FakeTensorMode`, a run can be built with a fake copy, and the run's memory can be
-counted. No copy has values.
+For each path and precision, `Outlines` makes one module on torch's device `meta`, and returns copies of it.
+There are two kinds of copies. The tensors of a copy on `meta` have shapes alone. The tensors of a fake copy
+also state the device that the model would be on. So, within a `FakeTensorMode`, a run can be built with fake
+copies, and the run's memory can be counted. No copy has values.
 """
 
 import copy

@@ -8,8 +8,8 @@ tokenizer encodes.
 
 Departures from transformers:
 1. The score of a decoder is read at the last token that the attention mask keeps. Transformers reads it at
-   the last id that is not the pad id. If a model ends texts with its pad id, transformers reads the score one
-   token too early. If a model has no pad id, transformers refuses batches.
+   the last id that is not the pad id. If the id that ends a text is also the pad id, this is an earlier
+   token. If there is no pad id, transformers refuses batches.
 2. When a model is loaded, the scores of two rows are compared with those of the model's own code. The rows
    are scored alone and together with padding; both must agree.
 3. A rendered text begins with what the template writes; no second begin-of-text is added.

@@ -113,7 +113,7 @@ class Told:
     Args:
         environment: returns the entry.
         inputs: the inputs of the rows (`build/fingerprints.py`) without the user's modules. They are written
-            if they differ from those of the entries before.
+            if they or the modules differ from those that were recorded last.
         modules: returns the user's own files that the process has imported so far.
 
     Attributes:

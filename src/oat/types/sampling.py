@@ -18,7 +18,7 @@ _NOTHING = np.zeros(0, dtype=np.int32)
 @dataclass(frozen=True)
 class Sampling:
     """Settings of sampling. Logits are divided by `temperature` (0 is greedy); then top-k, top-p and min-p
-    apply, each to the tokens that the one before it kept.
+    apply, each to the tokens that the previous one kept.
 
     Attributes:
         max_new_tokens: largest number of tokens in a response.
