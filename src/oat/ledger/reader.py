@@ -97,8 +97,8 @@ class Reader(Connection):
         )
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
-        """Return the ids of answered questions, paid or not, of rounds from `oldest` up to `step` that no
-        step has taken, in the order they were asked.
+        """Return the ids of the answered questions, paid or not, that no step has taken: those of rounds of
+        the steps `oldest` to `step`, in the order they were asked.
 
         Args:
             limit: the largest number of ids to return; -1: no limit.

@@ -157,8 +157,9 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack every linear layer but the head, one after the other, then move the model to `device`. Callers
-    load the model on the CPU, so an export or a continued run on another device packs to the same numbers.
+    """Pack every linear layer except the head and layers of a subclass, one after the other. Then move the
+    model to `device`. Callers load the model on the CPU, so an export or a continued run on another device
+    packs to the same numbers.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or cannot pack weights on this machine; or the model has

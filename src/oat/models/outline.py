@@ -76,9 +76,9 @@ class Outlines:
 def _outline(path: str, dtype: str) -> CausalLM:
     """Make the model of a local directory or of the hub on the device `meta`.
 
-    The names and shapes of the tensors in local files are compared with the model's if Accelerate is
-    installed, which transformers needs for this. Weights on the hub are not fetched. If the model's code has
-    transformers' "sdpa" attention, it is assumed to accept ours.
+    If Accelerate is installed, the names and shapes of the tensors in local files are compared with the
+    model's; transformers needs Accelerate for this. Weights on the hub are not fetched. If the model's code
+    has transformers' "sdpa" attention, it is assumed to accept ours.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
