@@ -1,5 +1,5 @@
-"""The collector: it samples, chooses and asks until a step has its questions. No other box of the loop calls
-the actor and the explorer for training."""
+"""The collector: for a step of training it samples responses, lets the explorer choose, and asks, until the
+step has its questions. No other box of the loop calls the actor and the explorer for training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,11 +21,12 @@ class Collector:
     Args:
         oracle: address of the oracle for questions to which the explorer gave no oracle.
         plans: function from the number of a step to its plan.
-        last: number of steps of the run, for which questions are asked ahead; None: there is no last step.
+        last: number of steps of the run; no questions are asked ahead for steps after the last. None: there
+            is no last step.
         max_outstanding: largest number of questions that are asked ahead of those that are due.
 
     Attributes:
-        due: number of questions that all steps so far are to have together.
+        due: number of questions that the plans of all steps so far have together.
     """
 
     def __init__(
@@ -62,16 +63,17 @@ class Collector:
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
         """Ask until the questions of the steps up to this one, and those to be asked ahead, are on disk.
 
-        Nothing here depends on when answers arrive: only questions of recorded rounds before the current
-        round are counted, so a replay does the same. If the step's feedback is recorded, exactly the rounds
-        that the step asked are gone through again, even if the run was made longer since; nothing is asked.
-
         The method stops early if the prompts are used up, or after `MAX_ROUNDS` rounds. While the budget can
         buy nothing, it asks nothing, and the steps take questions that are already paid for. While open
-        questions may cost all that is left, it asks nothing ahead.
+        questions could cost all that is left of the budget, it asks nothing ahead.
+
+        A replay does the same, since the time at which answers arrive has no influence: only questions of
+        recorded rounds before the current round are counted. If the step's feedback is recorded already,
+        nothing is asked. The prompts of exactly those rounds that the step asked are taken again, even if the
+        run was made longer since.
 
         Returns:
-            "roofline/decode" and "roofline/padded_keys", if anything was sampled.
+            The metrics "roofline/decode" and "roofline/padded_keys", as far as responses were sampled.
         """
         before = self.actor.work()
         self.due += plan.questions

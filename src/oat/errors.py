@@ -1,12 +1,13 @@
 """Errors and warnings: what a user can do wrong, and what can go wrong around a run.
 
-Every message says what happened, where, and what to do. Each class is also the nearest class of the standard
-library, so that `except ValueError` works. Each survives pickling, since its arguments are its state.
+Every message says what happened, where, and what to do. Each class is also a subclass of the nearest class of
+the standard library, so that, for example, `except ValueError` works. Errors survive pickling, since their
+arguments are their whole state.
 
-`warn` attributes a warning to the line outside the package that led to it, however deep in the package it
-arose. A fixed `stacklevel` would not do, since decorators and threads change the number of frames. The
-command line prints only the text of a warning. `printable` escapes dangerous characters when text is shown,
-so files, data and the ledger keep the original text.
+`warn` attributes a warning to the line outside the package that called into it, through whatever number of
+frames. A fixed `stacklevel` would not suffice, since decorators and threads change the number of frames. The
+command line prints only the text of a warning. `printable` escapes dangerous characters when a text is shown.
+So files, data and the ledger keep the original text.
 """
 
 import difflib
@@ -81,7 +82,7 @@ class RefusalError(OracleError):
 
     Attributes:
         status: HTTP status of the service's reply.
-        said: the beginning of the reply's text.
+        said: the beginning of the text of the reply.
     """
 
     def __init__(self, message: str, status: int, said: str):
@@ -276,7 +277,7 @@ def many(count: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Return a hint that lists the valid names, after the most similar one if one is similar.
+    """Return a hint that lists the valid names. If one of them is similar to `name`, the hint begins with it.
 
     Returns:
         For example "did you mean `beta`? valid: beta, label_smoothing".

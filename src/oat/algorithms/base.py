@@ -5,9 +5,9 @@ trained token, `mask_U` one per unit. When a batch is cut, every column is cut a
 reads four columns. `mask_K` and `mask_U` select the terms (1 counts, 0 does not) and enter the denominators.
 `weight_N` and `weight_U` multiply numerators only. A missing column counts as all ones.
 
-An algorithm subclasses `Objective`, so an algorithm without metrics or state says nothing about them. Its
-attribute `numbers` names the columns of the data that it reads as numbers. These columns are checked when a
-record is read, so a mistake in the data shows before the run, and `on_bad_record` applies.
+An algorithm subclasses `Objective`, whose defaults suit an algorithm without metrics or state. Its attribute
+`numbers` names the columns of the data that it reads as numbers. These columns are checked when a record is
+read. So a mistake in the data is found before the run starts, and `on_bad_record` decides what follows.
 """
 
 import math
@@ -153,8 +153,8 @@ class Objective(Protocol):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         """Turn feedback into a batch: its rows, and advantages, masks and weights as columns.
 
-        From a batch without rows nothing is learned. The batch's metrics replace those of the same name in
-        `step_metrics`, which every step has.
+        Nothing is learned from a batch without rows. A metric of the batch replaces the one of the same name
+        in `step_metrics`.
         """
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
@@ -192,14 +192,16 @@ def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def step_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the metrics that every step of every algorithm has: about the answers, queries, responses and
-    scores of the step's own questions, without the older ones from the replay buffer."""
+    """Return the metrics that do not depend on the algorithm. They describe the answers, responses and scores
+    of the step's own questions, without those of older steps from the replay buffer. But `oracle/queries` and
+    `oracle/cost` are totals over all steps so far."""
     return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the shares of tied, abstained, failed and unpaid questions, the number of answers that came too
-    late, and the queries and money of all answers that steps have taken so far."""
+    """Return the shares of tied, abstained, failed and unpaid questions of the step, the number of answers
+    that came too late for it, and the total queries and money of the answers that all steps so far have
+    taken."""
     marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
     share = {
         mark: sum(mark in m for m in marks) / max(1, len(marks))
@@ -223,8 +225,9 @@ def is_even(item: Item) -> bool:
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the lengths, tokens and truncation of the step's responses, and the mean number of versions by
-    which the weights that sampled the sampler's tokens are older than the policy."""
+    """Return the mean length, the number of tokens and the truncated share of the step's responses; and, as a
+    mean over the tokens of the slot `sampler`, by how many versions the weights that sampled a token are
+    older than the policy."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
@@ -263,8 +266,9 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
 def reward_metrics(
     rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor
 ) -> dict[str, float]:
-    """Return the mean score, the mean spread within groups, and the share of groups without spread; no
-    metrics if there is no score.
+    """Return the mean score, the mean over groups of the standard deviation of a group's scores, and the
+    share of groups in which it is 0. It is 0 for a group with fewer than two scores. Without any score,
+    return no metrics.
 
     Args:
         rewards_N: (N,) scores.

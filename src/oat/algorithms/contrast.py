@@ -1,5 +1,5 @@
-"""More losses of pairs. Pairs, ties, metrics and reduction are those of `direct.py`; r is beta times a
-log-ratio, h the margin of log-ratios.
+"""More losses of pairs. Pairs, ties, metrics and reduction are those of `direct.py`. h is the margin: the
+log-ratio of the chosen response minus that of the rejected one.
 
 | name | loss | paper |
 | --- | --- | --- |
@@ -17,10 +17,10 @@ NLL is the negative log-likelihood.
 
 Departures from the papers, in addition to those of `direct.py`:
 1. `aot` sorts all pairs of a step once, in `prepare`, under the weights that the step begins with; the paper
-   sorts each batch. So the partner of a pair depends neither on micro-batches nor on mini-batches, and stays
+   sorts each batch. So the partner of a pair depends neither on micro-batches nor on mini-batches. It stays
    the same in later optimiser steps of the same step.
-2. The NLL of `orpo` and `cpo` is a mean over the tokens of only the response; the papers' sums favour long
-   responses.
+2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response, without those of the prompt; the
+   papers' sums favour long responses.
 3. `sppo_hard` takes the label as a win probability of 1; the paper estimates that probability.
 
 Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.

@@ -1,5 +1,5 @@
-"""Direct alignment from preferences, online: an oracle says which of two responses to a prompt is better, and
-a loss of only their log-probabilities moves the policy towards this answer.
+"""Direct alignment from preferences, online: an oracle says which of two responses to a prompt is better. The
+losses are functions of the policy's distributions over the tokens of the two responses.
 
 | name | log-probabilities | loss | paper |
 | --- | --- | --- | --- |
@@ -10,29 +10,31 @@ a loss of only their log-probabilities moves the policy towards this answer.
 | simpo | means, no reference | log-sigmoid or hinge of beta (h - gamma / beta) | arXiv:2405.14734, Eq. 6 |
 | bnf | of each token | bidirectional negative feedback | arXiv:2410.04834 |
 
-Options of dpo, applied in this order: `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) and
-`positive_lambda` (DPO-Positive, arXiv:2402.13228, Eq. 3) change the margin h, then comes the loss, then
-`sft_weight` times the negative mean log-probability of the chosen response is added.
+h is the margin: the log-ratio of the chosen response minus that of the rejected one.
+
+Options of dpo and robust_dpo, applied in this order:
+1. `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) changes h.
+2. `positive_lambda` (DPO-Positive, arXiv:2402.13228, Eq. 3) changes h further. The loss is then computed.
+3. `sft_weight` times the negative mean log-probability of the chosen response is added to the loss.
 
 Departures from the papers:
-1. A pair without a winner (equal responses, equal rewards, abstention, failure), or with a response without a
-   trained token, is left out and counted; the second response never wins by default. With `ties: half`, pairs
-   that an oracle found equal count one half in each order; with `abstentions: half`, pairs on which it
-   abstained do.
+1. A pair without a winner is left out and counted; the second response never wins by default. There are two
+   exceptions. With `ties: half`, a pair that an oracle found equal counts one half in each order. With
+   `abstentions: half`, a pair on which the oracle abstained does the same. A pair with a response that has no
+   trained token is always left out.
 2. The loss is the mean over all remaining pairs of the optimiser step.
-3. Log-probabilities are raw, and belong to exactly the tokens that were sampled, including the end-of-text
-   token if it was sampled.
+3. Log-probabilities are raw. They are those of the trained tokens, which include the end-of-text token if it
+   was sampled.
 4. IPO takes the mean over a response's tokens; its paper takes the sum, as `normalize: sum` does.
 5. SLiC's hinge is applied to the margin over the reference, and there is no further regulariser.
-6. BNF compares the two responses of a pair, by default divided by the length of the shorter one; the paper
-   needs no pairs.
+6. BNF compares the two responses of a pair; the paper needs no pairs. By default the scores of both responses
+   are divided by the length of the shorter one. With `normalize: own` each is divided by its own length.
 
-`logps/reference_gap` measures how far the policy has moved from the reference on the pairs that a step
-learns from. It is the mean over their trained tokens of |log policy - log reference|, from the
-log-probabilities that the loss reads, so it is 0 if the two models are equal. It does not estimate a KL, not
-even on sampled pairs, since ties are left out and an explorer selects pairs. Two other measures are not
-reported: signed log-ratios of chosen and rejected responses would cancel, and k3 would be huge at tokens that
-the policy would hardly sample.
+`logps/reference_gap` measures how far the policy has moved from the reference on the rows of a step's batch.
+It is the mean over their trained tokens of |log policy - log reference|, so it is 0 if the two models are
+equal. It does not estimate a KL, not even on sampled pairs, since ties are left out and an explorer selects
+pairs. Two other measures are not reported. Signed log-ratios of chosen and rejected responses would cancel.
+k3 would be huge at tokens that the policy would hardly sample.
 
 Not handled: more than one pair per group. `contrast.py` has more losses.
 """
@@ -383,14 +385,17 @@ def pair_batch(
     """Make a batch of pairs. Rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K`
     holds raw log-probabilities under the reference, nats.
 
+    A pair in which a response has no trained token is treated as a pair without a winner, and never as one
+    of `halved`.
+
     Args:
-        keep_ties: True keeps pairs without a winner, for losses that need no winner. Their rows are in the
-            order of the candidates, and column `mask_U` excludes them from the losses of pairs. False leaves
-            them out. A pair of which a response has no trained token counts as one without a winner.
+        keep_ties: False leaves out pairs without a winner, except those of `halved`. True keeps them, for
+            losses that need no winner: column `mask_U` excludes them from the losses of pairs, and their rows
+            are in the order of the candidates.
         reference: True if the loss reads the reference.
-        halved: pairs without a winner are learned, one half in each order, if they have one of these marks;
-            column `halved_U` is 1 for them. Pairs of equal responses, and pairs about which nobody was asked,
-            never are.
+        halved: marks. A pair without a winner that has one of these marks is learned, one half in each order,
+            and column `halved_U` is 1 for it. The mark "tie" includes a probability of one half. Pairs of
+            equal responses are never halved, and neither are pairs for which no oracle was asked.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]

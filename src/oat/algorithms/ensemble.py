@@ -2,9 +2,9 @@
 arXiv:2402.00396).
 
 For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and
-pairs. The prior is strength * batch / labelled times the mean squared distance of all parameters to their
-start, where `labelled` is the number of labelled pairs taken so far; so the prior fades as answers come in.
-The optimiser is that of the sources: Adam at a constant rate, with weight decay in the gradient of every
+pairs. The prior is `prior` * `batch` / labelled times the mean squared distance of all parameters to their
+start. Here labelled is the number of labelled pairs taken so far, so the prior fades as answers come in. The
+optimiser is that of the sources: Adam at a constant rate, with weight decay in the gradient of every
 parameter.
 
 Departures from the sources' code:
@@ -17,11 +17,11 @@ Departures from the sources' code:
    (`rm_train_budget`).
 5. The gradient may be clipped (`max_grad_norm`).
 
-A step makes `steps` optimiser steps, each on `batch` pairs drawn without replacement from a ring buffer of
-the newest pairs (`buffer`). A step makes no optimiser step while the buffer holds fewer than `batch` pairs.
+A ring buffer holds the newest pairs, at most `buffer` of them. While it holds fewer than `batch` pairs, the
+ensemble makes no optimiser step. From then on, it makes `steps` optimiser steps in each step of the run. Each
+of these learns from `batch` pairs that are drawn from the buffer without replacement.
 
-The settings of the ensemble's optimiser are settings of the explorer (`explorer.ensemble`), apart from those
-of the policy's optimiser.
+The ensemble's optimiser has its own settings, in `explorer.ensemble`; it shares none with the policy's.
 """
 
 import math

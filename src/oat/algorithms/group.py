@@ -3,29 +3,35 @@
     grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages divided by the group's standard deviation, and
               the mean over the tokens of each sequence
     dr_grpo   arXiv:2503.20783, Section 3.2: advantages without the standard deviation, and sums over tokens
-              divided by one constant, the configured maximum length; so easy questions and short responses
-              weigh no more than others
+              divided by one constant, `max_length`; so easy questions and short responses weigh no more than
+              others
 
 Departures from the papers:
-1. The standard deviation is unbiased, and `std_eps` (1e-4) is added to it. In a group of one sample, or
-   without spread, advantages are 0; its samples still count in every denominator.
-2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4), off by default. With
-   `kl_target` its coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). It is adapted
-   before the step learns, to the mean of k3 per token under the weights that the step begins with. The paper
-   adapts it after the step, to the divergence per response.
+1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. If a group has only one
+   score, or only equal scores, its advantages are 0. Its samples with a score still count in every
+   denominator.
+2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4). It is off by default
+   (`kl_coef: 0`). With `kl_target` its coefficient is adaptive (arXiv:1909.08593, Section 2.2;
+   `adapted_coef`). Before a step learns, the mean of k3 per token, under the weights that the step begins
+   with, decides how the coefficient changes. In the paper it changes after the step, by the divergence per
+   response.
 3. A sample whose score is missing (abstained, failed or unpaid) is left out of its group's statistics and of
    the loss.
 4. `reduction: sequence` is GRPO's reduction; `token` is DAPO's (arXiv:2503.14476).
 
-Old log-probabilities are the recorded sampled ones if the policy's present weights sampled every token, in
-the learner's precision. Otherwise the learner computes them.
+If the policy's present weights sampled every token of a step, in the learner's precision, the old
+log-probabilities are the recorded sampled ones. Otherwise the learner computes them.
 
 Dr. GRPO's constant (`max_length`) defaults to `sampling.max_new_tokens`. It may be larger, to compare runs of
-different lengths, but not smaller. An episode of several turns has no such bound, so there it must be set.
-A step adapts `kl_coef` in proportion to its number of samples divided by `kl_horizon`, as in the paper's code
-and in other libraries, so the speed per sample does not depend on the size of a step.
+different lengths, but not smaller. With an environment it must be set, since an episode of several turns has
+no such bound.
 
-Not handled: importance weights for a lagging sampler; a run whose sampler lags reports `logps/recorded_gap`.
+The relative change of the KL's coefficient in a step is proportional to the step's number of samples divided
+by `kl_horizon`, as in the paper's code and in other libraries. So the speed per sample does not depend on the
+size of a step.
+
+Not handled: importance weights for a lagging sampler. `logps/recorded_gap` shows how far the recorded
+log-probabilities are from the old ones.
 """
 
 import math
@@ -320,8 +326,8 @@ def scored_rows(
     `len(feedback.older)` groups are those of earlier steps.
 
     Returns:
-        N trajectories; (N,) index of each one's group; (N,) scores, NaN if missing; (N,) bool, True if there
-        is a score.
+        The N trajectories; (N,) index of the group of each; (N,) their scores, NaN for a missing score; (N,)
+        bool, True if there is a score.
     """
     rows = []
     groups = []

@@ -2,28 +2,28 @@
 pushed above or below a common baseline.
 
 The log-ratio of a response is its log-probability under the policy minus that under the reference. A response
-is desirable if its score reaches `threshold`. Recorded labels are scores of 1 and 0. So are recorded pairs:
-the chosen response has 1, and the rejected one 0.
+is desirable if its score reaches `threshold`. Recorded responses without a column of scores have scores of 1
+and 0: a true label is 1 and a false one 0; of a pair, the chosen response has 1 and the rejected one 0.
 
-The baseline z is the mean log-ratio of responses that follow prompts which are not theirs, or 0 if this mean
-is negative. It is the paper's estimate of KL(policy || reference).
+The baseline z is the mean log-ratio of mismatched sequences, each of a prompt and the response to another
+prompt. If this mean is negative, z is 0. z is the paper's estimate of KL(policy || reference).
 
 Departures from the paper:
-1. z is estimated in `prepare`, from the whole step, under the weights that the step begins with; the paper
-   estimates it in every micro-batch. So z does not depend on the size of micro-batches, and later optimiser
-   steps of the same step keep it.
-2. For z, the prompt of row i is followed by the response of row i + s, where s is the largest number of
-   responses to one prompt. Such a sequence is left out if both rows have the same prompt, or if it is longer
-   than every row of the step, since the model and the memory may have no room for it. If no sequence is left,
-   z is 0. `kto/baseline_rows` counts the sequences.
+1. z is estimated in `prepare`, from all rows of the step, under the weights that the step begins with; the
+   paper estimates it in every micro-batch. So z does not depend on the size of micro-batches, and is the same
+   in all optimiser steps of a step.
+2. A mismatched sequence has the prompt of row i and the response of row i + s, where s is the largest number
+   of rows with one prompt, and row numbers wrap around. It is left out if both rows have the same prompt. It
+   is also left out if it is longer than every row of the step, since the model and the memory may have no
+   room for it. If no sequence is left, z is 0. `kto/baseline_rows` counts the sequences.
 3. A response without a score (abstained, failed or unpaid) or without a trained token is left out.
 
 `kl/reference` estimates KL(policy || reference) as in `group.py`: it is the mean of k3 over the trained
 tokens of those responses that the sampler drew for this step, under the weights that each optimiser step
-begins with. It is biased if other weights drew the responses (`lag/versions`, `minibatches`, `epochs`), and
-by a temperature other than 1 or truncated sampling. Recorded responses and those of earlier steps do not
-count; if no other is left, it is not reported. `logps/reference_gap` covers all responses that a step learns
-from, and is no KL (`direct.py`).
+begins with. Recorded responses and those of earlier steps do not count. If no other response is left, the
+metric is not reported. The estimate is biased if other weights drew the responses (`lag/versions`,
+`minibatches`, `epochs`), if the temperature is not 1, and if sampling is truncated. `logps/reference_gap`
+covers all responses that a step learns from, and is no KL (`direct.py`).
 
 Not handled: weights that follow from the share of desirable responses; they are settings.
 """
@@ -158,9 +158,9 @@ class KTO(Objective):
 
 
 def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Return sequences of a prompt and the response to another prompt: the prompt of row i, and the response
-    of row i + s, where s is the largest number of rows with one prompt. A sequence is left out if both rows
-    have the same prompt, or if it is longer than every row.
+    """Return sequences that each have the prompt of a row i and the response of row i + s, where s is the
+    largest number of rows with one prompt; row numbers wrap around. A sequence is left out if both rows have
+    the same prompt, or if it is longer than every row.
 
     Args:
         rows: at least one; rows with the same prompt are adjacent.

@@ -2,20 +2,21 @@
 of two responses is better.
 
 The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score is the
-head's output at the last token of prompt and response. The head is initialised at random, the backbone with
-the weights of the policy's start. The policy samples the responses, unless they are recorded, and does not
-learn.
+head's output at the last token of prompt and response. The head starts from random numbers, the backbone from
+the weights of the policy's start. The policy does not learn. It samples the responses, or they are recorded.
 
 Departures from the paper:
-1. A pair without a winner (a tie, an abstention, a failure), or with a response without a trained token, is
-   left out and counted.
+1. A pair without a winner (a tie, an abstention, a failure) is left out and counted. So is a pair in which a
+   response has no trained token.
 2. The loss is the mean over all remaining pairs of the optimiser step.
-3. Held-out pairs are chosen by a hash of their prompt, so all pairs of a prompt are either learned or held
-   out, in every pass and in every run. They are measured before the update of the step that has them.
+3. `held_out` is the share of prompts whose pairs are never learned. A hash of the prompt chooses them, so all
+   pairs of a prompt are either learned or held out, in every pass over the data. A step measures its held-out
+   pairs before its update.
 
 The learner has a model `reward` beside the policy. So the loop treats recorded pairs and online comparisons
-alike, as for any other algorithm. The price is a second copy of the backbone, except with an adapter. The
-hash needs no second reader of pairs, and chooses the same held-out pairs after a restart and in a fork.
+alike, as for any other algorithm. The price is a second copy of the backbone; with an adapter, both models
+share the frozen weights. Choosing by a hash needs no second reader of pairs, and gives the same held-out
+pairs after a restart and in a fork, as long as `held_out` is the same.
 
 Not handled: more than one pair per group; scores of every token.
 """

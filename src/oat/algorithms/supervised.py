@@ -1,22 +1,22 @@
 """Supervised fine-tuning: the mean negative log-probability of given responses.
 
-The rows are the responses of a step, recorded or sampled. With recorded demonstrations, of one turn or of a
-conversation, this is plain supervised learning; each trajectory marks the tokens that are trained. With
-samples of the policy and a `threshold` it is rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
+The rows are the responses of a step, recorded or sampled. Recorded demonstrations, of one turn or of a
+conversation, give plain supervised learning; each trajectory marks the tokens that are trained. Samples of
+the policy with a `threshold` give rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
 arXiv:2308.01825): only responses whose score reaches the threshold are learned.
 
 Departures from the papers:
-1. Of exact duplicates (the same prompt and response, token for token) a step learns one and counts the
-   others. With `duplicates: run` the complete run learns one of them, as in RFT; what earlier steps learned
-   is recognised by a hash of 64 bits.
-2. The threshold is any score, and does not change. RFT accepts correct responses; ReST raises its threshold
-   from one improvement step to the next.
-3. Each step learns from the samples of that step only, in `epochs` passes, unless there is a
-   `learner.buffer`. `learner.sync_every` decides which weights draw the samples: the newest, those of some
-   steps ago (ReST), or those of the start (RFT).
+1. If several rows of a step are exact duplicates (the same prompt and response, token for token), the step
+   learns one of them and counts the others. With `duplicates: run`, a step also leaves out the duplicates of
+   rows that earlier steps learned, as in RFT. It recognises these by a hash of 64 bits.
+2. The threshold is any score, and does not change within a run. RFT accepts correct responses; ReST raises
+   its threshold from one improvement step to the next.
+3. Without a `learner.buffer`, each step learns only from its own samples, in `epochs` passes.
+   `learner.sync_every` decides which weights draw the samples: the newest, those of some steps ago (ReST), or
+   those of the start (RFT).
 
 With `duplicates: run` the state has the hashes of all learned responses. The ledger cannot serve instead,
-since it may drop their texts and ids. A roll back restores the state, and so forgets the hashes of the steps
+since it may drop their texts and ids. A roll back restores an earlier state, without the hashes of the steps
 that it undoes. To raise the threshold, fork the run with another threshold.
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).

@@ -25,7 +25,7 @@ class About:
         stops_at_bad_records: whether a malformed record ends the run before it starts.
         evaluated: the source of the held-out prompts; without prompts, that of the pairs. None: there is no
             evaluation.
-        why_no_rate: the reason why the learning rate may be 0 in the first steps, as a part of a sentence.
+        why_no_rate: the reason why the learning rate can be 0 in the first steps, as a part of a sentence.
         tree: every setting, as `config.yaml` has it.
     """
 

@@ -57,7 +57,8 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
 
 @dataclass(frozen=True)
 class Begun:
-    """The part of a run that is done: its own steps so far, or the other run's steps before the fork.
+    """The part of a run that is done. For a fork that is still to be made, it is the part of the other run
+    before the fork.
 
     Attributes:
         steps: number of steps that are done.
@@ -72,7 +73,7 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
     """Yield the costs of the run, and the arithmetic of all steps that are left.
 
     Args:
-        dearest: the highest price of a question, by `dearest_question`.
+        dearest: the highest price of a question of training, as `dearest_question` returns it.
         begun: the part of the run that is done.
     """
     last, questions = run.stop.last, run.plans(0).questions
@@ -120,7 +121,7 @@ def _limits(resolved: Resolved) -> str:
 
 
 def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
-    """Return the steps of a run that a budget or a clock ends, in words.
+    """Return, in words, how long a run goes on that only a budget or a clock ends.
 
     Args:
         queries: the largest number of queries that a step may make.
@@ -138,7 +139,7 @@ def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
 def _all_steps(
     resolved: Resolved, run: Run, run_inputs: RunInputs, queries: int, begun: Begun, last: int
 ) -> str:
-    """Return the remaining steps of a run whose last step is known, in words.
+    """Return, in words, the steps that are left of a run whose number of steps is known.
 
     Args:
         queries: the largest number of queries that a step may make.
@@ -216,7 +217,7 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
 
 
 def _each(prompts: int, size: int, *, is_exact: bool) -> str:
-    """Return how often each prompt comes, in words.
+    """Return, in words, how often each prompt is taken.
 
     Args:
         prompts: number of prompts that are taken.

@@ -31,12 +31,13 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
     """Return the two contenders. Their configurations differ only in the model and the section `render`.
 
     Args:
-        first, second: a run directory, a configuration, or a model. All other settings are those of the first
-            one, or of the second one if the first one is a bare model.
-        flags: settings that override those of that configuration.
+        first, second: a run directory, a configuration, or a model. If `first` is a bare model, all other
+            settings are those of `second`; otherwise they are those of `first`.
+        flags: settings that override those of the configuration whose settings are used.
 
     Raises:
-        ConfigError: neither is a run or a configuration, or that configuration has no held-out prompts.
+        ConfigError: neither `first` nor `second` is a run or a configuration, or the configuration has no
+            held-out prompts.
     """
     loaded = [_load(name, flags if place == 0 else ()) for place, name in enumerate((first, second))]
     if loaded[0] is None and loaded[1] is not None:

@@ -1,8 +1,8 @@
 """Settings whose defaults follow from other settings, for `oat check`: the value of each, and the setting
 from which it follows.
 
-Sampling, learner and the sizes of a step have defaults; the end of a run (`stop`) has none in a file. A run
-from Python that has neither `stop` nor `prompts.epochs` is one pass over its prompts.
+The end of a run has no default in a file: `stop` or `prompts.epochs` must be set. A run from Python that sets
+neither of them is one pass over its prompts.
 """
 
 from collections.abc import Iterator

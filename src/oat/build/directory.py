@@ -58,8 +58,8 @@ def make_directory(directory: Path) -> list[Path]:
         The directories that were made: the run's, then those of its parents.
 
     Raises:
-        ConfigError: it is a file or cannot be made, or this user may not write to something in it that a run
-            writes to.
+        ConfigError: the path is a file, or the directory cannot be made. Or this user has no right to write
+            to the directory, or to something in it that a run writes to.
     """
     try:
         if directory.exists() and not directory.is_dir():
@@ -105,13 +105,12 @@ os.register_at_fork(after_in_child=_close_locks)
 
 @contextmanager
 def locked(directory: Path) -> Iterator[Standing]:
-    """Lock a directory for this process. The lock ends with the process, however the process ends, and even
-    if it leaves children behind.
+    """Lock a directory for this process until the context ends. If the process ends first, in whatever way,
+    the lock ends too, even if children of the process go on.
 
     Yields:
-        The `Standing` of the lock file, which tells whether the directory is still the same: no other file
-            gets
-        the lock file's inode as long as this one is open.
+        The `Standing` of the lock file, which tells whether the directory is still the same. As long as the
+        lock file is open, no other file gets its inode.
 
     Raises:
         ConfigError: another process holds the lock, or the lock file cannot be opened.

@@ -22,11 +22,11 @@ def run_engine(
     seeds: Seeds,
     load: LoadModel = load_model,
 ) -> TorchEngine:
-    """Make the engine of a run. Its slots share the models of the learner if they can.
+    """Make the engine of a run. A slot shares the learner's model where `load_slots` allows it.
 
     Args:
         lms: the learner's models by name.
-        load: loads the models that slots cannot share.
+        load: function that loads a model that a slot cannot share.
     """
     compute, options = resolved.config.compute, resolved.engine
     threads = options.threads or (compute.threads if compute.profile == "cpu" else None)

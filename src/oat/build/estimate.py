@@ -1,16 +1,16 @@
 """An estimate of the memory that a run needs, before it begins.
 
 The run's own models and learner are made of tensors that have a shape and no memory (`oat.models.outline`).
-They do the work of a step with its longest rows, and the bytes of the tensors that are alive at once are
-counted. Nothing is loaded, so the estimate takes seconds for any model.
+They do the work of a step in which every row has the largest length. Meanwhile the bytes of the tensors that
+are alive at once are counted. No weights are loaded, so the estimate takes seconds for any model.
 
 The estimate is in addition to the memory that the process has after its imports. These are not counted:
 scratch memory within an operation; freed memory that the allocator keeps (with large models it keeps none,
 `oat.hardware.allocator`); data, ledger, texts.
 
-The estimate does a step instead of keeping formulas, so a change of the learner changes the estimate too. The
-engine's work depends on values, so only its two largest moments are imitated: a pass over prompts, and a
-draw.
+Since the estimate imitates a step and has no formulas for it, a change of the learner changes the estimate
+too. The engine's work depends on values, so only its two largest moments are imitated: a pass over prompts,
+and a draw.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,8 +50,9 @@ class Estimate:
 
     Attributes:
         parts: for each kind of tensors, the bytes that they take.
-        phases: for each part of a step, the most bytes that are alive at once; and the same while a
-            checkpoint is written in the background.
+        phases: for each part of a step, the most bytes that are alive at once. If checkpoints are written in
+            the background, "beside a checkpoint" has the largest of these plus the bytes of the weights that
+            a checkpoint copies.
     """
 
     parts: dict[str, int]
@@ -88,8 +89,8 @@ class _Imitated:
 
     Attributes:
         sampler: the model of the engine's slot `sampler`.
-        kept: the weights of a sampler that lags behind the policy; empty if it does not.
-        ensemble: not read; this reference keeps its tensors alive.
+        kept: the weights of a sampler that lags behind the policy; empty if the sampler does not lag.
+        ensemble: not read; this field keeps the ensemble's tensors alive.
     """
 
     lms: dict[str, CausalLM]
@@ -199,8 +200,8 @@ def _phases(
 ) -> dict[str, int]:
     """Return, for each part of a step, the most bytes that are alive at once.
 
-    Gradients and moments exist from the second step on. So two steps are imitated if the run has more than
-    one, and sampling is imitated after them.
+    The optimiser's moments exist from the first update on. If `stop.max_steps` is 1, sampling is imitated
+    before the only step. Otherwise two steps are imitated, and then sampling. Evaluation always comes last.
     """
     sampling, engine = make_sampling(resolved), resolved.engine
     has_one_step = resolved.config.stop.max_steps == 1
@@ -261,8 +262,8 @@ def _learning(
 
 
 def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
-    """Return the rows of a number of questions, each of the largest length. Rows of one group have the same
-    prompt.
+    """Return the rows of a number of questions. Every row has the longest prompt and the longest response,
+    cut to the context length. Rows of one group have the same prompt.
 
     The work on kept sets depends on values, so no row has kept sets. Rows that would have them get a
     temperature of 0.5 instead, which takes as much memory.

@@ -13,12 +13,12 @@ from oat.types import Group, Key, Kind, Plan, Question
 
 
 class GuardedExplorer:
-    """A user's explorer whose results are checked against the protocol at every call. Changes that the
-    explorer makes to the process are undone. Exceptions that it raises pass through.
+    """A user's explorer whose results are checked against the protocol at every call. After a call, the state
+    of the process is put back (`plugins.calls.restoring`). Exceptions of `widen` and `choose` pass through.
 
-    A question that breaks the protocol would be recorded in the ledger as it was returned, and an index
-    counted from the end, an invented text or a changed token would then be learned from.
-    `oat.testing.check_explorer` makes the same checks.
+    Without the checks, the ledger would record a wrong question as it was returned. The run would then learn
+    from an index that counts from the end, an invented text or a changed token. `oat.testing.check_explorer`
+    makes the same checks.
 
     Args:
         kind: the kind of questions that the algorithm learns from.
@@ -28,7 +28,7 @@ class GuardedExplorer:
         config: the explorer's settings; None if it has none.
 
     Raises:
-        ContractError: `needs` names a score that no actor has.
+        ContractError: `needs` is not a set of names from `contract.SCORED`.
     """
 
     def __init__(self, explorer: Explorer, kind: Kind, name: str):
@@ -40,10 +40,11 @@ class GuardedExplorer:
         self.config = getattr(explorer, "config", None)
 
     def widen(self, plan: Plan) -> Plan:
-        """Return the plan with the samples that the explorer adds.
+        """Return the plan that the explorer makes of the algorithm's plan.
 
         Raises:
-            ContractError: the explorer returned something else than a plan of whole numbers above 0.
+            ContractError: the explorer returned something else than a plan of whole numbers above 0, or
+                changed the process in a way that cannot be undone.
         """
         with restoring(self._name, self._failed):
             widened = self._explorer.widen(plan)
@@ -56,8 +57,8 @@ class GuardedExplorer:
         """Return the questions that the explorer chooses.
 
         Raises:
-            ContractError: the explorer returned something else than questions about these groups, or changed
-                the groups' tokens.
+            ContractError: the explorer returned something else than questions about these groups, changed the
+                groups' tokens, or changed the process in a way that cannot be undone.
         """
         before = _checksum(groups)
         with restoring(self._name, self._failed):

@@ -1,5 +1,5 @@
-"""Fingerprints of the inputs that, beside the configuration, decide the rows of a run. They are stored in
-`environment.json`. When the run goes on, they are compared with those of the present inputs.
+"""Fingerprints of a run's inputs: of all that decides the rows of a run, except its configuration. They are
+stored in `environment.json`. When the run is continued, they are compared with those of the present inputs.
 
 | key | content | a change is |
 | --- | --- | --- |
@@ -12,9 +12,8 @@
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | named in messages |
 
-A fingerprint contains no path, so a run may be moved; its `of` is a hash of the name that the configuration
-gives the input. A fork stores the fingerprints of the other run in `fork.json`, so it no longer needs that
-run.
+A path of the configuration is not stored: the entry `of` of a fingerprint is a hash of it. So a run may be
+moved. A fork stores the fingerprints of the other run in `fork.json`, so it no longer needs that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,11 +63,12 @@ _TEMPLATES = {
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
-    """Return the fingerprints that the last process of a run recorded, or else those that a fork brought from
-    the other run; None if there are none.
+    """Return the fingerprints that the last process of a run recorded. If none has recorded any, return those
+    that a fork brought from the other run, or None if there are none of these either.
 
     Args:
-        step: only processes that made rows up to this checkpoint count; None: all processes count.
+        step: processes whose first row comes after the checkpoint of this step do not count. If that holds
+            for all processes, the first one counts. None: all processes count.
 
     Raises:
         ConfigError: `environment.json` cannot be read as a list of entries.
@@ -82,7 +82,7 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
 
 
 def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
-    """Return the fingerprints of all files that decide model and text, except weights and template.
+    """Return the fingerprints of the files of models and tokenizer, except those of weights and template.
 
     Args:
         lm: the policy; only its configuration is read.
@@ -153,8 +153,8 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
 
     Args:
         has_reference: the run has a reference.
-        is_begun: the run has a checkpoint. It has the weights of the policy, and of a reference that follows
-            the policy, so these are not read from files again.
+        is_begun: the run has a checkpoint. The checkpoint has the weights that are learned, and those of a
+            reference that follows the policy. So these are not read from the files again.
     """
     model = config.model
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
@@ -223,11 +223,11 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
 
 
 def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str], blame: Blame) -> None:
-    """Refuse oracles whose files have changed. An oracle of which only the declared version has changed is
+    """Refuse oracles whose files have changed. If only the version that an oracle declares has changed, it is
     not refused.
 
     Args:
-        changed: addresses of the oracles that gave earlier answers in another version.
+        changed: addresses of the oracles whose recorded answers are from another version.
 
     Raises:
         ConfigError: an oracle's files have changed. The message names file and field.
@@ -276,7 +276,7 @@ class OwnFiles:
 
     Args:
         known: the fingerprints of the earlier processes.
-        roles: the oracles. Their files are left to `refuse_changed_oracles`.
+        roles: the oracles. Their files are not compared here, since `refuse_changed_oracles` compares them.
     """
 
     def __init__(self, known: Inputs | None, roles: Roles):

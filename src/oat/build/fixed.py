@@ -66,8 +66,8 @@ fixed."""
 
 
 def as_begun(resolved: Resolved) -> Resolved:
-    """Return the configuration, with the values that the run in its directory fixed when it began; unchanged
-    if the directory has no run.
+    """Return the configuration, with the values that the run in its directory fixed when it began. If the
+    directory has no run, return the configuration unchanged.
 
     Raises:
         ConfigError: the directory holds a run of another configuration.
@@ -79,16 +79,17 @@ def as_begun(resolved: Resolved) -> Resolved:
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
-    """Return the configuration, with the values that a run fixed when it began: fields of `CHOSEN` that the
-    configuration leaves open take their values from the run.
+    """Return the configuration, with the values that a run fixed when it began: a field of `CHOSEN` that the
+    configuration leaves open takes its value from the run.
 
     Args:
         stored: the run's own configuration, resolved for itself.
         file: the file of the run's directory from which `stored` was read.
-        is_fork: `resolved` is the configuration of a fork of that run; False: it continues that run.
+        is_fork: True if `resolved` is the configuration of a fork of the run; False if the run is continued.
 
     Raises:
-        ConfigError: the two differ in settings that may not change; the message lists the differences.
+        ConfigError: the two configurations differ in settings that must stay the same. The message lists the
+            differences.
     """
     config, before = known_by_file(resolved.config, file), stored.config
     if not is_fork:
@@ -114,8 +115,9 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
 
 
 def known_by_file(config: Config, file: Path) -> Config:
-    """Return the configuration of a run that was begun from Python, in which a function or class that is
-    named by its file has the name under which the run knows it (`python:Name`; `plugins.same_by_file`).
+    """Return the configuration with the names `python:Name` that a run begun from Python uses. If the
+    configuration names a function or class by its file, and the run knows the same one as `python:Name`, this
+    name replaces that of the file (`plugins.same_by_file`).
 
     Args:
         file: the run's own configuration.
@@ -161,11 +163,12 @@ def _with(config: Config, section: str, name: str, value: Any) -> Config:
 
 
 def _differences(stored: Config, now: Config, *, is_measured: bool) -> list[str]:
-    """Return a line for each field that differs and may not change when a run is continued. A line begins
-    with the field's name and a colon.
+    """Return a line for each field that differs although it must stay the same when a run is continued. A
+    line begins with the field's name and a colon.
 
     Args:
-        is_measured: `learner.micro_batch_tokens` was measured within `compute.memory_gb`, which then stays.
+        is_measured: True if `learner.micro_batch_tokens` was measured. Then `compute.memory_gb`, within which
+            it was measured, must stay the same too.
     """
     free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
     lines = _differing(dump(stored), dump(now))

@@ -1,8 +1,8 @@
-"""Forks: a fork is a new run that begins with a checkpoint of another run, and may have other settings.
+"""Forks: a fork is a new run that begins with a checkpoint of another run. Some of its settings may differ.
 
-The fork's directory gets the checkpoint, the ledger as it was at that step, and the rows of metrics up to
-that step. The other run is only read. `fork.json`, which is written first, says where the fork came from. So
-if the making of a fork is cut off, the same command makes it again.
+The fork's directory gets the checkpoint, the ledger as it was at that step, and the rows of metrics and
+samples up to that step. The other run is only read. `fork.json`, which is written first, records the origin
+of the fork. So if a kill interrupts the making of a fork, the same command makes it again.
 """
 
 import json
@@ -38,7 +38,8 @@ def begin_fork(source: str, directory: Path) -> None:
     other run.
 
     Args:
-        source: `RUN@STEP`; or `RUN`, for the checkpoint that this run would go on from.
+        source: `RUN@STEP`, a run and the step of a checkpoint; or `RUN`, for the checkpoint from which RUN
+            itself would be continued.
 
     Raises:
         ConfigError: as `find_origin`.
@@ -50,15 +51,15 @@ def begin_fork(source: str, directory: Path) -> None:
 
 
 def find_origin(source: str, directory: Path) -> Origin:
-    """Return the place where a fork will begin, or, if its directory has a fork already, has begun. Nothing
-    is written.
+    """Return the place where a fork begins. If its directory already has this fork, that is the recorded
+    place. Nothing is written.
 
     Args:
         source: as for `begin_fork`.
         directory: the fork's directory.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, or the directory has another run.
+        ConfigError: there is no such run or checkpoint, or the directory is not empty and has no such fork.
     """
     name, at, step = source.rpartition("@")
     if not (at and step.isdigit()):
@@ -92,10 +93,10 @@ def find_origin(source: str, directory: Path) -> Origin:
 
 
 def verify_origin(origin: Origin) -> None:
-    """Refuse an origin whose checkpoint cannot be used; nothing of it is loaded.
+    """Refuse an origin whose checkpoint cannot be used. The checkpoint is verified, but not loaded.
 
     Raises:
-        CheckpointError: the checkpoint does not verify.
+        CheckpointError: the checkpoint is missing or damaged.
         LedgerError: the run's ledger lacks something that the checkpoint says it has.
     """
     _checkpoints(origin.run).verify_step(origin.step)
@@ -113,11 +114,11 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
     """Fill a fork's directory with the state that the other run had at the checkpoint.
 
     Args:
-        same_evaluation: the fork evaluates as the other run does. If it does not, it forgets the answers and
-            metrics of the other run's evaluations, and gives up their open questions.
+        same_evaluation: True if the fork evaluates as the other run does. If False, the fork forgets the
+            answers and metrics of the other run's evaluations, and gives up their open questions.
 
     Raises:
-        CheckpointError: the checkpoint does not verify, or was removed meanwhile.
+        CheckpointError: the checkpoint is damaged, or was removed meanwhile.
         LedgerError: the run's ledger lacks something that the checkpoint says it has.
     """
     origin = origin_of(directory)

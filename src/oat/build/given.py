@@ -51,8 +51,8 @@ class Given:
         self._tokenizer = tokenizer
 
     def take_files(self, tree: Tree) -> None:
-        """Replace each model and all records in a tree by the path of the file to which `write` will write
-        them.
+        """Replace a model that is an object, and lists or other objects of records, by the paths to which
+        `write` will write them.
 
         Raises:
             ConfigError, DataError: an object cannot become a file.
@@ -69,7 +69,7 @@ class Given:
             place: the path of the value in the tree: section and fields.
 
         Raises:
-            ConfigError: two objects have one name.
+            ConfigError: two different objects have the same name.
         """
         if isinstance(value, Mapping):
             return {str(key): self.plain(item, (*place, str(key))) for key, item in value.items()}
@@ -90,15 +90,15 @@ class Given:
         return f"python:{name}"
 
     def write(self, *, is_checked: bool) -> None:
-        """Write model and records to the run's directory. Files of an attempt that never became a run are
-        replaced.
+        """Write model and records to the run's directory, or, if the directory has a run, compare them with
+        those that the run was begun with. Files that an earlier start without a run has left are replaced.
 
         Args:
             is_checked: as for `_write_records`.
 
         Raises:
-            ConfigError: the run exists and was begun with another model or other records.
-            DataError: a record cannot be written.
+            ConfigError: the run was begun with another model or other records.
+            DataError: a record cannot be written, or is refused.
         """
         is_begun = (seen(self._run_dir) / "config.yaml").exists()
         for file, given in list(self._files.items()):
@@ -244,8 +244,8 @@ def _of_split(path: Mapping[str, Any], section: Tree) -> Any:
 
 
 def _check_sources(path: Iterable[Any], where: str) -> None:
-    """Refuse a list with a text that names no source, such as a list of prompts: prompts are given as
-    records.
+    """Refuse a list that has a text which names no source. Such a list may be one of prompts, which must be
+    given as records.
 
     Raises:
         DataError: a text names neither a file nor a dataset nor a function.
@@ -263,8 +263,8 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
     """Write records as JSON lines.
 
     Args:
-        is_checked: a record that no run could read is refused here, where the message can name the user's
-            argument. False: such a record is written, and the reader counts it.
+        is_checked: True refuses a record that no run can read; the message names the user's argument. False
+            writes such a record, and the reader of the file will count it as malformed.
 
     Raises:
         DataError: a record cannot be written, or is refused.

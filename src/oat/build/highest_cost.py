@@ -1,9 +1,10 @@
 """The highest cost of a question, of a step and of the run, compared with the budget before anything is
 sampled.
 
-The oracle prices (`price`) questions about prompts of the run with the longest possible responses: as many
-tokens as `sampling.max_new_tokens` allows, all of them tokens with long texts. Recorded responses are priced
-as they are. If a run has more than 1,024 prompts, only 1,024 of them, spread over the data, are priced.
+The oracle states the prices, by its method `price`. At most 1,024 prompts of the run, spread over the data,
+are looked at. If their responses are recorded, each prompt is priced with its own. Otherwise each is priced
+with empty responses first. Then the most expensive ones are priced with the longest possible responses: as
+many tokens as `sampling.max_new_tokens` allows, all of them tokens with long texts.
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ _UNITS = ("queries", "tokens", "cost")
 
 
 def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
-    """Return the highest cost of a question of training, in each unit by itself; zero if no oracle is asked.
+    """Return the highest cost of a question of training, for each unit (queries, tokens, money) by itself. If
+    no oracle is asked, all are 0.
 
     Raises:
         OracleError: the oracle's `price` fails, or returns no price.
@@ -71,12 +73,12 @@ def lines_of_costs(
     resolved: Resolved, run_inputs: RunInputs, one: Price, questions: int, steps: int | None
 ) -> Iterator[str]:
     """Yield a line for `oat check`: the highest cost of a question, of a step and of all steps that are left.
-    No line if the oracle states no price.
+    If the oracle states no price, yield nothing.
 
     Args:
-        one: the highest cost of a question, by `dearest_question`.
+        one: the highest cost of a question, as `dearest_question` returns it.
         questions: number of questions of a step.
-        steps: number of steps that are left; None: the run goes on until a budget ends it.
+        steps: number of steps that are left; None: a budget or a clock ends the run.
     """
     _, oracle = run_inputs.training_oracle
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
@@ -91,14 +93,14 @@ def lines_of_costs(
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
     """Compare the budget of training with the highest cost of a question, and of a step. Warn if the budget
-    may not pay for a step.
+    is smaller than the cost of a step. Refuse it if it is smaller than the cost of one question.
 
     Args:
-        one: the highest cost of a question, by `dearest_question`.
-        is_begun: the run has begun, so it is warned instead of refused.
+        one: the highest cost of a question, as `dearest_question` returns it.
+        is_begun: True if the run has begun; then there is a warning instead of an error.
 
     Raises:
-        ConfigError: the budget may not pay for a single question.
+        ConfigError: the budget is smaller than the highest cost of one question.
     """
     budget, questions = resolved.budgets["train"], resolved.plan.questions
     alone = {

@@ -76,12 +76,12 @@ def policy_weights(
             `checkpoint.best_metric`; None: the newest.
 
     Returns:
-        The checkpoint's step; the weights of the run's main model (the policy if it was saved, else the
-            reward
-        model) by parameter name; all tensors of the checkpoint; its state.
+        The step of the checkpoint; the weights of the run's main model, by parameter name; all tensors of the
+        checkpoint; its state. The main model is the policy if it was saved, else the reward model.
 
     Raises:
-        CheckpointError: the run has no usable checkpoint yet, or not this one.
+        CheckpointError: the run has no usable checkpoint yet, or the checkpoint `which` is missing or
+            damaged.
     """
     checkpoints = Checkpoints(run_dir / "checkpoints", **asdict(run_config(run_dir).checkpoint))
     if not checkpoints.steps:
@@ -114,13 +114,14 @@ def weights_prefix(model: str) -> str:
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Load the newest checkpoint of another run of the same model into this run: its main model (the policy
-    if it was saved, else the reward model) into the learner, and its slots' weights into the slots. Return
-    the checkpoint's step.
+    """Load the newest checkpoint of another run of the same model into this run, and return its step. The
+    checkpoint's main model (`policy_weights`) is loaded into the learner. The weights of its slots are loaded
+    into the slots.
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.
-        CheckpointError: there is no usable checkpoint yet, or the model is not the one that was trained.
+        CheckpointError: the other run has no usable checkpoint yet, or this run's frozen weights are not
+            those beside which the checkpoint was trained.
     """
     step, weights, tensors, state = policy_weights(run_dir)
     learner, name = run.parts["learner"], learned_model(tensors)
@@ -163,7 +164,8 @@ def load_learned(
         which: as for `policy_weights`.
 
     Raises:
-        CheckpointError: the run has no usable checkpoint yet, or not this one.
+        CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
+            or the frozen weights are not those beside which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
             changed.
     """

@@ -45,11 +45,12 @@ def make_learner(
     """Make the learner of a run.
 
     Args:
-        keep: folder for the batch in which a number is not finite; None: no batch is kept.
+        keep: folder for a batch with which a number became infinite or NaN; None: no batch is kept.
 
     Raises:
-        ConfigError: not even one row fits into `compute.memory_gb`.
-        ModelError: a model cannot be a reward model, or has no gradient checkpointing.
+        ConfigError: `learner.micro_batch_tokens` is to be measured, and not even one row fits into
+            `compute.memory_gb`.
+        ModelError: a model cannot be a reward model, or lacks gradient checkpointing although it is set.
     """
     config, objective = resolved.config, resolved.objective
     c = config.learner
@@ -126,8 +127,8 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
 
 
 def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
-    """Make the ensemble's objective, the learner's ensemble, and the actor's copy of it; None if the explorer
-    needs no ensemble.
+    """Make the ensemble's objective, the learner's ensemble, and the actor's copy of it. Return None if the
+    explorer needs no ensemble.
 
     Raises:
         ConfigError: the explorer has no settings for its ensemble.

@@ -29,18 +29,22 @@ _SAVED = 16
 
 
 def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:
-    """Compare the estimate with `compute.memory_gb`, or with the memory that is free. A run that is certainly
-    small enough is not estimated.
+    """Refuse a run whose estimated memory is clearly larger than `compute.memory_gb` or, if this is not set,
+    than the memory that is free.
+
+    A run that is certainly small enough is not estimated. Nothing is compared if
+    `learner.micro_batch_tokens` is "auto", or if it is not known how much memory is free.
 
     Args:
         policy: the outline of the policy.
 
     Returns:
-        A sentence for people: how much memory the run needs, if that is known, and how much there is.
+        A text for people: how much memory the run needs, if it was estimated, and how much there is; or that
+        nothing was compared.
 
     Raises:
-        ConfigError: the run clearly does not fit. The message says which settings would make it fit, and how
-            to start it nevertheless.
+        ConfigError: `SURE` times the estimate is larger than the memory. The message says which settings
+            would make the run fit, and how to start it nevertheless.
     """
     config = resolved.config
     given = config.compute.memory_gb
@@ -67,14 +71,14 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
 
 
 def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> None:
-    """Compare the longest sequence that is sampled with `engine.cache_gb`. Of an episode only the first turn
-    is compared.
+    """Compare the longest sequence that can be sampled with `engine.cache_gb`. For an episode, only the first
+    turn is compared.
 
     Args:
         policy: the outline of the policy.
 
     Raises:
-        EngineError: the sequence does not fit, as the engine would say when it is asked for it.
+        EngineError: the sequence does not fit. The engine would raise the same error later.
     """
     config, options = resolved.config, resolved.engine
     prompts = [

@@ -49,13 +49,13 @@ def device_notes(profile: str) -> tuple[str, ...]:
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """Load the learner's models, by name: the policy; and, if needed, the reference and the backbones of
-    critic and reward model. With an adapter these share the policy's frozen weights, unless the reference is
-    another model.
+    """Load the learner's models, by name: the policy, and those of the reference and the backbones of critic
+    and reward model that are needed. With an adapter, the backbones share the policy's frozen weights. The
+    reference shares them too, unless it is another model (`has_own_reference`).
 
     Args:
         needs: names of the models that are needed beside the policy.
-        load: loads one model.
+        load: function that loads one model.
 
     Raises:
         ConfigError, ModelError: as `device_of` and `load_model`.
@@ -81,15 +81,16 @@ def load_policy(resolved: Resolved) -> CausalLM:
 def load_slots(
     resolved: Resolved, lms: Mapping[str, CausalLM], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """Load the engine's models, by slot. A slot shares the tensors of the learner's model if the two never
-    differ in version or precision.
+    """Load the engine's models, by slot. A slot shares the learner's model if the two always have the same
+    version and the same precision.
 
     Args:
         lms: the learner's models.
-        load: loads a model that is not shared.
+        load: function that loads a model that is not shared.
 
     Raises:
-        ModelError: a tensor stays in float32 although its model is loaded in `engine.dtype`.
+        ModelError: the engine has weights of its own, and a tensor is not in the precision `engine.dtype`
+            although its model was loaded in it.
     """
     config, dtype = resolved.config, resolved.engine.dtype
     policy = lms["policy"]
@@ -116,8 +117,8 @@ def load_slots(
 
 
 def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
-    """Return the precision of each slot's weights; empty if the slots have the precision of the learner's
-    weights.
+    """Return the precision of each slot's weights. If the slots have the precision of the learner's weights,
+    return an empty dict.
 
     Args:
         dtype: `engine.dtype`.
@@ -126,13 +127,13 @@ def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
 
 
 def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
-    """Refuse a tokenizer that is not the model's, as far as the numbers of ids show it.
+    """Refuse a tokenizer if its number of ids shows that it is not the model's.
 
     Args:
         path: the model's path, for messages.
 
     Raises:
-        ModelError: as `check_vocabulary`; or the tokenizer has none of the ids with which the model ends a
+        ModelError: `check_vocabulary` fails, or the tokenizer has none of the ids with which the model ends a
             text.
     """
     check_vocabulary(renderer.tokenizer, lm.vocab_rows, f"the tokenizer of {path}")
@@ -145,11 +146,11 @@ def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
 
 def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
     """Refuse a reference that cannot read the ids that the policy writes. If no tokenizer can be loaded for
-    the reference, only the number of its rows is checked, not its ids.
+    the reference, only the number of rows of its embeddings is checked.
 
     Raises:
-        ModelError: the reference has fewer rows than the policy's tokenizer has tokens, or far more
-            (`check_vocabulary`), or its tokenizer gives tokens other ids.
+        ModelError: the reference's embeddings have fewer rows than the policy's tokenizer has tokens, or far
+            more (`check_vocabulary`). Or the reference's tokenizer gives tokens other ids.
     """
     if renderer.num_tokens > reference.vocab_rows:
         raise ModelError(
@@ -214,7 +215,7 @@ def _another(
     weights are shared with the policy.
 
     Args:
-        name: the copy's name, as an address of its random numbers.
+        name: the name of the copy, which is part of the address of its random numbers.
         field: the setting that errors name.
     """
     lm = load(config.model, seeds.key("init", name), policy.device, field=field)

@@ -50,20 +50,20 @@ def open_run(
     ends, the directory is locked for this process.
 
     Args:
-        resolved: used for this run alone.
-        source: "RUN@STEP" or "RUN": a new run begins with this checkpoint of that run, by default its newest.
-            If the directory already has the fork, the fork is continued.
-        accept_changed: names from `fingerprints.CHANGEABLE`: inputs with which the run goes on although they
-            have changed.
-        interruption: the way in which signals end the run; before the run is made, a signal ends the start at
-            once.
+        resolved: the configuration. The caller uses this object for no other run.
+        source: "RUN@STEP" or "RUN" makes a fork: a new run begins with this checkpoint of RUN, by default
+            with its newest. If the directory already has the fork, the fork is continued. None: no fork.
+        accept_changed: names from `fingerprints.CHANGEABLE`: inputs that may have changed since the run
+            began.
+        interruption: the request to end the run, which signals make. Until the run is made, a signal ends the
+            start at once.
 
     Raises:
         Interrupted: a signal came before the run was made.
-        ConfigError: another process works in the directory, or it holds a run of another configuration; the
-            message lists the differences.
-        LedgerError: the run's ledger lacks something that its newest checkpoint, or its last row, says it
-            has.
+        ConfigError: another process works in the directory. Or the directory holds a run of another
+            configuration; the message then lists the differences.
+        LedgerError: the run's ledger lacks something that should be in it, according to the newest checkpoint
+            or the last row of metrics.
         OatError: the model, its text, the data or a reward file is not the one with which the run began.
     """
     unknown = [name for name in accept_changed if name not in CHANGEABLE]
@@ -95,7 +95,8 @@ def open_run(
 
 def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:
     """Return the configuration that `oat train` would run, with the values that the run in its directory has
-    fixed; and, if it begins as a fork, the origin of the fork. Nothing is changed.
+    fixed. If the run is a fork that is still to be made, return its origin too, else None. Nothing is left
+    changed.
 
     Args:
         source: as for `open_run`.
@@ -134,8 +135,8 @@ def refuse_changes(
     gives a warning.
 
     Args:
-        ledger: the ledger of the run, or, for a fork, of the run that is forked.
-        step: for a fork, the step at which it begins; None: the run is no fork, or is made already.
+        ledger: the ledger of the run. For a fork that is still to be made, it is that of the other run.
+        step: the step at which a fork begins that is still to be made; None: no fork is to be made.
 
     Raises:
         DataError: the prompts have changed.
@@ -206,9 +207,10 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
 
 
 def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tuple[Resolved, Resolved | None]:
-    """Return the configuration with the values that the run in this directory fixed when it began, or, for a
-    fork, those of the run that is forked; with today's date if a template reads the date. Return also that
-    run's own configuration, resolved for itself; None if there is no such run.
+    """Return the configuration with the values that a run fixed when it began, and that run's own
+    configuration, resolved for itself. The run is the one in this directory or, if a fork is to be made, the
+    one that is forked. If there is no such run, the second is None. If a template reads the date and
+    `render.date` is open, the first has today's date.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.

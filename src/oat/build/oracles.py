@@ -22,9 +22,9 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
     """Make the oracle that training asks.
 
     Returns:
-        The oracle with its address; and the oracle that the configuration names. They differ if the algorithm
-        learns from comparisons and the named oracle gives scores: then the first makes preferences of the
-            scores.
+        The oracle that is asked, with its address; and the oracle that the configuration names. They are the
+        same, except if the algorithm learns from comparisons and the named oracle gives scores. The oracle
+        that is asked then makes preferences of these scores.
 
     Raises:
         ConfigError: the oracle cannot be made, does not give the feedback that the algorithm learns from, or
@@ -54,8 +54,8 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
 def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
     """Make the oracles that evaluations ask, by the purpose of the questions.
 
-    Two sections with one name and equal options get the same oracle. If the options differ, the address of
-    the later one is extended by its purpose.
+    If a section has the name of an earlier one (training's included) and equal options, both get the same
+    oracle. If the options differ, the later oracle's address is the name followed by its purpose.
 
     Args:
         trained: the oracle that the section `oracle` names.

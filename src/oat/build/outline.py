@@ -1,7 +1,7 @@
 """The outline of the policy: its sizes, which are checked before weights are loaded.
 
-The checks get only numbers. A model without weights that stayed alive would be state of the run that no
-checkpoint has.
+The checks get only numbers, and no model without weights. Such a model, kept alive, would be state of the run
+that no checkpoint has.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class ModelOutline:
     Attributes:
         device: the device to which the model will be loaded.
         weights: number of weights in all its matrices and vectors.
-        a_token: for one token, the number of values that go into and come out of all matrices.
+        a_token: number of values that go into and come out of all matrices, for one token.
         heads: number of attention heads in all layers together.
-        keys: for one token, the number of values in the keys and values of all layers.
+        keys: number of values in the keys and values of all layers, for one token.
         context_length: largest number of tokens in a sequence; None: no limit.
     """
 

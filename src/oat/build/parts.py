@@ -99,8 +99,8 @@ def run_facts(config: Config) -> RunFacts:
 
 
 def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str, Derived]:
-    """Return, by name, those settings of a section's part that follow from the run around it; none if the
-    part has no `defaults`.
+    """Return, by name, those settings of a section's part that follow from the run around it. If the part has
+    no `defaults`, there are none.
 
     Raises:
         ConfigError: the part's `defaults` failed. The message begins with the place of the first setting that
@@ -123,7 +123,7 @@ def part_checks(config: Config) -> list[Check]:
     """Return the checks of settings that the parts of a configuration make.
 
     Raises:
-        ConfigError: a user's part fails, or its check is of a setting that does not exist.
+        ConfigError: a part's `checks` fails, or returns a check of a setting that does not exist.
     """
     found: list[Check] = []
     for section in REGISTRIES:

@@ -39,8 +39,8 @@ class PromptReader:
 
         Raises:
             DataError: a source cannot be read.
-            ConfigError: recorded responses that the algorithm takes one by one have neither labels nor
-                scores, which would tell the good ones from the others.
+            ConfigError: the algorithm takes recorded responses one by one, and no label or score tells the
+                good ones from the others, or it would learn responses whose label is false.
         """
         p, objective = self.resolved.config.prompts, self.resolved.objective
         entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
@@ -80,8 +80,8 @@ class PromptReader:
         return Prompts([Source(e.path, split=e.split)], self.renderer, self.seeds, **own)
 
     def pairs(self) -> Prompts | None:
-        """Read the recorded pairs that evaluations measure, from the columns that training uses or those that
-        TRL uses; None if there are none.
+        """Read the recorded pairs that evaluations measure, from the columns `prompts.responses`, or `chosen`
+        and `rejected` if training reads no responses. Return None if there are no pairs.
 
         Raises:
             DataError: the pairs cannot be read.
@@ -145,10 +145,12 @@ def inputs_of_held_out(config: Config, held_out: Prompts | None, pairs: Prompts 
 
 
 def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> None:
-    """Refuse recorded responses that are learned one by one although nothing says how good each of them is.
+    """Refuse recorded responses that the algorithm takes one by one, if it cannot know or would ignore how
+    good each of them is.
 
     Raises:
-        ConfigError: nothing tells the good responses from the others.
+        ConfigError: nothing tells the good responses from the others, or the algorithm would learn responses
+            whose label is false.
     """
     p, name = config.prompts, config.algorithm.name
     setting = objective.setting_for.get("answers")

@@ -1,9 +1,9 @@
 """Resolving a configuration: the options that each part reads, the defaults that follow from other settings,
 the objective and the explorer. `build/cross_checks/` refuses settings that contradict each other.
 
-Everything that follows from the configuration alone is decided here, before anything is loaded, sampled or
-paid for. `config/load.py` checks each field by itself. `build/run_inputs.py` and `build/run.py` check what
-depends on the model and the data.
+Everything that follows from the configuration alone is decided here, before models or data are loaded and
+before anything is sampled or paid for. `config/load.py` checks each field by itself. `build/run_inputs.py`
+and `build/run.py` make the checks that need the model or the data.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     settings that contradict each other.
 
     Raises:
-        ConfigError: names the place, the field, and what to do.
+        ConfigError: a setting is refused. The message names its place and its field, and says what to do.
     """
     for field in ("path", "reference", "adapter"):
         with blaming(config, origins, f"model.{field}"):
@@ -104,8 +104,8 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
-    """Return the configuration. If the policy starts with an adapter, `model.lora` is what the adapter's
-    files say.
+    """Return the configuration. If the policy starts with an adapter, `model.lora` has the values in the
+    adapter's files.
 
     Raises:
         ConfigError: `model.path` is an adapter, or `model.lora` contradicts the adapter.
@@ -173,11 +173,11 @@ def _with_responses(config: Config, objective: Objective) -> Config:
 
 
 def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
-    """Make `algorithm.samples` the number of recorded responses of a prompt, if there are any. If it was left
-    open, the objective is made again with this number.
+    """If responses are recorded, set `algorithm.samples` to their number per prompt, and make the objective
+    again with it.
 
     Args:
-        given: the options of the algorithm that the user set.
+        given: the names of the algorithm's options that the user set.
 
     Raises:
         ConfigError: the user set another number.
@@ -197,11 +197,11 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
 
 
 def _with_schedule(resolved: Resolved) -> Config:
-    """Return the configuration with the default of `learner.schedule_steps`: a schedule that falls ends with
-    the run.
+    """Return the configuration with the default of `learner.schedule_steps`: a schedule that falls ends at
+    `stop.max_steps`.
 
     Raises:
-        ConfigError: the run has no last step.
+        ConfigError: the schedule falls, and neither `learner.schedule_steps` nor `stop.max_steps` is set.
     """
     config = resolved.config
     if config.learner.schedule == "constant" or config.learner.schedule_steps is not None:

@@ -1,8 +1,8 @@
 """A resolved configuration: every setting filled in, and the parts and numbers that follow from the settings.
 
-`build/resolve.py` makes one `Resolved` for each command, or for each life of a run. Every function of
-`build/` reads it instead of finding the same values again. If two configurations are compared (with that of
-the run in a directory, or of the run that is forked), each has a `Resolved` of its own.
+`build/resolve.py` makes one `Resolved` for each configuration and each process. Every function of `build/`
+reads it instead of computing the same values again. A configuration may be compared with that of the run in
+its directory, or of the run that is forked; then each of the two has a `Resolved` of its own.
 """
 
 from contextlib import AbstractContextManager
@@ -30,14 +30,14 @@ from oat.types.part import Check
 class Resolved:
     """A configuration, and the values that follow from it.
 
-    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer and finds all other
-    values again. So it is only for settings that neither the objective nor the explorer reads.
+    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer, and all other values
+    are computed again. So it must only change settings that neither the objective nor the explorer reads.
 
     Attributes:
         config: the configuration with every default filled in.
         origins: the place where each setting was set, for messages.
-        objective: the objective of the one run that is made of this value. It has a state, such as an adapted
-            weight of the KL, so a second run, or a second life of the run, needs a new `Resolved`.
+        objective: the objective of the one run that is made with this object. It has a state, such as an
+            adapted weight of the KL. So a second run needs a new `Resolved`.
         explorer: the explorer that the run calls.
         outlines: the models without weights that were made so far.
     """
@@ -57,9 +57,10 @@ class Resolved:
         return about(self.config)
 
     def refuse_missing_sinks(self) -> None:
-        """
+        """Refuse sinks of metrics that cannot be made on this machine.
+
         Raises:
-            ConfigError: a sink cannot be made here, since its library or its file is missing.
+            ConfigError: the library or the file of a sink is missing.
         """
         refuse_missing(self.config.tracking, self.origins)
 
@@ -163,9 +164,9 @@ def evaluation_budgets(config: Config) -> dict[str, Budget]:
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
     """Return the metrics that alarms may watch.
 
-    Metrics of responses are left out if responses are recorded, since these say nothing about the policy. The
-    gold metric needs a second oracle of evaluations. The shares of missing and wasted answers need an
-    algorithm that reads answers.
+    If responses are recorded, metrics of responses and `kl/reference` are left out, since recorded responses
+    say nothing about the policy. A gold metric is included if evaluations have a second oracle. The shares of
+    missing and wasted answers are included if the algorithm reads answers.
     """
     unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
     watched, e = objective.watched - unknown, config.answering

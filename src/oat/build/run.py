@@ -66,9 +66,9 @@ class _Computing:
 
     Attributes:
         learner: the learner that the rest of the run uses.
-        own_learner: the same learner, without a wire in front of it.
-        objectives: the algorithm's; then the ensemble's, if the explorer has an ensemble.
-        scorer: gives the ensemble's scores; None if there is no ensemble.
+        own_learner: the same learner, called directly even if `learner` is behind a wire.
+        objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
+        scorer: computes the ensemble's scores; None if there is no ensemble.
         has_weights: False for a run that is made without weights.
     """
 
@@ -90,10 +90,10 @@ def build(
     """Make the boxes of a run.
 
     Args:
-        resolved: used for this run alone, since the run gets its objective.
+        resolved: the configuration. The run gets its objective, so the caller uses it for no other run.
         directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
         run_inputs: the data, oracles and renderer of the run; None: they are made here.
-        load: loads each model; with `Outlines.fake` the run cannot be started.
+        load: function that loads each model. With `Outlines.fake`, the run cannot be started.
 
     Raises:
         OatError: a part cannot be made as configured.

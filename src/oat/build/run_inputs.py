@@ -99,11 +99,12 @@ def gather_inputs(
     """Make the inputs of a run.
 
     Args:
-        folder: the run directory, for copies of data that can only be read in order.
-        has_opponent: responses are compared with those of another model, so an oracle that compares needs no
-            references.
-        known: the fingerprints of the run whose checkpoint is to be used; its model and its text must be
-            unchanged. None: nothing is compared.
+        folder: the run directory, for indexes and for copies of data that can only be read in order; None:
+            there is no directory.
+        has_opponent: True if responses are compared with those of another model, so that an oracle that
+            compares needs no references.
+        known: the fingerprints of the run whose checkpoint is to be used. The model, tokenizer and template
+            must be the same as that run's. None: nothing is compared.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -178,11 +179,11 @@ def _check_evaluation(
 
 
 def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
-    """Record the fingerprints of the weights on this machine. Refuse those that the run reads if they differ
-    from the known ones.
+    """Record the fingerprints of the weights on this machine. Refuse weights that the run reads if their
+    fingerprints differ from the known ones.
 
     Args:
-        is_begun: there is a checkpoint from which the run goes on.
+        is_begun: True if there is a checkpoint from which the run is continued.
 
     Raises:
         ModelError: weights have changed.

@@ -2,10 +2,10 @@
 checkpoint, or a model without a run.
 
 A checkpoint is loaded as `oat export` loads it, with the same refusals. The engine of training and
-evaluations samples the answers. At each turn of a chat the whole conversation is rendered again, as other
-programs do with the exported model, although a template may then drop reasoning that the model sampled;
-episodes of training keep their ids instead. Each answer begins with a pass over the whole conversation, since
-the engine drops the KV cache at the end of a request.
+evaluations samples the answers. At each turn of a chat, the whole conversation is rendered again, as other
+programs do with the exported model. A template may then drop reasoning that the model sampled. (Episodes of
+training are not rendered again; they keep their ids.) Each answer begins with a pass over the whole
+conversation, since the engine drops the KV cache at the end of a request.
 """
 
 import math
@@ -39,13 +39,15 @@ NO_TEMPLATE = "none"
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of generation outside of training. None takes the run's own value. For a model without a run it
-    takes the default of `SamplingConfig`, or for `template` that of the tokenizer.
+    """Options of generation outside of training. Unless said otherwise, None means the run's own value, or,
+    for a model without a run, the default of `SamplingConfig`.
 
     Attributes:
         step: step of the checkpoint, or "best"; None: the newest.
-        template: as `render.template`; "none": the model continues a prompt as plain text.
-        system: system message that is put first in conversations without one.
+        template: as `render.template`; "none": the model continues a prompt as plain text. None: for a model
+            without a run, the tokenizer's template if it has one.
+        system: system message that is put first in conversations without one. None: for a model without a
+            run, no message.
         profile: device of the model, as `compute.profile`. None: for a run that computed on a GPU, a GPU if
             this machine has one; otherwise the CPU.
         dtype: precision of a model without a run; refused for a run, which has a precision of its own.
@@ -62,7 +64,8 @@ class GenerationOptions:
     dtype: Literal["float32", "bfloat16"] | None = None
 
     def __post_init__(self) -> None:
-        """
+        """Check the ranges of the numbers.
+
         Raises:
             ConfigError: a number is out of range.
         """
@@ -88,8 +91,9 @@ class Speaker:
     """A model that answers.
 
     Attributes:
-        name: the name that the user gave; for a run, with the checkpoint's step.
-        prompt_key, reference_key: columns of the run's data; for a model without a run, "prompt" and None.
+        name: the name that the user gave; for a run, followed by the checkpoint's step.
+        prompt_key, reference_key: columns of prompts and references in the run's data; for a model without a
+            run, "prompt" and None.
         context: largest number of tokens in a sequence; None: no limit.
     """
 

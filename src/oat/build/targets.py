@@ -38,7 +38,7 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
         target: the file, or the run directory.
 
     Raises:
-        ConfigError: it has no section `evaluation`; or as `resolve_file`.
+        ConfigError: the configuration has no section `evaluation`, or `resolve_file` would refuse it.
     """
     if target.is_dir():
         config, origins = stored_config(target, flags)

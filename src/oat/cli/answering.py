@@ -56,7 +56,7 @@ def generation_options(arguments: argparse.Namespace) -> "GenerationOptions":
     """Return the options that the arguments of `add_generation_options` give.
 
     Raises:
-        ConfigError: `--step` is neither a number nor best, or another number is out of range.
+        ConfigError: `--step` is neither a number nor "best", or a number is out of range.
     """
     from oat.build.speaker import GenerationOptions
 
@@ -69,7 +69,7 @@ def checkpoint_of(step: str | None) -> int | Literal["best"] | None:
     """Return the checkpoint that `--step` names: its step, "best", or None for the newest.
 
     Raises:
-        ConfigError: `step` is neither a number nor best.
+        ConfigError: `step` is neither a number nor "best".
     """
     if step is None:
         return None

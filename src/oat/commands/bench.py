@@ -27,10 +27,11 @@ def bench(model: str | None) -> dict[str, Any]:
 
     Returns:
         "machine": processor, number of cores, GPU, and version of torch.
-        "rates": a dict for each device and number of threads, with its "bandwidth" in bytes per second, and
-        its matrix products in operations per second, by precision.
-        "model": the model's path and its limits (`_limits`) on the last of these devices and numbers of
-        threads; None if no model was given.
+        "rates": a list with one dict for each device and number of threads: "device", "threads", "bandwidth"
+        in bytes per second, and, by the name of each precision, the rate of matrix products in operations per
+        second.
+        "model": the model's path and its limits (`_limits`) on the last device and number of threads of
+        "rates"; None if no model was given.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -58,7 +59,7 @@ def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
     cache are not counted.
 
     Returns:
-        "elements": number of elements in the model's matrices. Under the name of each precision a dict:
+        "elements": number of elements in the model's matrices. And, by the name of each precision, a dict:
         "bytes": bytes of the weights;
         "decode_one_row": tokens per second if one row is decoded;
         "decode": tokens per second if enough rows are decoded together;

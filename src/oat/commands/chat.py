@@ -25,8 +25,8 @@ def chat(speaker: Speaker, *, continues: bool = False) -> None:
 
     Raises:
         ConfigError: the model has no template, and `continues` is not set.
-        OatError: through a pipe, a line cannot be read or answered, for example because it is not UTF-8 or
-            leaves no room for an answer. In a terminal the error is printed and the chat goes on.
+        OatError: a line from a pipe cannot be read or answered, for example because it is not UTF-8 or leaves
+            no room for an answer. In a terminal, the error is printed instead, and the chat goes on.
     """
     if not speaker.is_chat and not continues:
         raise ConfigError(
@@ -79,7 +79,7 @@ def _terminal_lines() -> Iterator[str]:
 
 
 def _pipe_lines() -> Iterator[str]:
-    """Yield the lines of the standard input, except blank lines.
+    """Yield the lines that come through a pipe, except blank lines.
 
     Raises:
         DataError: a line is not UTF-8.
@@ -96,9 +96,9 @@ def _pipe_lines() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """Return a conversation without its earliest turns, so that there is room for an answer:
-    `max_new_tokens`, or a quarter of the context if that is less. The last message stays even if it leaves
-    less room.
+    """Return a conversation without its earliest turns, as few as leave room for an answer: room for
+    `max_new_tokens` tokens, or for a quarter of the context if that is less. The last message stays even if
+    it leaves less room.
 
     Raises:
         DataError: the last message alone leaves no room.

@@ -1,9 +1,10 @@
 """`oat check`: make a run without weights, and say what it would do.
 
 Every part of the run is made as `oat train` makes it, but with tensors that have a shape and no memory. So
-most mistakes are refused with the same messages. Some mistakes show only once weights are loaded: weights
-that are not finite; a model whose code does not work with the engine's cache; and, for a model of the hub or
-without Accelerate, tensors that the model's files lack or have in another shape.
+most mistakes are refused with the same messages. These mistakes are found only when weights are loaded:
+weights that are not finite; a model that gives other logits with the engine's cache than without it; and
+tensors that the model's files lack or have in another shape, if the model is on the hub or Accelerate is not
+installed.
 """
 
 from collections.abc import Collection
@@ -42,7 +43,7 @@ def check_run(
     Args:
         source: "RUN@STEP" or "RUN": check a fork of this run.
         accept_changed: names of the inputs that may have changed, as for `open_run`.
-        with_tokens: also show an example of what the run learns from, token by token (`token_lines`).
+        with_tokens: also show the responses to the first prompt, token by token (`token_lines`).
         with_memory: also estimate the memory that the run needs, which takes seconds.
 
     Raises:

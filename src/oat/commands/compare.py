@@ -1,13 +1,14 @@
 """`oat eval A --against B`: find which of two models answers held-out prompts better.
 
-Both models answer the same prompts with the same random numbers. Response i of one model is compared with
-response i of the other. A comparing oracle is asked about each pair in both orders, and the mean of its two
-probabilities decides, so that a preference for the first place cancels. With a scoring oracle, the higher
-score wins. A tie (equal scores, or a mean of one half) counts as half a win.
+Both models answer the same prompts with the same random numbers: those held-out prompts that are short enough
+for both. Response i of one model is compared with response i of the other. A comparing oracle is asked about
+each pair in both orders. The mean of the two probabilities decides, so that a preference for the first place
+cancels. With a scoring oracle, the higher score wins. A tie (equal scores, or a mean of one half) counts as
+half a win.
 
-Only one model is in memory at a time. Each question is about a group that has the responses of both models,
-so an oracle sees it like any other question. The questions are recorded in a temporary ledger, so neither run
-is changed.
+Only one policy is in memory at a time. Each question is about a group that has the responses of both models.
+So to an oracle it is like any other question. The questions are recorded in a temporary ledger, so neither
+run is changed.
 """
 
 import tempfile
@@ -36,18 +37,23 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     """Let both models answer held-out prompts, and compute how often the first model's responses win.
 
     Args:
-        first, second: a run directory, a configuration, or a model (a directory or a hub id). Prompts,
-            sampling, seed and oracle are those of `first`, or of `second` if `first` is a bare model.
-        flags: settings that override those of that configuration.
+        first, second: a run directory, a configuration, or a model (a directory or a hub id). If `first` is a
+            bare model, prompts, sampling, seed and oracle are those of `second`, else those of `first`.
+        flags: settings that override those of the configuration whose settings are used.
 
     Returns:
-        "a" and "b", the two arguments; "a_step" and "b_step", the number of updates that each model has had;
-        "prompts", their number; "oracle", its address. Then, for each mode, under names that begin with the
-        mode's: the win rate of the first model, the 95 % interval of this rate over prompts, and the win rate
-        at equal lengths; the mean lengths of both models' responses in characters; and, with a scoring
-        oracle, the mean scores of both models, or, with a comparing one, the mean probability that the first
-        model wins and the share of pairs for which both orders give the same winner, or both a tie. Numbers
-        that cannot be computed are left out.
+        "a" and "b": the two arguments. "a_step" and "b_step": the number of updates that each model has had.
+        "prompts": the number of prompts. "oracle": the address of the oracle.
+
+        For each mode there are more numbers. Their names begin with the name of the mode:
+        * the win rate of the first model, the ends of its 95 % interval over prompts, and the win rate at
+          equal lengths;
+        * the mean lengths of both models' responses, in characters;
+        * with a scoring oracle, the mean scores of both models;
+        * with a comparing oracle, the mean probability that the first model wins, and the share of pairs for
+          which both orders give the same winner or both give a tie.
+
+        Numbers that cannot be computed are left out.
 
     Raises:
         OatError: neither argument is a run or a configuration, the configuration has no held-out prompts, a
@@ -115,7 +121,7 @@ def _evaluation_of(run: Run) -> Evaluation:
 def _sample_apart(
     contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]
 ) -> tuple[int, list[list[Group]]]:
-    """Sample a contender's responses. Its model is freed on return, so only one model is in memory at a time.
+    """Sample a contender's responses. Its models are freed on return.
 
     Returns:
         The number of updates that the contender's policy has had, and its groups, as `_sample` returns them.
@@ -141,8 +147,8 @@ def _ask(
     """Ask the oracle about groups that have the responses of both models, and return its answers.
 
     Args:
-        ours, theirs: the groups of the first and of the second model, by mode and prompt. In the group that
-            is asked about, the first model's responses come first.
+        ours, theirs: the groups of the first and of the second model, one list for each mode, with one group
+            for each prompt. In a group of a question, the first model's responses come first.
     """
     oracle = evaluation.oracle
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
@@ -210,7 +216,7 @@ def _summary(
 
     Args:
         wins_BG: (B, G) wins of the first model.
-        others: numbers to add, under names without the mode.
+        others: further numbers. Their names lack the name of the mode, which this function adds.
     """
     groups = list({item.question.key.occurrence: item.group for item in items}.values())
     lengths = np.array([[len(response.text) for response in group.trajectories] for group in groups])

@@ -14,19 +14,20 @@ from oat.loop import evaluation_metrics
 
 
 def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, float]:
-    """Evaluate once. The evaluation may spend the whole budget of its section, whatever the run has spent,
-    and writes nothing into the run. If the evaluation fails, a warning says why, and `eval/failed` is 1.
+    """Evaluate once. The budget of the section `evaluation` counts for this evaluation alone, whatever the
+    run has spent. Nothing is written into the run. If the evaluation fails, a warning says why, and
+    `eval/failed` is 1.
 
     Args:
-        resolved: a configuration with a section `evaluation`; the caller uses it for nothing else.
+        resolved: a configuration with a section `evaluation`. The caller uses this object for nothing else.
         run_dir: the run whose newest checkpoint is evaluated; None: the start model is evaluated.
 
     Returns:
         The metrics `eval/...`, and `step`: the number of updates that the weights have had.
 
     Raises:
-        OatError: a part cannot be made as configured, the run has no checkpoint, or its model, tokenizer or
-            template has changed since it began.
+        OatError: a part cannot be made as configured, the run has no usable checkpoint, or the run's model,
+            tokenizer or template has changed since the run began.
     """
     with tempfile.TemporaryDirectory() as scratch:
         known = None if run_dir is None else recorded(seen(run_dir))

@@ -58,19 +58,22 @@ stores a tokenizer and the settings of generation."""
 def export_run(
     run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False
 ) -> int:
-    """Write the model of a run's checkpoint, with a model card, into a directory that
-    `AutoModelForCausalLM.from_pretrained` loads (a reward model: `AutoModelForSequenceClassification`). If
-    `out` has a model already, the new one replaces it (`oat.commands.swap`). Return the checkpoint's step.
+    """Write the model of a run's checkpoint, with a model card, into the directory `out`. Return the
+    checkpoint's step.
+
+    `AutoModelForCausalLM.from_pretrained` loads the directory of a policy,
+    `AutoModelForSequenceClassification.from_pretrained` that of a reward model. If `out` has a model already,
+    the new one replaces it (`oat.commands.swap`).
 
     Args:
         which: the checkpoint's step, "best" or None, as for `policy_weights`.
         adapter: write only the LoRA adapter, in PEFT's format; otherwise it is merged into the model.
 
     Raises:
-        ConfigError: the directory holds no run; `adapter` is set and the run has no adapter, or trained a
-            reward model; `out` is a file, or the model that the run started from; or nothing can be written
-            there.
-        CheckpointError: the run has no usable checkpoint yet, or not this one.
+        ConfigError: `run_dir` holds no run. Or `adapter` is set, but the run has no adapter, or has trained a
+            reward model. Or `out` is a file, is the model that the run started from, or cannot be written to.
+        CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
+            or the frozen weights are not those beside which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
             changed.
         ExportError: the model cannot be written.
@@ -140,9 +143,9 @@ def _save_policy(
 
 def digest_run(run_dir: Path) -> dict[str, str]:
     """Return SHA-256 digests of a run by name. Three are computed from its newest checkpoint: "weights" from
-    the main model's weights, "optimiser" from all other tensors, and "state" from all other values. "metrics"
-    and "ledger" are computed from the run's files. Clock times are left out, so equal runs have equal
-    digests.
+    the main model's weights, "optimiser" from all other tensors, and "state" from the values that are not
+    tensors. "metrics" and "ledger" are computed from the run's files. Times measured by a clock are left out,
+    so equal runs have equal digests.
 
     Raises:
         ConfigError: the directory holds no run, or its metrics or its ledger are missing.
@@ -174,7 +177,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
 
 
 def _all_rows(file: Path, least: int) -> list[dict[str, Any]]:
-    """Read all rows of a file of metrics.
+    """Return all rows of a file of metrics.
 
     Raises:
         DataError: a row is damaged, or the file has fewer than `least` rows.

@@ -24,23 +24,24 @@ _PROMPTS = 512
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
-    """Yield a line of JSON for each prompt, in the order of the file. On one machine, equal arguments give
+    """Yield a line of JSON for each prompt, in the order of the data. On one machine, equal arguments give
     equal lines.
 
     Args:
         prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
         samples: number of responses to each prompt.
-        prompt_key: column of the prompt; no reference is read then. None: the columns of prompt and reference
-            are those of the run; for a model without a run, the prompt's column is `prompt`, and no reference
-            is read.
+        prompt_key: column of the prompt; if it is given, no reference is read. None: the columns of prompt
+            and reference are those of the run. For a model without a run, the column of the prompt is then
+            `prompt`, and no reference is read.
 
     Returns:
-        Objects with `prompt`, a text or a list of messages; `responses`, a list of texts; `finish`, how each
-        response ended ("stop", or "length" if it was cut off); `reference` and `columns` of the record.
+        Objects with `prompt`, a text or a list of messages; `responses`, a list of texts; `finish`, the end
+        of each response ("stop", or "length" if the response was cut off); `reference`, the record's
+        reference or null; `columns`, the other columns of the record.
 
     Raises:
-        DataError: the prompts cannot be read, the records have texts and no prompts, or a prompt leaves no
-            room for a response of one token.
+        DataError: the prompts cannot be read, the records have texts instead of prompts, or a prompt leaves
+            no room for a response of one token.
     """
     layout = Layout(prompt_key or speaker.prompt_key, speaker.reference_key if prompt_key is None else None)
     room = None if speaker.context is None else speaker.context - 1
@@ -76,8 +77,8 @@ def refuse_known(out: Path) -> None:
 
 
 def write_lines(lines: Iterable[str], out: Path) -> int:
-    """Write lines to a new file, and return their number. The file appears only once all lines are written.
-    Missing folders are made. In a terminal the number so far is shown.
+    """Write lines to a new file, and return their number. The file appears only after all lines are written.
+    Missing folders are made. If the standard error is a terminal, the number of lines so far is shown there.
 
     Raises:
         ConfigError: `out` is there already.

@@ -1,10 +1,9 @@
 """`oat check --show-tokens`: show a prompt and its responses token by token, and how the model continues
 prompts.
 
-If responses are sampled, this part of `oat check` loads the weights, since only the model shows how it
-continues a prompt. A response counts as ended early not only if its first token is a stop id, but also if a
-stop id follows within a few tokens: some small models write the name of their end of text in ordinary tokens
-first.
+If responses are sampled, this part of `oat check` loads the weights, to see how the model continues a prompt.
+A response counts as ended early if its first token is a stop id, or if a stop id follows within a few tokens.
+The second case occurs since some small models first write the name of their end of text in ordinary tokens.
 """
 
 from collections.abc import Sequence
@@ -36,9 +35,12 @@ _SPACE = "\u2423"
 
 def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
     """Return lines that show the run's first prompt and its responses token by token, and say which tokens
-    are trained. If responses are sampled, the data's reference is shown as the response; if there is no
-    reference, a response that ends at once. In this case further lines describe how the model continues
-    prompts."""
+    are trained.
+
+    If responses are recorded, they are shown. If they are sampled, the data's reference is shown as the
+    response or, without a reference, a response that ends at once. Further lines then describe how the model
+    continues prompts.
+    """
     prompts = run_inputs.prompts.take(_ENDS_SEEN)
     renderer = run_inputs.renderer
     prompt = prompts[0]
@@ -84,9 +86,9 @@ class _Continuation:
     Attributes:
         at_once: probability that the first token is a stop id.
         likeliest: the most probable first tokens with their probabilities, in descending order.
-        greedy: ids of the greedy response, at most `_SOON`.
-        is_ended: True if the greedy response ends with a stop id.
-        probability: probability of the greedy response: the product over its tokens.
+        greedy: the first ids of the greedy response, at most `_SOON`.
+        is_ended: True if `greedy` ends with a stop id.
+        probability: probability of `greedy`: the product over its tokens.
     """
 
     prompt: Prompt

@@ -1,26 +1,29 @@
-"""Replacement of a model's directory, if possible in one step: whenever a reader looks, or the process is
-killed, the directory is completely the old one or completely the new one.
+"""Replacement of a model's directory, if possible in one step. Then the directory is at every moment, even
+after a kill, completely the old one or completely the new one.
 
 The new files are written into a folder next to the old directory (`.oat-export-` and eight hexadecimal
 digits) and synced to disk. Then the folder and the directory exchange their names in one system call (Linux's
 `renameat2`). Files in the old directory that do not belong to its model are kept: before the exchange they
 are hard-linked, or else copied, into the new folder.
 
-Some directories cannot be exchanged: a mount; a directory that this user may not read and write, or whose
-parent this user may not write to; the working directory and its parents, since a shell there would be left in
-a removed directory; a directory with folders in it, such as a clone of a repository, or a run, since it may
-be in use; and any directory on a file system or system without this call. In these cases the new files are
-completed and synced inside the old directory or next to it, and then moved in one by one. The key files,
-without which no program loads a model, are removed first and moved in last. In between a reader finds no
-model, but never a mixture of two.
+Some directories are not exchanged:
+* a mount;
+* a directory that this user has no right to read and write, or to whose parent this user cannot write;
+* the working directory and its parents, since a shell there would be left in a removed directory;
+* a directory with folders in it, such as a clone of a repository, or a run, since it may be in use;
+* a directory on a file system or system without this call.
 
-Two simpler ways are worse. If the old directory were renamed before the new one takes its place, there would
-be a moment without a model, and after a kill at this moment the next export would have to finish the
-replacement. If directories that cannot be exchanged were refused, containers could not export, since they
-export to mounted folders.
+For these directories, the new files are completed and synced inside the old directory or next to it, and then
+moved in one by one. The key files, without which no program loads a model, are removed first and moved in
+last. In between a reader finds no model, but never a mixture of two.
 
-Each export locks its folder. The lock ends with the process, so a later export can tell a folder that a
-killed export left from one in use.
+Two simpler ways are worse. The old directory could be renamed before the new one takes its place. There would
+then be a moment without a model, and after a kill at this moment the next export would have to finish the
+replacement. Or directories that cannot be exchanged could be refused. Containers could then not export, since
+they export to mounted folders.
+
+Each export locks its folder until its process ends. So a later export can tell a folder that a killed export
+has left from a folder in use.
 """
 
 import ctypes
@@ -47,15 +50,16 @@ _RENAME_EXCHANGE = 2
 
 @contextmanager
 def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[str]) -> Iterator[Path]:
-    """Give the body a new folder to write into. If the body ends without an error, the files in this folder
-    replace the `stale` files of `out`, and the other files of `out` are kept. If the body fails, `out` is
-    unchanged.
+    """Give the body of the context a new folder to write into. If the body ends without an error, the files
+    in this folder replace the `stale` files of `out`; the other files of `out` are kept. If the body fails,
+    `out` is unchanged.
 
     First, folders that killed exports have left in `out` or next to it are removed.
 
     Args:
         out: an absolute path, not a symbolic link; missing folders above it are made.
-        stale: returns the names of the files in `out` that the new files replace; called after the body.
+        stale: function that returns the names of the files in `out` that the new files replace. It is called
+            after the body.
         keys: names of the key files, without which no program loads a model.
 
     Raises:
@@ -94,9 +98,9 @@ def _stays(out: Path) -> bool:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """Make a new folder in `home` for the body. The folder is locked, so that other processes see that it is
-    in use. At the end, whatever has the folder's path is removed; after an exchange this is the old
-    directory.
+    """Make a new folder in `home` for the body of the context. The folder is locked, so that other processes
+    see that it is in use. At the end, the directory at the folder's path is removed. After an exchange, this
+    is the old directory of the model.
 
     Raises:
         ConfigError: no folder can be made in `home`.

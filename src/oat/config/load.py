@@ -1,8 +1,8 @@
 """Reading and writing a configuration: a YAML file, command-line flags that override it, and the typed tree
 that they make.
 
-`oat.config.settings` has the tree. A field that nothing reads is an error that names the nearest field that
-exists.
+`oat.config.settings` has the tree. A field that nothing reads is an error. Its message proposes the nearest
+fields that exist (`unknown_field`).
 """
 
 import copy
@@ -91,11 +91,11 @@ def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config,
 
 
 def with_given(config: Config, before: str, now: str) -> Config:
-    """Return the configuration of a run that was moved from one directory to another, with the present paths
-    of the files in its folder `given/`, which were given from Python.
+    """Return the configuration of a run that was moved to another directory, with the present paths of the
+    files in the run's folder `given/`. These files hold the model and records that were given from Python.
 
     Args:
-        before, now: the directory of the run, then and now.
+        before, now: the run's directory before and after the move.
     """
 
     def moved(section: Any) -> Any:
@@ -110,14 +110,15 @@ def with_given(config: Config, before: str, now: str) -> Config:
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
-    """Make a dataclass from a mapping. Every key must be a field, unless the class has `options`, which take
-    the other keys. A section that is missing or empty gets its defaults.
+    """Make a dataclass from a mapping. If the class has a field `options`, this field takes the keys that
+    name no other field; otherwise each key must name a field. A field that is missing gets its default. A
+    section that is missing or empty gets the defaults of its fields.
 
     Args:
         path: the place of the mapping in the tree, for messages.
 
     Raises:
-        ConfigError: a field is unknown, missing or ill-typed.
+        ConfigError: a field is unknown, ill-typed, or missing and without a default.
     """
     fields, types = {f.name: f for f in dataclasses.fields(cls)}, _types_of(cls)
     needed = [
@@ -185,9 +186,8 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """Return the error about a field that nothing reads. It proposes the fields of other sections that have
-    this name or, if no name here is near it, the nearest name; if there are none, the nearest field of this
-    section.
+    """Return the error about a field that nothing reads. Its message proposes fields of other sections
+    (`_elsewhere`). If there are none, it proposes the nearest field of the same section.
 
     Args:
         path: path of the unknown field.
@@ -207,9 +207,10 @@ def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str
 
 
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
-    """Return dotted names of fields in other sections, at most `_MOST`, whose last part equals that of
-    `path`. If there are none, and no field of this section is near it, return those with the nearest last
-    part.
+    """Return the dotted names of fields of other sections that the user may have meant, at most `_MOST`.
+
+    These are the fields whose last part equals the last part of `path`. If there are none, and this section
+    has no field with a similar name, they are the fields with the most similar last part.
 
     Args:
         names: the fields of this section.
@@ -256,11 +257,14 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 
 @contextmanager
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
-    """Add to errors raised within this context the place where the field at fault was set. The field at fault
-    is the one that the message begins with, or else `field`. In the second case, the message also says so if
-    the value of `field` is a relative path that exists only in the configuration's folder.
+    """Add to the errors raised within this context the place where the field at fault was set.
 
-    The message of a DataError begins with file and row, so the field and its place come at its end.
+    If the message begins with the name of a field, this is the field at fault; otherwise it is `field`. If
+    the message already begins with a place, the error is raised unchanged. For a DataError, the field at
+    fault is always `field`, and the place is added at the end, since the message begins with file and row.
+
+    If the field at fault is `field` and its value is a relative path that exists only in the configuration's
+    folder, the message gets a hint about this.
     """
     value: Any = config
     for name in field.split("."):
@@ -284,11 +288,11 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
 
 
 def refuse_misplaced(path: str | None, origins: Origins) -> None:
-    """Refuse a model's directory whose path is relative to the configuration's folder instead of the working
-    directory. Otherwise the hub would be asked for a model of this name.
+    """Refuse the path of a model's directory that is relative to the configuration's folder instead of the
+    working directory. Without this check, the hub would be asked for a model of this name.
 
     Raises:
-        ModelError: no such directory is in the working directory, and one is in the configuration's folder.
+        ModelError: the path does not exist in the working directory, but does in the configuration's folder.
     """
     if _beside(path, origins):
         raise ModelError(f"there is no directory {path} in {start()}")

@@ -1,11 +1,12 @@
 """Removes secrets from configurations, texts and messages that leave the run.
 
-Hidden in a configuration are the values of fields whose names sound like secrets (`api_key`, `token`), and of
-headers. Hidden in every text are:
+In a configuration, the values of headers and of fields whose names sound like secrets (`api_key`, `token`)
+are hidden. In every text, these are hidden:
 
-* the same values, and those of environment variables whose names sound like secrets or that a field `*_env`
-  names;
-* in a URL, the user, and parameters whose names sound like secrets;
+* the same values, if they have at least 6 characters; a shorter one stays;
+* the values of environment variables whose names sound like secrets, or that a field `*_env` names, with the
+  same exception;
+* the user in a URL, and the parameters of a URL whose names sound like secrets;
 * keys of services with a known form (`sk-...`, `hf_...`, `Bearer ...`).
 """
 
@@ -37,8 +38,8 @@ _SHORTEST = 6
 
 
 class Hider:
-    """Hides the secrets of a configuration, and those in this process's environment at the time when the
-    hider is made.
+    """Hides the secrets of a configuration and of the environment variables of this process, which are read
+    once, by the constructor.
 
     Args:
         tree: the configuration as plain data.

@@ -2,14 +2,14 @@
 docs/alarms.md gives the reason for each alarm.
 
 An alarm is raised when its metric has been out of bounds for `patience` steps in a row; steps without the
-metric do not count. A raised alarm is counted, printed, and followed by its action. It can be raised again
-after the metric has been within bounds. Everything here is a function of recorded metrics and of the
-settings, so a run that is killed and continued raises the same alarms at the same steps.
+metric are passed over. A raised alarm is counted and printed, and its action follows. It can be raised again
+after its metric has been within bounds, or after a roll back. The alarms depend only on recorded metrics and
+on the settings, so a run that is killed and continued raises the same alarms at the same steps.
 
-The metrics of a step are measured before its update. So the step after a checkpoint proves it good, if no
-alarm with the action `roll_back` is out of bounds in that step. A roll back goes to the newest of the
-checkpoints that `checkpoint.every` made and that are proven good. Until there is one, it goes to the state
-with which the run began, or was first continued with such an alarm.
+The metrics of a step are measured before its update, so they describe the checkpoint before the step. If none
+of the alarms with the action `roll_back` is out of bounds in a step, the checkpoint before it is proven good.
+A roll back goes to the newest proven one of the checkpoints that `checkpoint.every` made. If there is none
+yet, it goes to the state with which the run began, or with which it was first continued with such an alarm.
 
 An evaluation after step k and the metrics of step k + 1 describe the same weights, so the scores of an
 evaluation's second oracle are checked together with step k + 1.
@@ -78,10 +78,11 @@ class Alarm:
 
     Attributes:
         metric: the metric that it watches.
-        patience: number of steps in a row out of bounds after which it is raised.
-        action: what follows when it is raised: "warn", "stop" or "roll_back".
-        below, above: bounds of the metric. For the length they are multiples of its level at the start, for
-            the second oracle differences from its best value so far.
+        patience: number of steps in a row with the metric out of bounds after which the alarm is raised.
+        action: the action when it is raised: "warn", "stop" or "roll_back".
+        below, above: bounds of the metric. For the response length, they are multiples of its mean in the
+            first steps (`LEVEL_ROWS`). For the second oracle, they are differences from its best value so
+            far.
     """
 
     metric: str
@@ -92,8 +93,8 @@ class Alarm:
 
 
 def alarms_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Alarm]:
-    """Return the alarms of a run, by name: those that are not off, have a bound, and watch a metric of the
-    run.
+    """Return the alarms of a run, by name. These are the alarms that are not off, have a bound, and watch a
+    metric that the run reports.
 
     Args:
         watched: names of the metrics that the run reports.
@@ -117,14 +118,13 @@ class Alarms:
     """The alarms of one run, and their state.
 
     Args:
-        alarms: by name.
-        max_roll_backs: largest number of roll backs in a run; an alarm that would lead to one more ends the
-            run.
+        alarms: the alarms by name.
+        max_roll_backs: largest number of roll backs in a run. An alarm that calls for one more ends the run.
         oracle: name of the oracle that training asks, for hints.
 
     Attributes:
-        raised: alarms raised so far.
-        back: the step whose checkpoint a roll back would lead to; None if no alarm rolls back.
+        raised: number of times that alarms were raised so far.
+        back: the step whose checkpoint is the target of roll backs; None if no alarm rolls back.
     """
 
     def __init__(self, alarms: Mapping[str, Alarm], max_roll_backs: int, *, oracle: str = ""):
@@ -146,11 +146,11 @@ class Alarms:
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """Make the state at which this process begins the target of roll backs, unless there is a target or
-        no alarm rolls back.
+        """If an alarm rolls back, and there is no target of roll backs yet, make the state with which this
+        process begins the target.
 
         Args:
-            step: the step at which this process begins.
+            step: the step before which this process begins.
 
         Returns:
             True if this state is now the target, so it has to be saved.
@@ -174,7 +174,7 @@ class Alarms:
         Args:
             step: number of steps that are done, this one included.
             values: the step's metrics, measured before its update.
-            is_saved: True if a checkpoint that was due holds the state before this step's update.
+            is_saved: True if a checkpoint that was due (`checkpoint.every`) has the state before this step.
 
         Returns:
             The step whose checkpoint the run goes back to now, or None.

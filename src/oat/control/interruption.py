@@ -3,8 +3,8 @@
 While a step or an evaluation samples and waits for answers, the first signal ends the run at once. No weights
 change in that time, and the ledger keeps every question and answer that it has recorded. But the prompt
 cursor and the collector's count of due questions do change. So the loop saves the states from before the
-interrupted part. Such a checkpoint may contain the metrics of a row whose evaluation was interrupted; the
-next process evaluates and closes that row first.
+interrupted part. If an evaluation was interrupted, the checkpoint also has the metrics of its row so far. The
+next process first evaluates again and completes that row.
 
 A step that has begun to learn completes its update before the run ends.
 
@@ -54,11 +54,11 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the run at once within this context. A signal that came before the context counts
-        too.
+        """Let a signal end the run at once within this context. A signal that came before the context ends
+        the run at its beginning.
 
         Raises:
-            Interrupted: at any place within the context.
+            Interrupted: a signal came. It is raised where the code within the context is at that moment.
         """
         self._at_once = True
         try:
@@ -68,10 +68,11 @@ class Interruption:
             self._at_once = False
 
     def check_interrupt(self) -> None:
-        """Raise `Interrupted` again, since user code may have caught it.
+        """Raise `Interrupted` within `at_once` if the run was asked to end. User code may have caught the
+        first one.
 
         Raises:
-            Interrupted: a signal asked the run to end, within `at_once`.
+            Interrupted: a signal or a callback has asked the run to end.
         """
         if self._asked is not None and self._at_once:
             raise Interrupted(self._asked)

@@ -26,7 +26,8 @@ _COSTS = (
 
 
 def why(mark: str, oracle: str) -> str:
-    """Return the likely reason why an oracle's answers have this mark, and what the user should look at.
+    """Return a text for the user: the likely reason why an oracle's answers have this mark, and what to look
+    at.
 
     Args:
         mark: "abstain", "failed" or "unpaid".
@@ -41,11 +42,12 @@ def why(mark: str, oracle: str) -> str:
 
 
 def missing(items: Sequence[Item]) -> dict[str, float]:
-    """Return metrics about missing values, among those that a step asked for.
+    """Return two metrics of the values that a step asked an oracle for.
 
     Returns:
-        `MISSING`: the share of all values that are missing, if any was asked for. `WASTED`: among the
-        questions that took tokens or money, the share without any value, if there are such questions.
+        `MISSING`: the share of these values that are missing. If no value was asked for, this metric is left
+        out. `WASTED`: among the questions that took tokens or money, the share that gave no value at all. If
+        there are no such questions, this metric is left out.
     """
     asked = [item.answer for item in items if item.question.oracle != UNASKED]
     lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]
@@ -58,14 +60,15 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
-    """Warn if no oracle was asked about any of the items, once in a run. Warn if the oracle abstained or
-    failed on every value that it was asked for, once for each purpose. In both cases the step learns nothing,
-    or the evaluation has no result.
+    """Warn of a step that learns nothing, or of an evaluation without a result, in two cases: no oracle was
+    asked about any of the items; or the oracle abstained or failed on every value that it was asked for. The
+    first warning comes once in a run, the second once for each purpose.
 
     Args:
-        warned: what was warned of already, "none" or a purpose; this function adds to it.
+        warned: the warnings that were given: "none" for the first one, a purpose for the second. This
+            function adds to the set.
         purpose: the purpose of the questions: "train", "eval" or "gold".
-        step: the step that learns from them, or the number of steps done before the evaluation.
+        step: the step that learns from the items, or the number of steps done before the evaluation.
         items: all groups of the step or of the evaluation, with their answers.
     """
     asked = [item for item in items if item.question.oracle != UNASKED]

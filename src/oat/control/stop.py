@@ -1,7 +1,8 @@
 """The stop conditions of a run.
 
-With finite `prompts.epochs` the number of steps is computed when the run is built, so the last step is
-evaluated and saved like any other. Digests leave out the running time, which is the whole state of this part.
+If `prompts.epochs` is set, the number of steps is computed when the run is built. So the last step is known
+beforehand, and is evaluated and saved like that of `stop.max_steps`. The state of this part is only the
+running time, so `oat digest` leaves it out.
 """
 
 import time
@@ -16,9 +17,9 @@ class Stop:
 
     Args:
         last: number of steps of the run, from `stop.max_steps` or from `prompts.epochs`; None for no limit.
-        budget: the budget of training. When it cannot buy another question, the run ends with the step that
-            learns from the last question that was paid for.
-        max_hours: hours of running time, over all restarts. Only this condition looks at a clock.
+        budget: the budget of training. When it is used up and no question is open any more, the run ends.
+        max_hours: largest number of hours of running time, summed over all processes of the run. Only this
+            condition looks at a clock.
     """
 
     def __init__(self, *, last: int | None, budget: Budget | None = None, max_hours: float | None = None):
@@ -31,7 +32,7 @@ class Stop:
         """Return the reason why the run ends before step `step`, or None.
 
         Args:
-            spent: the spending of the steps before it.
+            spent: the spending of the steps before `step`.
         """
         if (done := self.steps_done(step)) is not None:
             return done

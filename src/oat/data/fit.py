@@ -1,5 +1,5 @@
 """The length of records: which records fit, and how the others are cut. The first pass over the data counts
-tokens with this module, and the actor takes the recorded sequences from it, so the two agree.
+tokens with this module. The actor takes the tokens of recorded responses from it. So the two agree.
 
 The length of a prompt that is sampled from is its number of tokens. The length of recorded data is that of
 the prompt together with its longest response. `too_long` says what becomes of recorded data that are longer
@@ -7,21 +7,21 @@ than `prompts.max_tokens` or the model's context:
 
 | too_long | what becomes of the record |
 | --- | --- |
-| leave_out | beyond `max_tokens` it is left out; if only the context is too short, it is an error |
+| leave_out | longer than `max_tokens`: it is left out; only longer than the context: an error |
 | cut_prompt_start | the prompt loses its first tokens; the responses stay complete |
 | cut_response_end | each response that is too long loses its last tokens; the prompt stays complete |
 
 `cut_prompt_start` cuts the prompt once for all responses of a record, so that the longest response fits. A
 response that `cut_response_end` has cut lacks the tokens that end its turn.
 
-Tokens are counted and cut after rendering. A cut prompt may therefore begin anywhere, for example without the
-tokens that open a text, without the system message, or in the middle of a turn. Both cuts obey the smaller of
-`max_tokens` and the context. If a cut would remove all tokens of the prompt, or all learned tokens of a
-response, the record is left out instead. A text without a prompt can only be cut at its end.
+Tokens are counted and cut after rendering. A cut prompt can therefore begin anywhere, for example without the
+tokens that open a text, without the system message, or in the middle of a turn. Both cuts shorten to the
+smaller of `max_tokens` and the context. If a cut would remove all tokens of the prompt, or all learned tokens
+of a response, the record is left out instead. A text without a prompt can only be cut at its end.
 
-Leaving out is the default, because a cut changes the record, which a person should ask for. There is one
-limit, on prompt and response together: with separate limits, a record within both might still be too long. A
-cut at the start does not keep a chat's opening tokens, because no template says which of them it needs.
+Leaving out is the default: a cut changes the record, so a person should ask for it. There is one limit, on
+prompt and response together. With separate limits, a record within both might still be too long. A cut at the
+start does not keep a chat's opening tokens, because no template says which of them it needs.
 """
 
 from collections.abc import Sequence
@@ -60,8 +60,9 @@ class Fit:
     Attributes:
         max_tokens: largest number of tokens of a prompt, with its longest response if responses are read;
             None sets no limit.
-        room: largest number of tokens that fit into the model's context; None if no context is known.
-        too_long: what becomes of longer recorded data; prompts that are sampled from are never cut.
+        room: largest number of tokens of such a prompt that fit into the model's context; None if no context
+            is known.
+        too_long: what becomes of longer recorded data. Prompts that are sampled from are never cut here.
     """
 
     renderer: Renderer
@@ -81,7 +82,7 @@ class Fit:
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
         """Return the number of tokens of a record, and whether anything of it is cut. If responses are read,
-        the number is that of the prompt with its longest response, after any cut.
+        the tokens are those of the prompt with its longest response, after any cut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered, or the record is a text although a chat
@@ -103,8 +104,8 @@ class Fit:
 
     def sequences(self, prompt: Prompt, names: Sequence[str], where: str) -> list[RecordedSequence]:
         """Return the sequences that are learned: for each column in `names`, the prompt followed by the
-        response in that column. They are cut as `too_long` says. If no cut can make all of them fit, they are
-        returned uncut.
+        response in that column. They are cut as `too_long` says. If this cut cannot make all of them fit,
+        they are returned uncut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered.

@@ -1,6 +1,6 @@
-"""The formats of records: the columns that hold the prompt and the responses. TRL's formats
-(huggingface.co/docs/trl/dataset_formats), plain or conversational, and ShareGPT's are read
-without conversion.
+"""The formats of records: the columns that hold the prompt and the responses. Records in TRL's formats
+(huggingface.co/docs/trl/dataset_formats), plain or conversational, and in ShareGPT's are read without
+conversion.
 
 | format | columns | the prompt | recorded responses |
 | --- | --- | --- | --- |
@@ -8,28 +8,29 @@ without conversion.
 | prompt-completion | `prompt`, `completion` | that column | `completion` |
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
 | preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of each |
-| unpaired preference | `prompt`, `completion`, `label` | that column | `completion`, worth its label |
+| unpaired preference | `prompt`, `completion`, `label` | that column | `completion`; its score is the label |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: nothing learns from steps |
 | language modelling | `messages` | messages before the assistant's first answer | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
 In a record without a column `prompt`, the column `messages`, or ShareGPT's `conversations`, holds the prompt.
-A message is {"role", "content"} or ShareGPT's {"from", "value"}. `messages` is language modelling only if the
-last message is the assistant's; otherwise it is a prompt. A true label is worth 1, a false one 0.
+A message is {"role", "content"} or ShareGPT's {"from", "value"}. If the last message of such a column is the
+assistant's, the record's format is language modelling; otherwise it is prompt-only. A true label is the score
+1, a false one the score 0.
 
-If the prompt of a preference is a text and both responses are complete conversations, as in UltraFeedback,
-the prompt is taken from the messages that both conversations begin with, as in TRL.
+In some preferences, as in UltraFeedback, the prompt is a text and both responses are complete conversations.
+The prompt is then the messages with which both conversations begin, as in TRL.
 
 Departures from TRL:
-1. Only the assistant's messages of a conversation are learned, except those of weight 0 (OpenAI's `weight`).
-   An assistant's message before the first message from a user or a tool is part of the prompt. If no recorded
-   responses are read, the last message is dropped and the policy answers in its place.
-2. The column `tools` is accepted and not rendered. Fields of messages other than role and text are handed to
+1. Of a conversation, only the assistant's messages are learned, without those of weight 0 (OpenAI's
+   `weight`). An assistant's message before the first message from a user or a tool is part of the prompt. If
+   no recorded responses are read, the last message is dropped and the policy answers in its place.
+2. The column `tools` is accepted and not rendered. Fields of messages other than role and text are passed to
    the template.
 3. A column that the run does not read may be missing, and may hold anything that can be stored.
 
-TRL's names are defaults of settings, so the resolved configuration says which columns were read. The first
-well-formed record decides the format of a source, so a later record without a column that is read is an
+TRL's names are defaults of settings, so the resolved configuration says which columns are read. The first
+well-formed record decides the format of a source. So a later record without a column that is read is an
 error, not a record of another format. A response may be empty, as a text or as a single message, since a
 policy may end at once. An empty message among several is more likely a mistake, and is refused.
 
@@ -88,15 +89,15 @@ class Format:
 
 class Layout:
     """The columns that hold the prompt, the reference answer and the responses of a source's records. The
-    first well-formed record decides the format of all.
+    first well-formed record decides the format of all records.
 
     Args:
         prompt_key: column of the prompt, or of a conversation.
         reference_key: column of the reference answer, which is a string, a number, or a response.
         responses: columns of the recorded responses, the best first; empty if none are read.
-        score_key: column of the responses' scores.
+        score_key: column of the responses' scores; None: see `scores_of`.
         numbers: names of further columns that must hold a number in every record, each with the setting that
-            named the column.
+            names the column.
 
     Attributes:
         format: format of the source; None before its first well-formed record.
@@ -120,9 +121,9 @@ class Layout:
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
         """Return the prompt of a record, with the record's other columns under their names.
 
-        In the record, a prompt is a string (one user message) or a list of messages. In the result, a
-        response is a string, or a list of messages that does not repeat the prompt; each message is a dict of
-        "role", "content" and further fields.
+        In the record, the prompt is a string (one user message) or a list of messages. In the result, a
+        response that is read is a string, or a list of messages that does not repeat the prompt. Each of
+        these messages is a dict of "role", "content" and further fields.
 
         Raises:
             DataError: the record is malformed, or not of the source's format. The message names `where`, the
@@ -326,8 +327,9 @@ def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[s
 def scores_of(
     columns: Mapping[str, Any], responses: Sequence[str], score_key: str | None, where: str
 ) -> list[float]:
-    """Return the scores of a record's responses: the values of `score_key`; without it, the `label` of a
-    single response that has one; else 1 for the first response and 0 for the others.
+    """Return the scores of a record's responses. With `score_key`, they are the values of this column.
+    Without it, the score of a single response with a column `label` is 1 if the label is true, else 0. In all
+    other cases, the first response has the score 1, the others 0.
 
     Raises:
         DataError: the scores are not one number per response, or a label is neither true nor false.
@@ -385,7 +387,7 @@ def checked(record: Any, where: str) -> dict[str, Any]:
     """Check that a record holds only plain values that can be stored, and return it as a dict.
 
     Raises:
-        DataError: it does not. The message names the field.
+        DataError: the record is no mapping, or has another value. The message names the field.
     """
     if not isinstance(record, Mapping):
         raise DataError(

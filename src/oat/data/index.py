@@ -1,12 +1,12 @@
 """The first pass over a source. It reads, checks and renders every record once before the run starts, so the
 run meets no malformed record later. The pass makes an index with 24 bytes per kept record.
-`data/index_cache.py` remembers indexes.
+`data/index_cache.py` stores the indexes of large files.
 
 A pass that takes longer than three seconds continues in worker processes, one for each core, up to 16. They
-are processes, because most of the time goes into Python code and templates, which threads of one interpreter
-cannot run in parallel. The workers' results are joined in the order of the records, so the index and the
-first error are the same as with a single process. When a record is read again, its checksum shows whether it
-is still the record that the pass checked.
+are processes, because most of the time is spent in Python code and templates, which threads of one
+interpreter cannot run in parallel. The workers' results are joined in the order of the records. So the index
+and the first error are the same as with a single process. When a record is read again, its checksum shows
+whether it is still the record that the pass checked.
 """
 
 import os
@@ -54,14 +54,14 @@ class Index:
         read: number of well-formed records.
         skipped: number of malformed records that are left out.
         malformed: row and error of the first three malformed records.
-        columns: names of the columns, other than the prompt's, that any kept record has.
+        columns: names of the columns, other than the prompt's, that at least one kept record has.
         unrendered: for each column or field that is not rendered, the number of records that have it.
-        format: format of all records.
+        format: format of all records; None before the first well-formed record.
         longest: tokens of the longest kept prompt, with its longest response if responses are read.
         over: number of kept records that do not fit into the model's context.
         first_over: row and number of tokens of the first record that does not fit.
         cut: number of kept records that are cut.
-        has_references: whether any kept prompt has a reference.
+        has_references: whether at least one kept prompt has a reference.
     """
 
     places: "array[int]" = field(default_factory=lambda: array("q"))
@@ -116,7 +116,7 @@ class Index:
         """Return the index that `plain` describes.
 
         Raises:
-            KeyError, TypeError, ValueError: the data did not come from `plain`.
+            KeyError, TypeError, ValueError: `plain` does not have the form of the property `Index.plain`.
         """
         found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["checksums"]))
         if not len(found.places) == len(found.rows) == len(found.checksums):
@@ -142,7 +142,7 @@ class Pass:
 
     Attributes:
         name: name of the source, for messages.
-        is_array: the records are objects of a JSON array, which messages number instead of naming a line.
+        is_array: the records are objects of a JSON array. Messages then give a record's number, not its line.
         is_json: the records hold only values that JSON can express.
         layout: the columns of the records; the pass sets its format from the first well-formed record.
         fit: renderer and limits on length; None renders nothing and keeps every record.

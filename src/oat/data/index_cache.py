@@ -1,14 +1,14 @@
-"""A cache of the indexes of large files. An index is stored under a checksum of everything that decides it:
-the data's bytes, the tokenizer, the template, the settings, the versions of libraries, and the code. A run
-that is continued, or another run over the same data, need not check and render every record again.
+"""A cache of the indexes of large files. The name of an index is a checksum of everything that decides it:
+the data's bytes, the tokenizer, the template, the settings, the versions of libraries, and the code. So when
+a run is continued, or another run reads the same data, the records need not be checked and rendered again.
 
 Indexes are stored in the run's directory and in `$XDG_CACHE_HOME/oat/indexes` (by default
-`~/.cache/oat/indexes`). A folder that other users may write to is not used. A file is a SHA-256, then
-MessagePack. A damaged file is replaced, and the files may be deleted at any time.
+`~/.cache/oat/indexes`). A folder to which other users can write is not used. A file begins with the SHA-256
+of the rest, which is MessagePack. A damaged file is replaced. The files may be deleted at any time.
 
-Only the indexes of data of a megabyte or more are remembered. Computing the checksum reads all of the data,
-because modification times and sizes can mislead. Functions and iterators may return other records each time,
-so their indexes are never remembered.
+Only indexes of data of a megabyte or more are stored. Computing the checksum reads all of the data, because
+modification times and sizes can mislead. Functions and iterators may return other records each time, so their
+indexes are never stored.
 """
 
 import hashlib
@@ -55,11 +55,11 @@ def cache_folders() -> list[Path]:
 
 
 class IndexCache:
-    """The remembered index of one pass over one source.
+    """The stored index of one pass over one source.
 
     Args:
         max_records: largest number of records that the pass reads; None reads all.
-        folders: folders of indexes, in the order of the search; if empty, nothing is remembered.
+        folders: folders of indexes, in the order of the search; if empty, nothing is stored.
     """
 
     def __init__(

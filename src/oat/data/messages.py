@@ -36,7 +36,7 @@ def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
 
     Raises:
         DataError: the value is neither a string nor a list of messages, a message is malformed, or the last
-            one is not from user or tool.
+            message is not from user or tool.
     """
     return ending(
         conversation_of([{"role": "user", "content": value}] if isinstance(value, str) else value, where),
@@ -93,10 +93,10 @@ def _is_empty_system(entry: Any) -> bool:
 
 
 def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    """Check that a prompt ends with a message from user or tool, and return the messages.
+    """Check that a prompt ends with a message from user or tool, and return its messages.
 
     Raises:
-        DataError: it does not.
+        DataError: the last message is from another role.
     """
     last = messages[-1].role if messages else "none"
     if last not in ("user", "tool"):

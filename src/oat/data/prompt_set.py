@@ -2,9 +2,9 @@
 datasets and Python; `data/formats.py` says which columns hold what.
 
 Records that can only be read in order (Parquet, streamed datasets, iterators) are copied as JSON lines to an
-unnamed file in the run directory. So one mechanism serves all such sources, no row group of Parquet is
-decoded for a single record, and nothing is left to clean up after a kill. A continued run writes the file
-again.
+unnamed file in the run directory. So all such sources are read in the same way, no row group of Parquet is
+decoded for a single record, and nothing is left to clean up after a kill. When a run is continued, it writes
+the file again.
 """
 
 import hashlib
@@ -69,18 +69,18 @@ class PromptSet:
     """The prompts of one source, read from it on demand. Each prompt's place, row and checksum are in memory.
     Records that the source gives as a list or a JSON array are in memory as well.
 
-    The constructor reads, checks and renders every record once (`data/index.py`), unless a cache has the
-    source's index. Afterwards, each record is read when it is needed: in JSONL and CSV files at its byte, and
-    in saved datasets, lists and JSON arrays by its number. Sources that can only be read in order (Parquet,
-    streamed datasets, iterators) are copied as JSON lines to an unnamed file, which vanishes with the
-    process. The data must not change: reading a changed record is an error.
+    If no cache has the source's index, the constructor reads, checks and renders every record once
+    (`data/index.py`). Afterwards, each record is read when it is needed: in JSONL and CSV files at its byte,
+    and in saved datasets, lists and JSON arrays by its number. Sources that can only be read in order
+    (Parquet, streamed datasets, iterators) are copied as JSON lines to an unnamed file, which vanishes with
+    the process. The data must not change: reading a record whose prompt has changed is an error.
 
     Args:
         fit: the renderer, and limits on length; None renders nothing and keeps all prompts.
         max_prompts: largest number of records that are read, from the first; None reads all.
         skip: leave malformed records out and count them, instead of raising an error.
         folder: folder for the unnamed file; by default the system's folder for temporary files.
-        caches: folders of remembered indexes (`IndexCache`).
+        caches: folders of stored indexes (`IndexCache`).
 
     Attributes:
         index: the result of the first pass.
@@ -124,8 +124,8 @@ class PromptSet:
         return len(self.index)
 
     def __getitem__(self, number: int) -> Prompt:
-        """Return the prompt with index `number`, from 0, which is also the prompt's occurrence. The head of
-        `data/sources.py` says what its row is.
+        """Return the prompt with index `number`, counted from 0. This index is also the prompt's occurrence.
+        The head of `data/sources.py` says what the prompt's row is.
 
         Raises:
             DataError: the record can no longer be read, or has changed.

@@ -23,11 +23,11 @@ from oat.types import Prompt
 class Prompts:
     """The prompts of one or several sources, in a seeded order, with a cursor.
 
-    The n-th prompt of a run depends only on the data, the settings, the seed and n. In its epoch e, the first
-    source gives its prompts in the permutation drawn by the generator at ("prompts", e). For a further source
-    with index i, from 1, the generator is that at ("prompts", e, i). At the end of an epoch, `take` continues
-    with the next epoch, so no tail is dropped. Several sources take turns as `interleave` says, each with its
-    own epochs.
+    The n-th prompt of a run depends only on the data, the settings, the seed and n. If the prompts are
+    shuffled, each epoch of a source has its own permutation. In epoch e, it is drawn by the generator at
+    ("prompts", e) for the first source, and by that at ("prompts", e, i) for a further source with index i,
+    from 1. At the end of an epoch, `take` continues with the next epoch, so no tail is dropped. Several
+    sources take turns as `interleave` says, each with its own epochs.
 
     Args:
         source: a source as listed at the head of `data/sources.py` (a path, a name, records or a function);
@@ -36,18 +36,18 @@ class Prompts:
         on_bad_record: "stop" raises an error at a malformed record; "skip" leaves it out and counts it.
         max_prompts: largest number of records that are read of each source; None reads all.
         max_tokens: largest number of tokens of a rendered prompt, with its longest response if responses are
-            read; None sets no limit. A longer prompt is left out, unless `too_long` cuts it. Every prompt is
-            rendered here, so one that cannot be rendered is found before the run starts.
+            read; None sets no limit. If a longer prompt is not cut (`too_long`), it is left out. Every prompt
+            is rendered here, so a prompt that cannot be rendered is found before the run starts.
         too_long: what becomes of recorded data that are too long, as in `Fit`.
         room: largest number of tokens of a prompt, with its longest response if responses are read, that fits
-            into the model's context; a longer one is an error, unless `too_long` cuts it. None if no context
-            is known.
-        room_is: how `room` was computed, for messages.
+            into the model's context. If a longer prompt is neither cut nor left out, it is an error. None if
+            no context is known.
+        room_is: text about how `room` was computed, for messages.
         epochs: the order ends after `epochs` times `size` prompts; None never ends it. The sources share
             these prompts by weight, so a source with a large weight may be repeated more often than another.
         shuffle: False takes the records of a source in their stored order, in every epoch.
         folder: folder for copies of sources that can only be read in order, as in `PromptSet`.
-        caches: folders of remembered indexes, as in `PromptSet`.
+        caches: folders of stored indexes, as in `PromptSet`.
         shard: (rank, count): take every `count`-th prompt of the order, from the one with index `rank`. Each
             prompt of the order is in exactly one shard.
 
@@ -58,8 +58,8 @@ class Prompts:
         cut: number of records whose prompt or responses are cut.
         skipped: number of malformed records left out.
         longest: tokens of the longest prompt, with its longest response if responses are read.
-        columns: names of the columns, other than the prompt's, that any prompt has.
-        has_references: whether any prompt has a reference answer.
+        columns: names of the columns, other than the prompt's, that at least one prompt has.
+        has_references: whether at least one prompt has a reference answer.
         has_responses: whether responses are read.
         formats: names of the formats of the sources.
         notes: sentences for people about each source: its format, and what was not rendered, left out or cut.
@@ -168,7 +168,8 @@ class Prompts:
         return {"taken": self._taken, "data": self.digests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Set the cursor to that of another instance, which has the same data, seed and shard.
+        """Set the cursor to the one in `state`, which another instance with the same data, seed and shard has
+        returned.
 
         Raises:
             DataError: the data have changed.
@@ -277,14 +278,14 @@ def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarr
     divides the positive numbers into intervals of length 1/w, and draws one number uniformly from each
     interval (key ("mixture", source), position: index of the interval). The numbers of all sources in
     ascending order give the turns. So for every n, the number of prompts that a source has among the first n
-    differs from n w by at most 1 + w S. The first turns are the same for every n.
+    differs from n w by at most 1 + w S. A larger n only adds turns at the end.
 
     Args:
         n: number of turns to return.
 
     Returns:
-        For each turn, the index of the source, and the number of turns that this source had before. (n,)
-        int64 each.
+        Two arrays, (n,) int64 each: for each turn, the index of the source, and the number of turns that this
+        source had before.
     """
     shares = np.array(weights) / max(weights)
     shares /= math.fsum(shares)

@@ -1,5 +1,5 @@
-"""Reads records from files, datasets and Python, in order and by place. Data are not trusted, so the error of
-a record that cannot be read names the record's place.
+"""Reads records from files, datasets and Python, in order and by place. If a record cannot be read, its error
+names the record's place.
 
 | source | is | row of a record |
 | --- | --- | --- |
@@ -18,7 +18,7 @@ Packed files (gz, zip and the like) are refused; the user unpacks them.
 No code that comes with a dataset is run: `datasets` has run none since 4.0, and older versions are refused.
 
 For a record that cannot be parsed, a reader yields the error instead of raising it, since a generator that
-has raised cannot continue. So the caller can skip such records (`on_bad_record: skip`) and read on.
+has raised cannot continue. So the caller can skip such a record (`on_bad_record: skip`) and read the next.
 """
 
 import importlib

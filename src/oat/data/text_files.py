@@ -1,5 +1,5 @@
-"""Reads JSON lines, JSON arrays and CSV. The records of JSON lines and CSV can be read again by place. The
-error of a record that cannot be read names the record's place."""
+"""Reads JSON lines, JSON arrays and CSV. The records of JSON lines and CSV can be read again by place. If a
+record cannot be read, its error names the record's place."""
 
 import codecs
 import csv

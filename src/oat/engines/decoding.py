@@ -1,10 +1,10 @@
 """Continuous batching: rows enter the batch, get one token per step, and leave.
 
 A row is a request, identified by its index among all requests. Rows enter while others are being decoded, as
-soon as enough places are free. Samples of a prompt enter together and share its pages. When the KV cache is
-full, the rows that entered last leave again and wait. When they enter a second time, their prompt and their
-tokens so far are computed again. This does not change what is drawn, since a token's random number depends on
-its address alone.
+soon as enough places are free. Samples of a prompt enter in groups (`Decoding._groups`), and the rows of a
+group share the prompt's full pages. When the KV cache is full, the rows that entered last leave and wait.
+When they enter again, their prompt and their tokens so far are computed again. Their next tokens are drawn
+with the same random numbers, since a token's random number depends on its address alone.
 """
 
 from collections import deque
@@ -47,12 +47,12 @@ class Decoding:
     has their indices.
 
     Args:
-        rooms: largest number of tokens that each request may get; a request with 0 is idle.
+        rooms: for each request, the largest number of tokens that it may get; a request with 0 is idle.
         max_rows: largest number of rows in the batch.
         pages: largest number of pages of the cache; enough for any single row.
         meter: counts the computed work, without idle rows and padding.
-        prompt_width: number of tokens to which every prompt is padded. All rows then enter at once, none
-            leaves, and no page is shared, so the shape of every matrix product is known beforehand. None:
+        prompt_width: number of tokens to which every prompt is padded. All rows then enter at once, no row
+            leaves, and no page is shared. So the shape of every matrix product is known beforehand. None:
             prompts are packed, and rows enter and leave.
     """
 
@@ -130,8 +130,8 @@ class Decoding:
         return finished
 
     def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
-        """Return the completion of a finished row; with the reason "aborted", that of an unfinished row up to
-        its newest token.
+        """Return the completion of a finished row. With the reason "aborted", the row is unfinished, and its
+        completion ends with its newest token.
 
         Args:
             index: index that the completion reports for its request.
@@ -151,9 +151,9 @@ class Decoding:
         row by itself.
 
         A step computes each shared page for as many readers as the largest group has rows. So no group is
-        larger than the median number of rows of a prompt, and a prompt that the data repeat has several
-        groups. If there are more requests than `max_rows`, a group has at most a quarter of `max_rows`, since
-        it can enter only as a whole.
+        larger than the median number of rows of a prompt; a prompt with more rows has several groups. A group
+        can enter only as a whole. So if there are more requests than `max_rows`, it has at most a quarter of
+        `max_rows` rows.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
@@ -203,7 +203,8 @@ class Decoding:
         """Compute prompt and tokens so far once for each group, and write keys and values into the cache.
 
         Yields:
-            For each pass, the hidden state of the last token of each of its rows, (rows, D).
+            For each pass, the hidden state of the last token of each row in the groups of the pass, (rows,
+            D).
         """
         device = self._lm.device
         sequences = [

@@ -1,13 +1,13 @@
 """The paged KV cache: keys and values in pages of 8 tokens, within a limit on bytes.
 
-A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use are kept next to
-each other: those of single rows at the front of the memory, and shared ones at its end. So a step computes
-attention by matrix products over these two blocks, and copies no page. Nearly all padding is the empty rest
-of each row's last page. The attention of a row is summed in the order of the row's pages, whatever else is in
-the cache.
+A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use are kept close
+together in two blocks: those of single rows at the front of the memory, and shared pages at its end. A step
+computes attention by matrix products over these two blocks, and copies no page. Nearly all padding is the
+empty rest of each row's last page. The attention of a row is summed in the order of the row's pages, so the
+other rows in the cache do not change this order.
 
-On two cores, pages of 8 tokens are as fast as pages of 16 or 32, and the empty rests of last pages are less
-than a tenth of all keys. Rows' own pages and shared pages grow towards each other in one memory, so
+In a measurement on two cores, pages of 8 tokens were as fast as pages of 16 or 32, and the empty rests of
+last pages were less than a tenth of all keys. The two blocks grow towards each other in one memory, so
 `engine.cache_gb` limits both together.
 """
 
@@ -53,14 +53,14 @@ class Storage:
 
 
 class Pages:
-    """A block of pages at the front of a storage or, counted backwards, at its end.
+    """A block of pages at the front of a storage; or at its end, where pages are counted backwards.
 
     Args:
         readers: largest number of rows that read a page.
         multiple: the number of pages of the block is rounded up to a multiple of this.
 
     Attributes:
-        used: number of pages up to the last one in use, free ones between them included.
+        used: number of pages up to the last one in use, the free ones before it included.
         live: number of pages in use.
         rows_PG: (capacity, readers) indices of the rows that read each page, -1 for none.
     """
@@ -127,10 +127,11 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values, for the shapes of the given ones.
+        """Return the memory of a layer's keys and that of its values. `key_THd` and `value_THd` give the
+        shapes when the memory is made.
 
-        Pages of the block that were never written are set to zero. They could hold NaN, and zero times NaN is
-        NaN.
+        Pages that are in the block for the first time are set to zero. They could hold NaN, and zero times
+        NaN is NaN.
         """
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
@@ -162,11 +163,10 @@ class _Places:
 
 
 class PagedCache:
-    """The keys and values of rows, which are identified by their index. A row's tokens fill its pages in
-    order.
+    """The keys and values of rows. A row is identified by its index. Its tokens fill its pages in order.
 
     Args:
-        most_N: largest number of tokens of each row.
+        most_N: for each row, the largest number of tokens that it can have.
         readers: largest number of rows that share a prompt; 1: nothing is shared.
         pages: largest number of pages in use at once.
         dtype: dtype of the keys and values in memory, and of the products with them.
@@ -174,7 +174,8 @@ class PagedCache:
             not depend on how threads divide the work.
 
     Attributes:
-        lengths_N: number of tokens of each row that have a place; 0 for a row that is not in the cache.
+        lengths_N: for each row, the number of its tokens that have a place; 0 for a row that is not in the
+            cache.
     """
 
     def __init__(
@@ -239,10 +240,11 @@ class PagedCache:
         self.lengths_N[rows] += 1
 
     def seen(self, rows: np.ndarray) -> int:
-        """Return the number of tokens that rows attend to. Tokens of a shared page count once.
+        """Return the number of tokens that rows attend to. Tokens of a shared page count once, however many
+        rows read them.
 
         Args:
-            rows: rows that together read every shared page in use.
+            rows: indices of rows. Each shared page in use must be read by at least one of them.
         """
         return (
             int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum())
@@ -281,8 +283,8 @@ class PagedCache:
     def places(
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
     ) -> list[tuple[Pages, _Places]]:
-        """Return the places of new tokens in each block that gets any. Only the first reader of a shared page
-        writes its tokens.
+        """Return, for each block that gets new tokens, the block and their places in it. Only the first
+        reader of a shared page writes its tokens.
 
         Args:
             rows, positions: for each token, its row and its position in the row.
@@ -314,14 +316,16 @@ class PagedCache:
             values[where.page, :, where.offset] = value_THd[where.source]
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the index by which a step finds the pages of rows. Gaps are closed first if there are enough
-        free pages (`_SLACK`).
+        """Return the index by which a step finds the pages of rows. If a block has many gaps (`_SLACK`), they
+        are closed first.
 
         Returns:
-            The entries of all rows, one row after another. An entry below the number of own pages is an own
-            page; a larger one is a reader of a shared page, numbered page by page.
+            The entries of all rows, one row after another. An entry below the number of pages in the block
+            `own` is an own page. A larger entry is a reader of a shared page; readers are numbered page by
+            page.
             (R,) the place of each row's first entry.
-            (own pages, PAGE) float32: 0 for each filled place of an own page, -inf for each empty one.
+            (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
+            empty one.
         """
         self._close_gaps(_SLACK)
         entries_RJ = self._entries_NJ[rows]

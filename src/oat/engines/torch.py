@@ -1,15 +1,16 @@
 """The embedded engine: continuous batching with a transformers model, on the CPU or one GPU.
 
 1. Rows enter and leave while others are decoded (`decoding.py`), with a paged KV cache (`paged_cache.py`) of
-   at most `cache_gb`. Samples of a prompt that enter together share one pass over the prompt, and the memory
-   of its keys and values.
+   at most `cache_gb`. Samples of a prompt that enter together share one pass over the prompt, and the pages
+   that it fills completely.
 2. A token is drawn by inverting the cumulative distribution at one uniform number. The number depends only on
    the token's address (`oat.seeds`); no generator has a state.
-3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends on
-   the request and the settings alone: requests are decoded in batches with a fixed number of rows, whose
-   prompts are padded to one width, a power of two, and share no page. A batch has at least 64 rows and runs
-   on at most two threads. With fewer rows or more threads, an elementwise kernel might compute the end of a
-   thread's share, if shorter than two full vectors, by instructions that round differently.
+3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends only
+   on the request and the settings. Requests are then decoded in batches with a fixed number of rows. The
+   prompts of a batch are padded to one width, a power of two, and share no page. A batch has at least 64 rows
+   and runs on at most two threads. With fewer rows or more threads, the last part of a thread's work in an
+   elementwise kernel could be shorter than two full vectors, and be computed by instructions that round
+   differently.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -71,16 +72,19 @@ class TorchEngine:
         context_length: int | None = None,
         threads: int | None = None,
     ):
-        """
+        """Make the engine, and check that its models can be decoded with a cache.
+
         Args:
             slots: the model of each slot.
             num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
             decode: turns ids into text, in which stop strings are searched for.
-            max_rows: most rows decoded together; `deterministic` rounds it up to a power of two, at least 64.
-            cache_gb: largest KV cache, 10^9 bytes. When it is full, the rows that entered last wait.
+            max_rows: largest number of rows that are decoded together. `deterministic` rounds it up to a
+                power of two, at least 64.
+            cache_gb: largest size of the KV cache, 10^9 bytes. When it is full, the rows that entered last
+                leave and wait.
             deterministic: a request gives bitwise the same tokens and log-probabilities, whatever other
-                requests it is batched with; on a CPU only.
+                requests it is batched with. This holds only on a CPU.
             context_length: largest number of tokens of a prompt with its response; None: the model's limit.
             threads: number of threads of the computation; None: torch's own number.
 
@@ -114,7 +118,7 @@ class TorchEngine:
         """Return the version of the slot's weights; 0 before weights are loaded.
 
         Raises:
-            EngineError: no such slot.
+            EngineError: there is no such slot.
         """
         return self._versions[id(self._model(slot))]
 
@@ -142,9 +146,10 @@ class TorchEngine:
         id or a stop string, at `max_new_tokens`, or at the end of the context.
 
         Raises:
-            EngineError: before anything is sampled: there is no such slot, or a request cannot be served.
-                From the iterator: a kept set is too large, or the slot's weights were replaced.
-            NonFiniteError: from the iterator: the model's logits are not finite.
+            EngineError: there is no such slot, or a request cannot be served. This is raised before anything
+                is sampled. The iterator raises it if a kept set is too large, or the slot's weights were
+                replaced.
+            NonFiniteError: the model's logits are not finite. The iterator raises it.
         """
         lm = self._model(slot)
         context = self._context(lm)
@@ -160,8 +165,8 @@ class TorchEngine:
         return self._generate(requests, rooms, slot)
 
     def stream(self, request: Request, slot: str) -> Iterator[Completion]:
-        """Yield the completion of one request after each token, up to that token. The finish reason is
-        "aborted" in all but the last. No kept sets are recorded.
+        """After each token of the response to one request, yield the completion up to that token. The finish
+        reason is "aborted" in all completions but the last. No kept sets are recorded.
 
         Raises:
             EngineError: there is no such slot, or the request cannot be served.
@@ -187,7 +192,8 @@ class TorchEngine:
         nats.
 
         Raises:
-            EngineError: no such slot, or a sequence is empty, longer than the context, or has an unknown id.
+            EngineError: there is no such slot; or a sequence is empty, is longer than the context, or has an
+                unknown id.
         """
         lm = self._model(slot)
         context, vocab_rows = self._context(lm), lm.vocab_rows
@@ -203,14 +209,14 @@ class TorchEngine:
         return scored
 
     def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        """Copy the tensors into those of the slot's model, unless both share their memory. Return the version
-        and the checksums of the model's tensors afterwards.
+        """Copy the tensors into those of the slot's model, except those that share their memory. Return the
+        version and the checksums of the model's tensors afterwards.
 
-        If a tensor is refused, nothing is copied. Keys and values are cached only during a call of
-        `generate`; if one is under way for this slot, it fails at its next step.
+        If a tensor is refused, nothing is copied. Keys and values are cached only during `generate` and
+        `stream`. If a call of `generate` is under way for this slot, it fails at its next step.
 
         Raises:
-            EngineError: no such slot.
+            EngineError: there is no such slot.
             WeightsError: a tensor is missing, unknown, or of another shape.
         """
         lm = self._model(slot)
@@ -249,7 +255,7 @@ class TorchEngine:
         """Return the largest number of tokens that the response may have.
 
         Raises:
-            EngineError: the request has no ids, unknown ids, or more ids than the context.
+            EngineError: the request has no ids, unknown ids, or more ids than the context holds.
         """
         _check_ids(what, request.ids, context, vocab_rows)
         most = request.sampling.max_new_tokens
@@ -260,7 +266,7 @@ class TorchEngine:
         hold a request of this length in every row of a batch.
 
         Raises:
-            EngineError: it cannot.
+            EngineError: the cache is too small.
         """
         rows = self._max_rows if self._deterministic else None
         refuse_small_cache(max(lengths, default=0), self._pages[id(lm)], self._page_bytes[id(lm)], rows)
@@ -387,7 +393,8 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
         tokens: number of tokens of the sequence.
         pages: number of pages of the cache.
         page_bytes: bytes of a page.
-        rows: number of rows in each batch of a deterministic engine, which all need the pages; else None.
+        rows: for a deterministic engine, the number of rows in a batch, each of which needs the pages of the
+            sequence; for another engine, None.
 
     Raises:
         EngineError: the cache is too small.
@@ -444,8 +451,9 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
-    """Return the bytes of a page of the model's KV cache, in all layers. If the model has weights, check that
-    a step with the cache gives the same logits as a pass without one, after 9 tokens and after one.
+    """Return the bytes of a page of the model's KV cache, over all layers. If the model has weights, check
+    that a step with the cache gives the same logits, within a tolerance, as a pass without a cache. This is
+    checked after 9 tokens and after one.
 
     Raises:
         ModelError: the logits differ, or the model cannot run with the cache.
@@ -483,7 +491,8 @@ def page_bytes_of(lm: CausalLM) -> int:
 
 
 def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:
-    """Refuse a model with fewer tokens than the tokenizer, or with a context shorter than `context_length`.
+    """Refuse a model whose embeddings have fewer rows than the tokenizer has tokens, or whose context is
+    shorter than `context_length`.
 
     Raises:
         EngineError: the model is refused.

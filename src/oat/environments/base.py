@@ -1,5 +1,5 @@
-"""The environment's protocol. An environment answers the model's responses within an episode, and rewards
-each of them.
+"""The environment's protocol. Within an episode, an environment answers each of the model's responses, and
+gives it a reward.
 
 An environment is a function of its state: `step(state, response)` returns the next state, so an episode can
 be played again.
@@ -48,7 +48,7 @@ def build_environment(name: str) -> Environment:
     """Return a user's environment, `path/to/file.py:Name` or `package.module:Name`, made without arguments.
 
     Raises:
-        ConfigError: the code cannot be loaded, raises, or is not an environment.
+        ConfigError: the code cannot be loaded, raises an exception, or does not make an environment.
     """
     return make_environment(load_symbol(name), name)
 
@@ -61,7 +61,7 @@ def make_environment(found: Any, name: str) -> Environment:
         name: its name in messages.
 
     Raises:
-        ConfigError: the class raises, or its object lacks a method.
+        ConfigError: the class raises an exception, or the object that it makes lacks a method.
     """
     with guarded(
         name,

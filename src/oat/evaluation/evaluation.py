@@ -1,9 +1,9 @@
 """Evaluation on held-out prompts. Its questions, budget and random numbers are separate from those of
 training, so it does not change what training learns. docs/evaluation.md explains its metrics.
 
-Every evaluation samples responses to the same prompts with the same random numbers, so two evaluations differ
-only in the weights. With a scoring oracle the value of a response is its score. With a comparing oracle it is
-the probability that the response wins against the data's reference response.
+Every evaluation samples responses to the same prompts with the same random numbers, so the samples of two
+evaluations differ only by the weights. With a scoring oracle, the value of a response is its score. With a
+comparing oracle, the value is the probability that the response wins against the data's reference response.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -124,8 +124,8 @@ class _Table:
 
 
 class Evaluation:
-    """Evaluates on held-out prompts. All questions go through the ledger, so a run that is killed and
-    continued pays for none twice.
+    """Evaluates on held-out prompts. The ledger records all questions and answers, so a run that is killed
+    and continued does not pay again for a recorded answer.
 
     Args:
         oracles: one or two oracles; the second is asked about the same responses as the first.
@@ -176,14 +176,16 @@ class Evaluation:
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
         """Evaluate the slot's weights after `step` updates and `queries` queries of training, and return
-        metrics. If the budget does not suffice, `eval/skipped` is the only metric.
+        metrics. If the budget of the first oracle does not suffice, the only metric is `eval/skipped`.
 
         Args:
-            feedback: the feedback of the last step; its responses are evaluated too if `extra.online` is set.
+            feedback: the feedback of the last step. If `extra.online` is set, its responses are evaluated
+                too.
 
         Raises:
             OatError: sampling, the first oracle, the extraction of answers or the writing of records failed.
-                If the second oracle fails, this becomes a warning and a metric, unless it is a `LedgerError`.
+                A failure of the second oracle only gives a warning and the metric `eval/gold_failed`.
+            LedgerError: the ledger failed, for either oracle.
         """
         self.trigger.begin(step, queries)
         rounds = [*self.modes, *(learned_from(feedback) if self.extra.online and feedback else [])]
@@ -228,16 +230,17 @@ class Evaluation:
         count: int,
         groups: Callable[[int], Sequence[Group]],
     ) -> bool:
-        """Ask the questions that are not on disk yet. But if no question is on disk and the budget does not
-        suffice, ask nothing, and record the price. A later evaluation first checks whether the budget allows
-        the recorded price. If not, it does not even sample.
+        """Ask those questions of an evaluation that are not on disk yet.
+
+        If none is on disk and their price exceeds the budget, record the price and ask nothing. A later
+        evaluation first checks whether the budget allows the recorded price. If not, it samples nothing.
 
         Args:
-            count: number of rounds; each mode has one.
-            groups: as in `_tables`.
+            count: number of rounds, one for each mode.
+            groups: function from the index of a round to its groups, as in `_tables`.
 
         Returns:
-            True if all questions are on disk now, False if nothing was asked.
+            True if all questions are on disk now; False if the budget does not suffice.
         """
         rounds = [round for round in range(count) if not self.ledger.recalls(step, round, oracle.purpose)]
         is_new = len(rounds) == count
@@ -283,19 +286,19 @@ class Evaluation:
         modes: Sequence[Mode],
         groups: Callable[[int], Sequence[Group]],
     ) -> list[_Table] | None:
-        """Ask an oracle, and return its values in one table for each mode; None if the budget does not
-        suffice for all modes.
+        """Ask an oracle. Return its values in one table for each mode, or None if the budget does not suffice
+        for all modes.
 
-        The ledger may also hand out answers of an earlier evaluation that was interrupted by a kill and was
-        not due again. They are ignored.
+        A kill may have interrupted an earlier evaluation that was not due again. The ledger then also hands
+        out the answers of that evaluation; they are ignored.
 
         Args:
-            groups: returns the groups of a mode, given the mode's index. It is not called for a mode whose
+            groups: function from the index of a mode to its groups. It is not called for a mode whose
                 questions were recorded before a restart.
 
         Raises:
-            OatError: the oracle failed, now or when this evaluation was first made. The ledger records the
-                failure, so an evaluation that is repeated after a restart fails too.
+            OatError: the oracle failed, now or before a restart. The ledger records a failure, so the same
+                evaluation fails again after a restart.
         """
         tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:

@@ -1,9 +1,9 @@
 """Held-out pairs: recorded pairs from which nothing is learned. An evaluation measures the objective on them:
 its loss, how often it prefers the chosen response, and by how much.
 
-No oracle is asked and nothing is sampled. The loss is the objective's own, over all pairs at once, under the
-current weights. It does not change training. The reference's log-probabilities are computed when they are
-first needed, and again only after the reference has changed.
+No oracle is asked and nothing is sampled. The loss is that of the objective, over all pairs together, under
+the current weights. Measuring it does not change training. The log-probabilities under the reference are
+computed once in a process, and again after each change of the reference.
 """
 
 import copy

@@ -65,7 +65,8 @@ class RecordFiles:
             step: number of updates before the evaluation.
 
         Raises:
-            DirectoryError: the folder existed before, and was removed or replaced.
+            DirectoryError: the folder was there when this object was made or last wrote, and has been removed
+                or replaced since.
             RecordError: the file cannot be written.
         """
         self._standing.refuse_lost(DirectoryError)

@@ -1,7 +1,8 @@
 """Pure functions that compute the statistics of an evaluation from the values of its responses.
 
 Axes: B prompts, G responses to each prompt, P pairs of responses. A missing value is NaN and is left out. A
-statistic is None if no value is left. A function that follows a paper names it, and lists its departures.
+statistic is None if too few values are left for it. A function that follows a paper names the paper, and
+lists its departures from it.
 """
 
 import math
@@ -26,9 +27,9 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
     pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k)
 
-    n is the number of a prompt's values, and c is how many of these are at least `success`. The term of a
-    prompt is the share of its sets of k samples that contain a success. A prompt with fewer than k values is
-    left out.
+    n is the number of a prompt's values, and c is the number of those that are at least `success`. The term
+    of a prompt is the share of its sets of k samples that contain a success. A prompt with fewer than k
+    values is left out.
 
     Args:
         k: at least 1.
@@ -43,15 +44,16 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
 
 def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | None]], k: int) -> float | None:
-    """Return the value of the answer that most of k samples give, as a mean over prompts (self-consistency:
-    Wang et al. 2022, arXiv:2203.11171, Section 2).
+    """Return the mean over prompts of the value of the most frequent answer among k samples
+    (self-consistency: Wang et al. 2022, arXiv:2203.11171, Section 2).
 
-    The value of an answer is the mean of the values of its samples. If several answers have the most votes,
-    the mean of their values is taken, as if a draw decided. A sample without an answer has no vote; if no
-    sample has an answer, the mean of all values is taken.
+    The samples of a prompt that have a value are split, in their order, into groups of k. The value of a
+    prompt is the mean over its groups. Samples that do not fill a group are left out. A prompt without a
+    group is left out too.
 
-    The samples of a prompt that have a value are split, in their order, into groups of k, and the mean over
-    these groups is taken. Samples that do not fill a group are left out, and so is a prompt without a group.
+    In a group, each sample votes for its answer. The value of an answer is the mean of the values of its
+    samples. If several answers have the most votes, the value of the group is the mean of their values. If no
+    sample has an answer, it is the mean of all values of the group.
 
     Args:
         answers: B sequences of G answers. Equal answers are votes for the same answer; None means that the
@@ -78,8 +80,8 @@ def wins(probabilities: np.ndarray) -> np.ndarray:
 def bootstrap_interval(
     values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float] | None:
-    """Return the ends of the 95 % interval of `average` over the choice of prompts, by percentiles of the
-    bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
+    """Return the ends of a 95 % confidence interval of `average` for other prompts of the same kind, by
+    percentiles of the bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
 
     Each resample draws as many prompts as there are, with replacement. A prompt that is drawn brings all of
     its values, since samples of one prompt are not independent of each other. The ends are the
@@ -105,18 +107,18 @@ def length_controlled_win_rate(
 
     P(win) = sigmoid(a + b tanh(d / std(d))),   d = length - other length,   and the rate is sigmoid(a)
 
-    a and b maximise the likelihood of the wins, fractions of a win included. std is the unbiased standard
-    deviation of d.
+    a and b maximise the likelihood of the wins times the prior of b (departure 2). A win may be a fraction.
+    std is the unbiased standard deviation of d.
 
     Departures:
         1. Their third term, the difficulty of an instruction, is left out: they estimate it from the answers
             of many models, and here there are only one model and its opponent.
         2. They shrink all terms, with a strength that cross-validation chooses. Here only b has a prior
-            (normal, mean 0, variance 10), so that b is finite even if the longer response always wins. a has
-            no prior, so if length has no effect the result is the plain win rate.
+            (normal, mean 0, variance 10), so b is finite even if the longer response always wins. a has no
+            prior. So if length has no effect, the result is the plain win rate.
         3. They add answers of models that were told to be short or long; here none are added. If one side is
-            always longer and always wins, the effects of length and of quality cannot be separated, and the
-            wins are attributed to quality.
+            always longer and always wins, the effects of length and of quality cannot be separated. The wins
+            are then attributed to quality.
 
     If all d are equal, the result is the plain win rate.
 

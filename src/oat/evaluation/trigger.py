@@ -6,11 +6,14 @@ from typing import Any
 
 
 class Trigger:
-    """Decides when an evaluation is due, from the step, the queries and the time at which the last one began.
+    """Decides when an evaluation is due. Three conditions must hold, all counted from the beginning of the
+    last evaluation:
 
-    An evaluation becomes pending every `every` steps. It is due as soon as training has also made
-    `every_queries` queries and has run for `every_hours` since the last one began. Only the hours depend on a
-    clock. They include the time that the run's earlier processes ran.
+    * the number of steps has reached or passed a multiple of `every`;
+    * training has made at least `every_queries` queries;
+    * the run has run for at least `every_hours` hours, those of its earlier processes included.
+
+    Only the third condition depends on a clock; with 0 hours it always holds.
     """
 
     def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):

@@ -1,5 +1,5 @@
-"""The explorer's protocol. An explorer chooses the sampled responses that are worth asking about. It is pure:
-its results are functions of its arguments."""
+"""The explorer's protocol. An explorer chooses the sampled responses that are worth asking about. Its methods
+are pure: the results depend only on the arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -25,11 +25,13 @@ class Explorer(Protocol):
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """Return one question for each group that the explorer asks about. A question that no oracle shall
-        answer has the address "none". A question without an address goes to the oracle of training. The
-        collector calls this once for each round.
+        """Return one question for each group that the explorer asks about. The collector calls this once for
+        each round.
+
+        The oracle of a question is "none" if no oracle shall answer it, and "" if the oracle of training
+        shall answer it.
 
         Args:
-            keys: the keys of the questions, one for each group.
+            keys: for each group, the key that a question about it must have.
             generator: the only source of randomness.
         """

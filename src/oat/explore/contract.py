@@ -34,7 +34,7 @@ def question_faults(
     """Yield the faults of the questions that `choose` returned.
 
     Args:
-        group_of: the groups that `choose` got, by the key of their question.
+        group_of: the groups that `choose` got, by the key that a question about the group must have.
         kind: the kind of question that the run asks.
         needs: the explorer's `needs`.
     """

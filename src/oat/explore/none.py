@@ -10,16 +10,15 @@ from oat.types import UNASKED, Group, Key, Kind, Plan, Question, Trajectory
 
 
 class NoExploration:
-    """Asks about everything that was sampled: the score of each sample, or which of the two samples is
-    better.
+    """Asks about every group: for the score of each response, or which of its two responses is better.
 
-    If the two responses are equal, neither is better. That question goes to the oracle "none" and costs
-    nothing. Recorded responses are equal if all their tokens are. Sampled ones are equal if their texts are,
-    or if all their tokens are when the oracle does not read texts.
+    If the two responses are equal, neither is better. The question then goes to the oracle "none" and costs
+    nothing. Recorded responses are compared by their tokens. Sampled responses are compared by their texts if
+    `reads_text` is set, otherwise by their tokens.
 
     Args:
-        reads_text: True if the oracle reads texts; False if the value of a response is known, from the data
-            or as the reward of the whole episode.
+        reads_text: True if the oracle reads texts. False if the values of responses are known from the data,
+            or are the rewards of episodes.
     """
 
     needs: frozenset[str] = frozenset()
@@ -37,7 +36,7 @@ class NoExploration:
         """Return one question for each group, about all of its samples in their order.
 
         Raises:
-            ConfigError: pairs are compared, and a group does not have two samples.
+            ConfigError: the kind of question is "compare", and a group does not have two samples.
         """
         return [self._ask(group, key) for group, key in zip(groups, keys, strict=True)]
 

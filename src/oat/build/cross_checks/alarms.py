@@ -1,4 +1,5 @@
-"""Checks of the section `alarms`: each alarm that was set can be raised."""
+"""Checks of the section `alarms`: the run reports a metric that a set alarm watches, and the alarm `gold` has
+a bound."""
 
 from oat.build.resolved import Resolved
 from oat.config.alarm_settings import AlarmsConfig
@@ -11,8 +12,8 @@ def refuse_silent(resolved: Resolved) -> None:
     """Refuse alarms that nothing can raise.
 
     Raises:
-        ConfigError: an alarm was set although the run reports none of its metrics, or although it has no
-            bound.
+        ConfigError: an alarm was set although the run reports none of its metrics; or the alarm `gold` was
+            set without a bound.
     """
     alarms, origins = resolved.config.alarms, resolved.origins
     for name, metrics in METRICS.items():

@@ -53,7 +53,7 @@ def check_settings(resolved: Resolved) -> None:
     """Refuse settings that contradict each other, or that nothing reads in this combination.
 
     Raises:
-        ConfigError: names the place, the field, and what to do.
+        ConfigError: there is such a setting. The message names its place and its field, and says what to do.
     """
     others = [check for check in resolved.part_checks if check.field.split(".")[0] not in _ORDER]
     for check in [*(check for group in _ORDER for check in _checks(resolved, group)), *others]:

@@ -1,5 +1,6 @@
-"""Checks of the section `checkpoint`: the rows of the run can have the metric by which checkpoints are
-ranked."""
+"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. They are made if
+`checkpoint.keep_best` is above 0. The metric must exist. If it is a metric of an evaluation's mode or of
+held-out pairs, the run must have this evaluation."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Checks of the section `stop`: a run has a stop condition that can be met."""
+"""Checks of the section `stop`: a run has a stop condition, and no budget if its oracle costs nothing."""
 
 from collections.abc import Iterator
 
