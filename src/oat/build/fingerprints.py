@@ -1,4 +1,4 @@
-"""Fingerprints of a run's inputs: of all that decides the rows of a run, except its configuration. They are
+"""Fingerprints of a run's inputs, which decide the rows of the run together with its configuration. They are
 stored in `environment.json`. When the run is continued, they are compared with those of the present inputs.
 
 | key | content | a change is |

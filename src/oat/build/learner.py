@@ -48,8 +48,7 @@ def make_learner(
         keep: folder for a batch with which a number became infinite or NaN; None: no batch is kept.
 
     Raises:
-        ConfigError: `learner.micro_batch_tokens` is to be measured, and not even one row fits into
-            `compute.memory_gb`.
+        ConfigError: with `micro_batch_tokens: auto`, not even one row fits into `compute.memory_gb`.
         ModelError: a model cannot be a reward model, or lacks gradient checkpointing although it is set.
     """
     config, objective = resolved.config, resolved.objective

@@ -1,6 +1,6 @@
 """The outline of the policy: its sizes, which are checked before weights are loaded.
 
-The checks get only numbers, and no model without weights. Such a model, kept alive, would be state of the run
+The checks get only these sizes. A model without weights, if it were kept for them, would be state of the run
 that no checkpoint has.
 """
 

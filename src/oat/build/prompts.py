@@ -40,7 +40,7 @@ class PromptReader:
         Raises:
             DataError: a source cannot be read.
             ConfigError: the algorithm takes recorded responses one by one, and no label or score tells the
-                good ones from the others, or it would learn responses whose label is false.
+                good ones from the others. Or the algorithm would learn responses whose label is false.
         """
         p, objective = self.resolved.config.prompts, self.resolved.objective
         entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path

@@ -9,7 +9,7 @@ from oat.control.interruption import Interruption
 
 @contextmanager
 def hearing_signals() -> Iterator[Interruption]:
-    """Import torch, and handle SIGTERM and Ctrl-C within this context. A first signal during the import has
+    """Import torch, and handle SIGTERM and Ctrl-C within this context. The first signal during the import has
     no effect until the import has ended, since an exception that is raised within torch's C++ code aborts the
     process."""
     told = Interruption()

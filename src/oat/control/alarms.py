@@ -78,7 +78,8 @@ class Alarm:
 
     Attributes:
         metric: the metric that it watches.
-        patience: number of steps in a row with the metric out of bounds after which the alarm is raised.
+        patience: the alarm is raised when its metric has been out of bounds for this number of steps in a
+            row.
         action: the action when it is raised: "warn", "stop" or "roll_back".
         below, above: bounds of the metric. For the response length, they are multiples of its mean in the
             first steps (`LEVEL_ROWS`). For the second oracle, they are differences from its best value so

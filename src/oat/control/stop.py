@@ -17,7 +17,8 @@ class Stop:
 
     Args:
         last: number of steps of the run, from `stop.max_steps` or from `prompts.epochs`; None for no limit.
-        budget: the budget of training. When it is used up and no question is open any more, the run ends.
+        budget: the budget of training. The run ends when the budget cannot buy another question, and steps
+            have taken all questions that were paid for.
         max_hours: largest number of hours of running time, summed over all processes of the run. Only this
             condition looks at a clock.
     """

@@ -2,9 +2,9 @@
 datasets and Python; `data/formats.py` says which columns hold what.
 
 Records that can only be read in order (Parquet, streamed datasets, iterators) are copied as JSON lines to an
-unnamed file in the run directory. So all such sources are read in the same way, no row group of Parquet is
-decoded for a single record, and nothing is left to clean up after a kill. When a run is continued, it writes
-the file again.
+unnamed file. It is made in the run directory or, without a run, in the system's folder for temporary files.
+So all such sources are read in the same way, no row group of Parquet is decoded for a single record, and
+nothing is left to clean up after a kill. When a run is continued, it writes the file again.
 """
 
 import hashlib

@@ -24,10 +24,10 @@ class Prompts:
     """The prompts of one or several sources, in a seeded order, with a cursor.
 
     The n-th prompt of a run depends only on the data, the settings, the seed and n. If the prompts are
-    shuffled, each epoch of a source has its own permutation. In epoch e, it is drawn by the generator at
-    ("prompts", e) for the first source, and by that at ("prompts", e, i) for a further source with index i,
-    from 1. At the end of an epoch, `take` continues with the next epoch, so no tail is dropped. Several
-    sources take turns as `interleave` says, each with its own epochs.
+    shuffled, each epoch of a source has its own permutation. For epoch e of the first source, the generator
+    at ("prompts", e) draws it; for that of a further source with index i, from 1, the generator at
+    ("prompts", e, i). At the end of an epoch, `take` continues with the next epoch, so no tail is dropped.
+    Several sources take turns as `interleave` says, each with its own epochs.
 
     Args:
         source: a source as listed at the head of `data/sources.py` (a path, a name, records or a function);

@@ -107,7 +107,7 @@ class Pages:
         heapq.heappush(self._free, page)
 
     def close_gaps(self, slack: float) -> np.ndarray | None:
-        """Move the last pages into free ones, if `used` is more than `slack` times `live`.
+        """If `used` is more than `slack` times `live`, move the last pages into free ones.
 
         Returns:
             For each page, the page that its content is in now; None if nothing was moved.

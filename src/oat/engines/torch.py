@@ -8,9 +8,8 @@
 3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends only
    on the request and the settings. Requests are then decoded in batches with a fixed number of rows. The
    prompts of a batch are padded to one width, a power of two, and share no page. A batch has at least 64 rows
-   and runs on at most two threads. With fewer rows or more threads, the last part of a thread's work in an
-   elementwise kernel could be shorter than two full vectors, and be computed by instructions that round
-   differently.
+   and runs on at most two threads. With fewer rows or more threads, the end of a thread's work in an
+   elementwise kernel could be shorter than two vectors, and instructions for it may round differently.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -72,17 +71,14 @@ class TorchEngine:
         context_length: int | None = None,
         threads: int | None = None,
     ):
-        """Make the engine, and check that its models can be decoded with a cache.
-
+        """
         Args:
             slots: the model of each slot.
             num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
             decode: turns ids into text, in which stop strings are searched for.
-            max_rows: largest number of rows that are decoded together. `deterministic` rounds it up to a
-                power of two, at least 64.
-            cache_gb: largest size of the KV cache, 10^9 bytes. When it is full, the rows that entered last
-                leave and wait.
+            max_rows: most rows decoded together. `deterministic` rounds up to a power of two, at least 64.
+            cache_gb: largest KV cache, 10^9 bytes. If it is full, the rows that entered last leave and wait.
             deterministic: a request gives bitwise the same tokens and log-probabilities, whatever other
                 requests it is batched with. This holds only on a CPU.
             context_length: largest number of tokens of a prompt with its response; None: the model's limit.
@@ -146,10 +142,9 @@ class TorchEngine:
         id or a stop string, at `max_new_tokens`, or at the end of the context.
 
         Raises:
-            EngineError: there is no such slot, or a request cannot be served. This is raised before anything
-                is sampled. The iterator raises it if a kept set is too large, or the slot's weights were
-                replaced.
-            NonFiniteError: the model's logits are not finite. The iterator raises it.
+            EngineError: at the call: there is no such slot, or a request cannot be served. In the iteration:
+                a kept set is too large, or the slot's weights were replaced.
+            NonFiniteError: in the iteration: the model's logits are not finite.
         """
         lm = self._model(slot)
         context = self._context(lm)
@@ -192,8 +187,7 @@ class TorchEngine:
         nats.
 
         Raises:
-            EngineError: there is no such slot; or a sequence is empty, is longer than the context, or has an
-                unknown id.
+            EngineError: the slot is unknown, or a sequence is empty, too long, or has an unknown id.
         """
         lm = self._model(slot)
         context, vocab_rows = self._context(lm), lm.vocab_rows
@@ -393,8 +387,7 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
         tokens: number of tokens of the sequence.
         pages: number of pages of the cache.
         page_bytes: bytes of a page.
-        rows: for a deterministic engine, the number of rows in a batch, each of which needs the pages of the
-            sequence; for another engine, None.
+        rows: rows in a batch of a deterministic engine, each of which needs the pages; otherwise None.
 
     Raises:
         EngineError: the cache is too small.
@@ -452,8 +445,7 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
     """Return the bytes of a page of the model's KV cache, over all layers. If the model has weights, check
-    that a step with the cache gives the same logits, within a tolerance, as a pass without a cache. This is
-    checked after 9 tokens and after one.
+    that a step with the cache gives nearly the logits of a pass without it, after 9 tokens and after one.
 
     Raises:
         ModelError: the logits differ, or the model cannot run with the cache.
@@ -491,8 +483,7 @@ def page_bytes_of(lm: CausalLM) -> int:
 
 
 def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:
-    """Refuse a model whose embeddings have fewer rows than the tokenizer has tokens, or whose context is
-    shorter than `context_length`.
+    """Refuse a model with fewer embeddings than tokens, or with a context shorter than `context_length`.
 
     Raises:
         EngineError: the model is refused.
