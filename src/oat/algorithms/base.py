@@ -245,8 +245,8 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the `reward_metrics` of the step's scores. A comparison that was made from scores counts with
-    these scores, even if only one of the two responses has one."""
+    """Return the `reward_metrics` of the step's scores. If a comparison was made from scores, these scores
+    are included, even if only one of the two responses has a score."""
     scores: list[list[float]] = []
     for item in feedback.items:
         if item.question.kind == "score":

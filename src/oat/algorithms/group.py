@@ -231,8 +231,8 @@ class GroupPolicyGradient(Objective):
         )
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the adapted weight of the KL, unless this run is a fork with another `kl_coef` or without
-        `kl_target`."""
+        """Restore the adapted weight of the KL. A fork with another `kl_coef`, or without `kl_target`, keeps
+        its own."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
 

@@ -18,7 +18,7 @@ class Contender:
 
     Attributes:
         name: the name that the user gave.
-        resolved: the configuration of the comparison, with this model and its template.
+        resolved: the configuration of the comparison, with this model and its own section `render`.
         run_dir: the run whose newest checkpoint is compared; None: the model is used as it is.
     """
 

@@ -42,7 +42,7 @@ def begin_fork(source: str, directory: Path) -> None:
             itself would be continued.
 
     Raises:
-        ConfigError: as `find_origin`.
+        ConfigError: see `find_origin`.
     """
     origin = find_origin(source, directory)
     if origin != _read(directory):
@@ -55,7 +55,7 @@ def find_origin(source: str, directory: Path) -> Origin:
     place. Nothing is written.
 
     Args:
-        source: as for `begin_fork`.
+        source: see `begin_fork`.
         directory: the fork's directory.
 
     Raises:

@@ -94,7 +94,7 @@ class Given:
         those that the run was begun with. Files that an earlier start without a run has left are replaced.
 
         Args:
-            is_checked: as for `_write_records`.
+            is_checked: see `_write_records`.
 
         Raises:
             ConfigError: the run was begun with another model or other records.

@@ -161,7 +161,7 @@ def load_learned(
     """Load the main model of a run with the weights of a checkpoint.
 
     Args:
-        which: as for `policy_weights`.
+        which: see `policy_weights`.
 
     Raises:
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;

@@ -58,7 +58,7 @@ def load_models(
         load: function that loads one model.
 
     Raises:
-        ConfigError, ModelError: as `device_of` and `load_model`.
+        ConfigError, ModelError: see `device_of` and `load_model`.
     """
     model, device = config.model, device_of(config.compute.profile)
     policy = load(model, seeds.key("init", "policy"), device)

@@ -99,10 +99,10 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
     changed.
 
     Args:
-        source: as for `open_run`.
+        source: see `open_run`.
 
     Raises:
-        ConfigError, CheckpointError, LedgerError: as `open_run`.
+        ConfigError, CheckpointError, LedgerError: see `open_run`.
     """
     directory = seen(resolved.config.run_dir)
     made, lock = make_directory(directory), directory / "lock"
@@ -155,7 +155,7 @@ def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
     """Make the run of a configuration without weights, in a temporary folder. Such a run cannot be started.
 
     Raises:
-        OatError: as `build`.
+        OatError: see `build`.
     """
     compute = replace(resolved.config.compute, serialise=False)
     here = replace(resolved, config=replace(resolved.config, compute=compute))

@@ -52,7 +52,7 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
 
     Raises:
         ModelError: the model's attention takes no layout.
-        ConfigError: as `device_of`.
+        ConfigError: see `device_of`.
     """
     sizes = [parameter.shape for parameter in lm.module.parameters()]
     config = lm.module.config.get_text_config()
@@ -70,7 +70,7 @@ def keys_of(lm: CausalLM) -> int:
     """Count, by a forward pass over one token, the values in the token's keys and values of all layers.
 
     Raises:
-        ModelError: as `outline_of`.
+        ModelError: see `outline_of`.
     """
     keys = _Keys()
     with torch.no_grad(), blaming_model(lm):

@@ -86,7 +86,7 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
 
     Raises:
         ConfigError: the constructor of the user's class fails.
-        ContractError: as `GuardedExplorer`.
+        ContractError: see `GuardedExplorer`.
     """
     if config.explorer.name == "none":
         return NoExploration(requires.feedback, reads_text=config.oracle.name not in BUILTIN)

@@ -17,7 +17,7 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
     """Resolve the configuration in a file, with flags that override it.
 
     Raises:
-        ConfigError: as `load_config` and `resolve`.
+        ConfigError: see `load_config` and `resolve`.
     """
     return resolve(*load_config(path, flags))
 
@@ -26,7 +26,7 @@ def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
     """Resolve the configuration that is given as a tree of plain data.
 
     Raises:
-        ConfigError: as `convert` and `resolve`.
+        ConfigError: see `convert` and `resolve`.
     """
     return resolve(convert(Config, tree, (), origins), origins)
 

@@ -96,7 +96,7 @@ def _pipe_lines() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """Return a conversation without its earliest turns, as few as leave room for an answer: room for
+    """Return a conversation whose earliest turns are dropped until there is room for an answer: room for
     `max_new_tokens` tokens, or for a quarter of the context if that is less. The last message stays even if
     it leaves less room.
 

@@ -45,7 +45,7 @@ class RecordedSequence:
     Attributes:
         ids: (T,) int32, after any cut.
         mask: (T,) bool, True for the learned tokens.
-        cut: the part that was cut.
+        cut: the part from which tokens were cut off.
     """
 
     ids: np.ndarray

@@ -75,7 +75,7 @@ class IndexCache:
         self._name = _digest(first_pass, self._files or (), max_records) + _ENDING if self._folders else ""
 
     def index(self) -> Index | None:
-        """Return the remembered index, or None if no folder has an undamaged one."""
+        """Return the stored index, or None if no folder has an undamaged one."""
         for folder in self._folders:
             with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
                 data = (folder / self._name).read_bytes()
@@ -86,8 +86,8 @@ class IndexCache:
         return None
 
     def keep(self, index: Index) -> None:
-        """Store an index in every folder that can be written to, unless the data changed since this object
-        was made."""
+        """Store an index in every folder that can be written to. If the data have changed since this object
+        was made, store nothing."""
         if not self._folders or _state(self._files) != self._state:
             return
         data = msgspec.msgpack.encode(index.plain)

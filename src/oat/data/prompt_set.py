@@ -203,6 +203,6 @@ def read_prompts(
     """Return all prompts of a source, in its order and in memory.
 
     Raises:
-        DataError, ConfigError: as the constructor of `PromptSet`.
+        DataError, ConfigError: see the constructor of `PromptSet`.
     """
     return list(PromptSet(source, Layout(prompt_key, reference_key), max_prompts=max_prompts))

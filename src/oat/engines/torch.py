@@ -309,7 +309,7 @@ class TorchEngine:
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
         """Yield the indices of requests that are decoded together: all that can get a token or, if the engine
-        is deterministic, those with prompts of one width, no more than a batch has rows."""
+        is deterministic, those with prompts of one width, at most as many as a batch has rows."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
@@ -322,8 +322,8 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Yield the indices of the sequences of each pass: sequences of one width, no more than a pass of
-        fixed size has rows."""
+        """Yield the indices of the sequences of each pass: sequences of one width, at most as many as a
+        pass of fixed size has rows."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):
