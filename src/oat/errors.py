@@ -266,14 +266,9 @@ def _bounded(text: str) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 batch", "2 batches"."""
-    return (
-        f"{count} {noun}"
-        if count == 1
-        else f"{count} {noun}es"
-        if noun.endswith("ch")
-        else f"{count} {noun}s"
-    )
+    """Return a count with its noun: "1 batch", "2 batches", "2 epochs"."""
+    plural = f"{noun}es" if noun.endswith("tch") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

@@ -375,7 +375,7 @@ def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path)
     )
 
     def measured(memory: float) -> int:
-        return measure_tokens(learner, objective, Limits(memory / GB), Sampling(4), 16)
+        return measure_tokens(learner, objective, Limits(memory / GB, 4), Sampling(4), 16)
 
     assert measured(needed + 1) in (4 * 8, 5 * 8)
     assert measured(needed + 1) == measured(needed + 1)

@@ -89,10 +89,9 @@ def make_learner(
     )
     if c.micro_batch_tokens == "auto":
         assert config.compute.memory_gb is not None, "cross_checks/learner.py asks for it"
-        limits = Limits(config.compute.memory_gb, config.prompts.max_tokens, c.micro_batch_size)
-        learner.micro_batch_tokens = measure_tokens(
-            learner, objective, limits, make_sampling(resolved), renderer.num_tokens
-        )
+        sampling, longest = make_sampling(resolved), config.prompts.max_tokens
+        limits = Limits(config.compute.memory_gb, sampling.max_new_tokens, longest, c.micro_batch_size)
+        learner.micro_batch_tokens = measure_tokens(learner, objective, limits, sampling, renderer.num_tokens)
     return learner
 
 

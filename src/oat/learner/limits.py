@@ -27,7 +27,7 @@ from oat.algorithms.base import Objective
 from oat.errors import ConfigError
 from oat.hardware.threads import candidates, fastest
 from oat.learner.learner import Learner
-from oat.types import KEPT_LIMIT, KeptSets, Sampling, Segment, Trajectory
+from oat.types import KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
 _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
@@ -74,11 +74,13 @@ class Limits:
 
     Attributes:
         memory_gb: memory that the learner and the pass may take together, in units of 10^9 bytes.
+        response_tokens: largest number of tokens in a response.
         prompt_tokens: largest number of tokens in a prompt; None: as many as in a response.
         rows: largest number of rows in a pass; None: as many as a step has.
     """
 
     memory_gb: float
+    response_tokens: int
     prompt_tokens: int | None = None
     rows: int | None = None
 
@@ -92,14 +94,13 @@ def measure_tokens(
     context length. The rows tried are at most those of a step.
 
     Args:
-        sampling: how the responses are sampled. The largest number of tokens in a response, the temperature
-            and the kept sets influence the memory.
+        sampling: how the responses are sampled; the temperature and the kept sets influence the memory.
         num_tokens: number of tokens that the tokenizer has.
 
     Raises:
         ConfigError: one row does not fit.
     """
-    response, plan = sampling.max_new_tokens, objective.plan(0)
+    response, plan = limits.response_tokens, objective.plan(0)
     width = (limits.prompt_tokens or response) + response
     contexts = [model.lm.context_length for model in learner.models.values() if hasattr(model, "lm")]
     width = min([width, *(context for context in contexts if context is not None)])
@@ -107,8 +108,7 @@ def measure_tokens(
     step = plan.prompts * sum(plan.samples.values())
     most_rows = max(1, min(step, limits.rows or step))
     budget = int(limits.memory_gb * GB) - _held(learner)
-
-    most_kept = min(sampling.top_k or KEPT_LIMIT, KEPT_LIMIT, num_tokens) if sampling.keep_sets else 0
+    most_kept = sampling.most_kept(num_tokens)
 
     def attempt(rows: int) -> int:
         return _pass_bytes(

@@ -43,6 +43,14 @@ class Sampling:
         """True if some ids of the vocabulary cannot be drawn."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
+    def most_kept(self, num_tokens: int) -> int:
+        """Return the largest number of ids in a kept set that is recorded; 0 if none is.
+
+        Args:
+            num_tokens: size of the tokenizer's vocabulary.
+        """
+        return min(self.top_k or KEPT_LIMIT, KEPT_LIMIT, num_tokens) if self.keep_sets else 0
+
     def faults(self) -> list[str]:
         """Return the names of the fields whose values are out of range."""
         is_sound = {
