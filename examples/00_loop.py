@@ -121,11 +121,8 @@ def train(
         # Sample. Each answer has an address: the step, its prompt's occurrence (how many prompts the run had
         # taken before it), and its number.
         taken = range(step * len(PROMPTS), (step + 1) * len(PROMPTS))
-        keys = [
-            seeds.key("train", step, 0, "sampler", occurrence, answer)
-            for occurrence in taken
-            for answer in range(G)
-        ]
+        addresses = [(occurrence, answer) for occurrence in taken for answer in range(G)]
+        keys = [seeds.key("train", step, 0, "sampler", *address) for address in addresses]
         answers_NT = sample(model, prompts_BL, np.array(keys, dtype=np.uint64), end)
         texts = tokenizer.batch_decode(answers_NT, skip_special_tokens=True)
 
@@ -134,7 +131,7 @@ def train(
         rewards_N = torch.tensor(reward([prompt for prompt in PROMPTS for _ in range(G)], texts))
         advantages_N = group_advantages(rewards_N, group_of_N, len(PROMPTS))
 
-        # Mask. The tokens of an answer count, the first end among them; those behind it do not.
+        # Mask. The tokens of an answer count, the first end among them; those after it do not.
         is_end_NT = (answers_NT == end).long()
         mask_NT = (is_end_NT.cumsum(1) - is_end_NT == 0).float()
         with torch.no_grad():

@@ -385,5 +385,6 @@ def test_nothing_is_too_long_to_read() -> None:
     assert too_long(FILES) == []
 
 
-def test_no_test_is_too_long_to_read() -> None:
-    assert too_long(sorted(TESTS.rglob("*.py"))) == []
+@pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks"])
+def test_what_is_beside_the_package_is_not_too_long_either(folder: str) -> None:
+    assert too_long(sorted((TESTS.parent / folder).rglob("*.py"))) == []

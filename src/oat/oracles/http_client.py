@@ -191,7 +191,6 @@ class HttpClient:
         *,
         deadline_s: float,
         content_type: str = "application/json",
-        headers: Mapping[str, str] | None = None,
         max_tries: int | None = None,
         has_failed: Callable[[], None] = lambda: None,
         counts_gateways: bool = False,
@@ -203,7 +202,6 @@ class HttpClient:
                 try has failed.
             deadline_s: seconds for the call. The time in which the call waits to be one of the `concurrency`
                 calls under way does not count.
-            headers: further headers, none of them secret.
             max_tries: in place of the client's `max_tries`, for this call.
             has_failed: called on the client's thread after each failed try, since the service may have worked
                 and may charge for the try.
@@ -219,7 +217,7 @@ class HttpClient:
             NoReplyError: the deadline has passed, or `max_tries` tries have failed.
             OutageError: no URL has answered for longer than `max_outage_s`.
         """
-        sent = {"content-type": content_type, **(headers or {})}
+        sent = {"content-type": content_type}
         loop = self._started()
         request = _HttpRequest(path, body, sent, max_tries or self._max_tries, has_failed, counts_gateways)
         return asyncio.run_coroutine_threadsafe(self._call(request, read, deadline_s), loop)

@@ -77,9 +77,9 @@ def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractCo
     return _Guarded(refuse, place, name)
 
 
-def raising(refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
+def raising(refuse: Refuse) -> AbstractContextManager[None, None]:
     """A context like `guarded`, but for exceptions only; the state of the process is not looked at."""
-    return _Raising(refuse, place)
+    return _Raising(refuse, None)
 
 
 def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:

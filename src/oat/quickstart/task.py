@@ -84,16 +84,13 @@ class Task:
         )
 
 
-def build_task(
-    seed: int, *, heldout: int = 520, demonstrations: int = 51_200, forgets: float = FORGETS
-) -> Task:
+def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200) -> Task:
     """Make the data of a seed.
 
     Args:
         heldout: number of pairs that are held out, of 1,845 pairs in all.
         demonstrations: number of demonstrations. Their sums are drawn from those of training, with
             replacement.
-        forgets: probability that a demonstration lacks the carry.
     """
     seeds = Seeds(seed)
     pairs = [(a, b) for a in range(10, 100) for b in range(a, 100) if a % 10 + b % 10 >= 10]
@@ -106,7 +103,7 @@ def build_task(
     train = tuple(Sum(*order) for a, b in shuffled[heldout:] for order in dict.fromkeys([(a, b), (b, a)]))
     generator = seeds.at("quickstart", "demonstrations")
     drawn = [train[i] for i in generator.integers(len(train), size=demonstrations)]
-    wrong = generator.random(demonstrations) < forgets
+    wrong = generator.random(demonstrations) < FORGETS
     return Task(
         train,
         held,

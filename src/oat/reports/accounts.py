@@ -166,13 +166,12 @@ def agreements(store: Reader) -> list[Agreement]:
     return [Agreement(*oracles, len(alike), sum(alike)) for oracles, alike in sorted(found.items()) if alike]
 
 
-def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train") -> int:
-    """Write the answers of a purpose as a data set. Return its number of rows.
+def export_answers(run_dir: Path, out: Path, layout: str) -> int:
+    """Write the answers of training as a data set. Return its number of rows.
 
     Args:
         out: file that ends in .jsonl or .parquet, which is its format; its folder is made.
         layout: "preference" or "scored".
-        purpose: "train", "eval" or "gold".
 
     Raises:
         ConfigError: the layout or the ending is unknown, the folder cannot be made, the run directory has no
@@ -192,7 +191,7 @@ def export_answers(run_dir: Path, out: Path, layout: str, purpose: str = "train"
         responses = _Responses(store, columns, has_turns=has_turns)
         rows = []
         left_out = 0
-        answered = [intent for intent in store.answered() if intent.question.key.purpose == purpose]
+        answered = [intent for intent in store.answered() if intent.question.key.purpose == "train"]
         prompted = [intent for intent in answered if intent.question.messages]
         for intent in prompted:
             try:
