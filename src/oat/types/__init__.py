@@ -24,10 +24,23 @@ Words. Models and log-probabilities:
     old             of log-probabilities: the policy's at `prepare`; the denominator of importance ratios
     kept set        the ids that could be drawn for a token, after top-k, top-p and min-p
 
+Boxes (each has a protocol, most of them in `protocols.py`) and parts:
+
+    box             a stage of the loop that other boxes know by its protocol alone
+    part            a class that a setting `name` selects: an algorithm, engine, explorer, oracle or sink
+    engine          generates token ids with the weights of its slots, and scores them
+    actor           the renderer and the engine: samples responses to prompts, and scores them
+    explorer        chooses the sampled responses that the oracle is asked about
+    oracle          answers questions: a rule, a model, a judge, a server, a person
+    environment     answers the policy's responses in an episode, turn by turn
+    ensemble        several small reward networks, the members, which learn from the same answers
+    outline         a model's modules without weights, of which only shapes and sizes are known
+
 From prompts to answers:
 
     prompt          a conversation to be continued, with the further columns of its record
     trajectory      a prompt and one response as token ids, sampled or recorded, never padded
+    episode         a conversation of several turns with an environment; one trajectory
     segment         a run of a trajectory's tokens by one author: the model, or the context that it reads
     group           a prompt with its trajectories; it stays together from the actor to the loss
     round           the prompts that a step takes at a time; their questions are recorded in one transaction
@@ -41,6 +54,8 @@ From prompts to answers:
     budget          the limits of a purpose, in queries, tokens and money
     purpose         what questions are asked for: `train`, `eval`, or `gold`, an evaluation's second oracle
     ledger          the record of every question, answer and price of a run, in SQLite
+    take            the answered questions that a step or an evaluation gets from the ledger, which records
+                    the take first; a take is never made twice
     feedback        the answered questions that a step learns from, in recorded order
 
 From feedback to weights:
@@ -57,8 +72,11 @@ From feedback to weights:
     update          the optimiser steps that a step of the loop makes of one batch
     replay buffer   the older feedback that a step learns from beside its own
     run directory   the folder of a run: configuration, ledger, metrics, checkpoints
-    checkpoint      the state of every part before a step; a run continues from it, forks from it or rolls
-                    back to it
+    checkpoint      the state of every part before a step; a run continues from it
+    fork            a new run that begins with a checkpoint and the ledger of another run
+    alarm           a bound of a metric; past it the run warns, ends, or rolls back
+    roll back       restore what was learned (learner, objective, ensemble) from a checkpoint; prompts, questions
+                    and answers go on
 """
 
 from oat.types.conversation import Message, Prompt
