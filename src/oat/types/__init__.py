@@ -75,8 +75,8 @@ From feedback to weights:
     checkpoint      the state of every part before a step; a run continues from it
     fork            a new run that begins with a checkpoint and the ledger of another run
     alarm           a bound of a metric; past it the run warns, ends, or rolls back
-    roll back       restore what was learned (learner, objective, ensemble) from a checkpoint; prompts, questions
-                    and answers go on
+    roll back       restore what was learned (learner, objective, ensemble) from a checkpoint; prompts,
+                    questions and answers go on
 """
 
 from oat.types.conversation import Message, Prompt
