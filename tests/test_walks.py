@@ -79,8 +79,20 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
+def is_named(node: ast.AST, name: str) -> bool:
+    """Whether a node is `x["name"]` or `getattr(x, "name")`."""
+    if isinstance(node, ast.Subscript):
+        key: ast.AST | None = node.slice
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+        key = node.args[1]
+    else:
+        key = None
+    return isinstance(key, ast.Constant) and key.value == name
+
+
 def reads(tree: ast.AST, name: str) -> bool:
-    """Whether an attribute of this name is read, or kept, somewhere but in the class that declares it."""
+    """Whether an attribute of this name is read, or kept, somewhere but in the class that declares it; or an
+    item or attribute by this name as a string."""
     own = {
         id(inner)
         for cls in ast.walk(tree)
@@ -88,7 +100,7 @@ def reads(tree: ast.AST, name: str) -> bool:
         and any(isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == name for line in cls.body)
         for inner in ast.walk(cls)
     }
-    return any(
+    return any(is_named(node, name) for node in ast.walk(tree)) or any(
         isinstance(node, ast.Attribute)
         and node.attr == name
         and not (id(node) in own and ast.unparse(node.value) == "self")
@@ -122,7 +134,8 @@ def test_the_reader_of_settings_sees_them() -> None:
     assert settings_read(tree) == {"c.model", "load(x).config.sampling", "config.stop"}
     tree = ast.parse("class A:\n    rate: float\n    def f(self):\n        return self.rate")
     assert not reads(tree, "rate")
-    assert reads(ast.parse("def f(a):\n    return a.rate"), "rate")
+    for way in ("a.rate", "getattr(a, 'rate', 0)", "a['learner']['rate']"):
+        assert reads(ast.parse(f"def f(a):\n    return {way}"), "rate")
 
 
 def test_who_holds_a_configuration_is_known() -> None:
