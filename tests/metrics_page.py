@@ -18,19 +18,21 @@ _CHANGING = fill(
 
 HEAD = f"""# Metrics
 
-This page has every name that `oat` reports in `metrics.jsonl`. A row has the names that apply to its step, to
-the algorithm and to the oracle; your own objective adds names under `user/`. The unit – means that the number
-has no unit. The second half is for readers who know the names of TRL, or of the predecessor.
+This page lists every name that `oat` reports in `metrics.jsonl`. A row has the metrics that apply to its
+step, to the algorithm and to the oracle; your own objective adds names under `user/`. The unit – means that
+the number has no unit. In `loss/*`, "averaged" means averaged over an optimiser step, as the table at the
+head of `src/oat/learner/reduction.py` says. The last two tables are for readers who know the names of TRL, or
+of the predecessor (the dormant package `oat-llm`).
 
 Two equal runs have the same numbers in their rows, even if one of them was killed and continued, except for
 the metrics in the list below. These depend on clocks, on machines, or on what a process has asked since it
-began; a row that learns from answers given before a kill, for example, has no `oracle/source/...`. The
-command `oat digest` leaves these metrics out:
+began. For example, a row that learns from answers given before a kill has no `oracle/source/...`. The command
+`oat digest` leaves these metrics out:
 
 {_CHANGING}
 
-Made by `python tests/metrics_page.py` from `src/oat/metrics.py` and `src/oat/reports/metric_names.py`; a test
-fails when this page is out of date.
+The command `python tests/metrics_page.py` makes this page from `src/oat/metrics.py` and
+`src/oat/reports/metric_names.py`; a test fails when the page is out of date.
 
 | name | unit | meaning |
 | --- | --- | --- |
@@ -39,20 +41,21 @@ fails when this page is out of date.
 OF_TRL = """
 ## Names of TRL
 
-The names that TRL's trainers for DPO, GRPO, RLOO, SFT and online DPO report. `oat plot` knows them too, and
-says what they are called here.
+This table has the names that TRL's trainers for DPO, GRPO, RLOO, SFT and online DPO report, and for each name
+the nearest metric of `oat`. The last column says how the two differ, or where to look instead. If you give
+one of these names to `oat plot`, its message says the name in `oat`.
 
-| TRL | here | |
+| TRL | `oat` | difference |
 | --- | --- | --- |
 """
 
 OF_PREDECESSOR = """
 ## Names of the predecessor
 
-The predecessor's names, in its groups. An explorer of your own reports under `user/` what the predecessor has
-under `explorer/`.
+This table has the predecessor's names, in its groups. An explorer of your own reports under `user/` what the
+predecessor reports under `explorer/`.
 
-| predecessor | here | |
+| predecessor | `oat` | difference |
 | --- | --- | --- |
 """
 

@@ -14,7 +14,7 @@ _OF_RESPONSES = {
     "high": "upper end of the mean's 95 % interval over prompts",
     "length": "mean number of tokens",
     "low": "lower end of the mean's 95 % interval over prompts",
-    "win_rate": "share that wins against the reference; a tie counts one half",
+    "win_rate": "share of responses that win against the reference response; a tie counts one half",
     "win_rate_high": "upper end of the win rate's 95 % interval over prompts",
     "win_rate_lc": "the win rate at equal lengths (docs/evaluation.md)",
     "win_rate_low": "lower end of the win rate's 95 % interval over prompts",
@@ -27,13 +27,13 @@ NAMES = {
     "answers/expired": "answers that came too late for this step to learn from (oracle.max_answer_age)",
     "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
     "answers/missing_frac": (
-        "of the values that the step asked for, the share that is missing: abstained, failed or unpaid"
+        "share of the values asked for in the step that are missing: abstained, failed or unpaid"
     ),
     "answers/tied_frac": "share of the step's questions without a winner (equal responses, equal rewards)",
     "answers/unpaid_frac": "share of the step's questions that the budget did not allow",
     "answers/wasted_frac": (
-        "of the step's questions that took tokens or money, the share that brought no value at all; only if "
-        "there are such questions"
+        "among the step's questions that took tokens or money, the share that brought no value at all; "
+        "reported only if there are such questions"
     ),
     "buffer/age": "mean age of the questions that the step learns from, in steps since they were asked",
     "buffer/questions": "questions that the step learns from, including its own (learner.buffer)",
@@ -44,28 +44,28 @@ NAMES = {
     "ensemble/pairs": "pairs in the ensemble's buffer",
     "eval/failed": "1 if an evaluation was due and failed; training goes on",
     "eval/gold_agreement": (
-        "of the pairs of responses to one prompt to which neither oracle gives equal scores, the share that "
-        "both oracles order alike"
+        "share of pairs of responses that both oracles of an evaluation put in the same order; a pair, two "
+        "responses to the same prompt, counts only if each oracle gives the two different scores"
     ),
     "eval/gold_failed": "1 if the second oracle of an evaluation failed",
-    "eval/gold_greedy": "as eval/greedy, but by the second oracle",
-    "eval/gold_sampled": "as eval/sampled, but by the second oracle",
+    "eval/gold_greedy": "as eval/greedy, but measured by the second oracle (evaluation.gold)",
+    "eval/gold_sampled": "as eval/sampled, but measured by the second oracle",
     "eval/gold_skipped": "1 if the second oracle's budget did not suffice",
     "eval/greedy": "mean score (or probability of winning) of greedy responses to held-out prompts",
-    **{f"eval/greedy_{name}": f"of greedy responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
+    **{f"eval/greedy_{name}": f"greedy responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/kl": (
-        "k1 estimate of KL(policy || reference): the mean over sampled responses of its sum over tokens, "
-        "nats per response (evaluation.kl)"
+        "k1 estimate of KL(policy || reference): log-ratio summed over the tokens of a response, mean over "
+        "sampled responses, nats per response (evaluation.kl)"
     ),
     "eval/online": (
         "mean score (or probability of winning) of the responses that the step learned from "
         "(evaluation.online)"
     ),
     **{
-        f"eval/online_{name}": f"of the responses that the step learned from: {meaning}"
+        f"eval/online_{name}": f"responses that the step learned from: {meaning}"
         for name, meaning in _OF_RESPONSES.items()
     },
-    "eval/gold_online": "as eval/online, but by the second oracle",
+    "eval/gold_online": "as eval/online, but measured by the second oracle",
     "eval/majority@k": "mean score over held-out prompts of the answer that most of k samples give",
     "eval/pairs/accuracy": (
         "share of the held-out pairs in which the chosen response has the higher reward, implicit or of a "
@@ -92,12 +92,13 @@ NAMES = {
     "eval/sampled": (
         "mean score (or probability of winning) of responses to held-out prompts, sampled as in training"
     ),
-    **{f"eval/sampled_{name}": f"of sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
+    **{f"eval/sampled_{name}": f"sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/skipped": "1 if an evaluation was due and its budget did not suffice",
     "kl/coef": "coefficient of the KL to the reference in this step (algorithm.kl_target)",
     "kl/reference": "mean over sampled tokens of the k3 estimate of KL(policy || reference), nats",
     "kto/baseline": (
-        "KTO's z: mean log-ratio of responses that follow prompts which are not theirs, at least 0, nats"
+        "KTO's z: mean log-ratio of responses, each after the prompt of another response, nats; 0 if this "
+        "mean is negative"
     ),
     "kto/baseline_rows": "number of sequences from which the baseline was estimated",
     "kto/desirable_frac": "share of the step's judged responses that are desirable",
@@ -117,19 +118,19 @@ NAMES = {
         "two models are equal, and no estimate of a KL"
     ),
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
-    "loss/centring": "reduced squared sum of a pair's scores, before its coefficient",
-    "loss/ensemble": "reduced pairwise loss of the ensemble, mean over members",
+    "loss/centring": "squared sum of a pair's two scores, averaged, before its coefficient",
+    "loss/ensemble": "pairwise loss of the ensemble, averaged over pairs and members",
     "loss/ensemble_total": "total loss of the ensemble, which is differentiated",
-    "loss/kl": "reduced KL term before its coefficient",
-    "loss/policy": "reduced policy-gradient term",
-    "loss/preference": "reduced preference term",
+    "loss/kl": "KL term, averaged, before its coefficient",
+    "loss/policy": "policy-gradient term, averaged",
+    "loss/preference": "preference term, averaged",
     "loss/prior": (
-        "mean squared distance of the ensemble's parameters to their start, before its coefficient"
+        "mean squared distance of the ensemble's parameters to their initial values, before its coefficient"
     ),
-    "loss/reward": "reduced loss of the reward model",
+    "loss/reward": "loss of the reward model, averaged",
     "loss/sft": (
-        "reduced negative log-likelihood of the responses that the policy imitates (demonstrations, accepted "
-        "or chosen ones), nats per token, before its coefficient"
+        "negative log-likelihood of the responses that the policy imitates (demonstrations, accepted or "
+        "chosen responses), averaged, nats per token, before its coefficient"
     ),
     "loss/total": "total loss, which is differentiated",
     "optim/critic_grad_norm": "norm of the critic's gradient before clipping",
@@ -143,12 +144,12 @@ NAMES = {
     ),
     "optim/steps": "optimiser steps of the policy, or of the reward model, so far",
     "oracle/changes": (
-        "how often an oracle has changed before the answers of this row: curves join answers from before and "
-        "after each change (docs/ledger.md)"
+        "number of times that an oracle had changed before the answers of this row were taken; a curve "
+        "across a change joins answers of different versions (docs/ledger.md)"
     ),
     "oracle/cost": (
-        "money that the answers taken by steps so far in training have cost; only if it is above 0 (the "
-        "oracle's price_in and price_out)"
+        "money spent so far on the answers that steps of training have taken; reported only if it is above 0 "
+        "(the oracle's price_in and price_out)"
     ),
     "oracle/invalid_frac": (
         "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)"
@@ -165,7 +166,7 @@ NAMES = {
         "probability that the response shown first wins, minus one half: a judge's mean so far in this "
         "process, over pairs shown in both orders"
     ),
-    "oracle/queries": "priced items in the answers that steps have taken so far in training",
+    "oracle/queries": "priced items in the answers that steps of training have taken so far",
     "oracle/reasked": "questions asked again after a restart, so far in this process",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": (
@@ -203,20 +204,21 @@ NAMES = {
         "mean over pairs of the reward of the chosen response (the algorithm's page says what it is)"
     ),
     "pairs/reward_rejected": "mean over pairs of the reward of the rejected response",
-    "policy/clipped_frac": "share of trained tokens whose loss is the clipped one, without gradient",
+    "policy/clipped_frac": "share of trained tokens whose loss is clipped, so that they have no gradient",
     "policy/entropy": "mean over trained tokens of the policy's entropy at temperature 1, nats",
-    "policy/ratio_max": "largest probability ratio of a trained token",
-    "policy/ratio_min": "smallest probability ratio of a trained token",
+    "policy/ratio_max": "largest importance ratio (new to old probability) of a trained token",
+    "policy/ratio_min": "smallest importance ratio (new to old probability) of a trained token",
     "prompts/cut": (
-        "row 0: records whose prompt or responses were cut because they were too long (prompts.too_long), of "
-        "training and evaluation together"
+        "in row 0, the number of records whose prompt or responses were cut because they were too long "
+        "(prompts.too_long), of training and evaluation together"
     ),
     "prompts/dropped": (
-        "row 0: prompts left out because they are longer than prompts.max_tokens, or too long even when cut, "
-        "of training and evaluation together"
+        "in row 0, the number of prompts left out because they are longer than prompts.max_tokens, or too "
+        "long even when cut, of training and evaluation together"
     ),
     "prompts/skipped": (
-        "row 0: malformed records left out (prompts.on_bad_record: skip), of training and evaluation together"
+        "in row 0, the number of malformed records left out (prompts.on_bad_record: skip), of training and "
+        "evaluation together"
     ),
     "reference/updates": "updates of the reference so far (model.reference_update)",
     "response/length": "mean number of trained tokens in a response",
@@ -233,13 +235,13 @@ NAMES = {
         "by the time that it took (docs/performance.md)"
     ),
     "roofline/padded_keys": (
-        "of the cached keys that generation computed with, the share that belongs to no token"
+        "share of the cached keys in the computations of generation that belong to no token"
     ),
     "roofline/update": (
         "share of this machine's rate of matrix products that the update, and the passes of `prepare` before "
         "it, reached (docs/performance.md)"
     ),
-    "rows/trained": "number of rows in the batch that is learned",
+    "rows/trained": "number of rows in the batch that the step learns from",
     "sft/accepted_frac": "share of the step's responses whose score reaches the threshold",
     "sft/duplicates": (
         "accepted responses left out because the step, or the run, has learned the same prompt and response "

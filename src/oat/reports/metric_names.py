@@ -1,8 +1,9 @@
-"""The names that TRL and the predecessor give to metrics, each with ours. A table in docs/metrics.md is made
-from them, and `oat plot` looks up unknown names here.
+"""The names that TRL and the predecessor (the dormant package `oat-llm`) give to metrics, each with the
+metric's name in `oat`. Two tables in docs/metrics.md are made from them, and `oat plot` looks up unknown
+names here.
 
-TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT and online DPO. The predecessor's are those of
-its groups misc, train, actor and eval.
+TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT and online DPO. The predecessor's names are
+those of its groups misc, train, actor and eval.
 """
 
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Name:
-    """The counterpart of a metric of TRL or of the predecessor.
+    """The counterpart in `oat` of a metric of TRL or of the predecessor.
 
     Attributes:
-        ours: our nearest metric, or "step" for the column of that name; "" if there is none.
+        ours: the nearest metric of `oat`, or "step" for the column of this name; "" if there is none.
         note: how the two metrics differ, or where to look instead.
     """
 
@@ -29,17 +30,22 @@ TRL = {
     "global_step": Name("optim/steps"),
     "epoch": Name("", "`prompts.epochs` bounds it"),
     "num_tokens": Name(
-        "response/tokens", "of the step, and of responses only; `oat plot --against tokens` sums them up"
+        "response/tokens",
+        "counts the tokens of the step's responses; `oat plot --against tokens` sums them up",
     ),
     "step_time": Name("time/step_s"),
     "loss": Name("loss/total"),
     "learning_rate": Name("optim/learning_rate"),
     "grad_norm": Name("optim/grad_norm"),
-    "entropy": Name("policy/entropy", "of trained tokens; reported by `grpo` and `dr_grpo`"),
-    "mean_token_accuracy": Name("", "`loss/sft` says how well the tokens are known"),
+    "entropy": Name("policy/entropy", "mean over trained tokens; reported by `grpo` and `dr_grpo`"),
+    "mean_token_accuracy": Name("", "`loss/sft` is the nearest measure"),
     "aux_loss": Name("", _NOT_HERE),
-    "logits/chosen": Name("logps/chosen", "raw logits have no zero, so they are not reported"),
-    "logits/rejected": Name("logps/rejected", "as above"),
+    "logits/chosen": Name(
+        "logps/chosen", "logits are defined only up to a constant, so they are not reported"
+    ),
+    "logits/rejected": Name(
+        "logps/rejected", "logits are defined only up to a constant, so they are not reported"
+    ),
     "logps/chosen": Name("logps/chosen"),
     "logps/rejected": Name("logps/rejected"),
     "rewards/chosen": Name("pairs/reward_chosen"),
@@ -47,10 +53,12 @@ TRL = {
     "rewards/margins": Name("pairs/margin"),
     "rewards/accuracies": Name("pairs/accuracy"),
     "reward": Name("reward/mean"),
-    "reward_std": Name("reward/std_within", "within groups; theirs is over the batch"),
-    "rewards/{function}/mean": Name("reward/mean", "one oracle a run"),
-    "rewards/{function}/std": Name("reward/std_within", "within groups; theirs is over the batch"),
-    "frac_reward_zero_std": Name("reward/zero_spread_frac", "of groups; theirs is of samples"),
+    "reward_std": Name("reward/std_within", "within groups; TRL's is over the batch"),
+    "rewards/{function}/mean": Name(
+        "reward/mean", "of the run's one oracle; a mixture also reports `oracle/source/LABEL` for each source"
+    ),
+    "rewards/{function}/std": Name("reward/std_within", "within groups; TRL's is over the batch"),
+    "frac_reward_zero_std": Name("reward/zero_spread_frac", "share of groups; TRL's is the share of samples"),
     "completions/mean_length": Name("response/length"),
     "completions/min_length": Name("", _EXACT),
     "completions/max_length": Name("", _EXACT),
@@ -63,39 +71,53 @@ TRL = {
     "kl": Name("kl/reference"),
     "clip_ratio": Name("policy/clipped_frac"),
     "clip_ratio/region_mean": Name("policy/clipped_frac"),
-    "clip_ratio/low_mean": Name("policy/clipped_frac", "both sides together; `policy/ratio_min` is the end"),
+    "clip_ratio/low_mean": Name(
+        "policy/clipped_frac", "both sides together; `policy/ratio_min` is the smallest ratio"
+    ),
     "clip_ratio/low_min": Name("policy/ratio_min", "the ratio itself"),
-    "clip_ratio/high_mean": Name("policy/clipped_frac", "both sides together; `policy/ratio_max` is the end"),
+    "clip_ratio/high_mean": Name(
+        "policy/clipped_frac", "both sides together; `policy/ratio_max` is the largest ratio"
+    ),
     "clip_ratio/high_max": Name("policy/ratio_max", "the ratio itself"),
     "sampling/sampling_logp_difference/mean": Name("logps/recorded_gap"),
-    "sampling/sampling_logp_difference/max": Name("logps/recorded_gap", "the mean"),
+    "sampling/sampling_logp_difference/max": Name("logps/recorded_gap", "the mean, not the largest"),
     "sampling/importance_sampling_ratio/min": Name(
-        "logps/recorded_gap", "engine and learner compute in one precision, so nothing is reweighted"
+        "logps/recorded_gap",
+        "nothing is reweighted; if engine and learner differ in precision, old log-probabilities are "
+        "computed again (`logps/recomputed`)",
     ),
-    "sampling/importance_sampling_ratio/mean": Name("logps/recorded_gap", "as above"),
-    "sampling/importance_sampling_ratio/max": Name("logps/recorded_gap", "as above"),
+    "sampling/importance_sampling_ratio/mean": Name(
+        "logps/recorded_gap", "see `sampling/importance_sampling_ratio/min`"
+    ),
+    "sampling/importance_sampling_ratio/max": Name(
+        "logps/recorded_gap", "see `sampling/importance_sampling_ratio/min`"
+    ),
     "tools/call_frequency": Name("", "an environment keeps its own counts"),
-    "tools/failure_frequency": Name("", "as above"),
-    "objective/kl": Name("kl/reference", "a token; theirs is a response"),
-    "objective/entropy": Name("policy/entropy", "a token; theirs is a response"),
+    "tools/failure_frequency": Name("", "an environment keeps its own counts"),
+    "objective/kl": Name("kl/reference", "per token; TRL's is per response"),
+    "objective/entropy": Name("policy/entropy", "per token; TRL's is per response"),
     "objective/scores": Name("reward/mean"),
-    "objective/scores_margin": Name("reward/std_within", "of a pair the margin over √2"),
+    "objective/scores_margin": Name(
+        "reward/std_within", "for groups of two responses, the margin divided by √2"
+    ),
     "objective/non_score_reward": Name("", "the KL term is in the loss, not in the reward"),
     "objective/rlhf_reward": Name("reward/mean", "without the KL term"),
-    "val/contain_eos_token": Name("response/truncated_frac", "one minus it"),
+    "val/contain_eos_token": Name("response/truncated_frac", "one minus TRL's number"),
     "beta": Name("", _SETTING),
 }
-"""Metrics of TRL, each with ours."""
+"""Metrics of TRL, each with its counterpart in `oat`."""
 
 PREDECESSOR = {
     "misc/pi_beta_version": Name("weights/version"),
-    "misc/global_step": Name("step", "steps; theirs are micro-batches"),
+    "misc/global_step": Name("step", "counts steps; the predecessor counts micro-batches"),
     "misc/policy_sgd_step": Name("optim/steps"),
-    "misc/pi_buffer_len": Name("buffer/questions", "with `learner.buffer`; ties and abstentions among them"),
-    "misc/elapse": Name("time/step_s", "of the step; `oat plot --against time` sums them up"),
-    "misc/update_interval": Name("", "one update a step"),
+    "misc/pi_buffer_len": Name(
+        "buffer/questions", "reported with `learner.buffer`; includes ties and abstentions"
+    ),
+    "misc/elapse": Name("time/step_s", "seconds of one step; `oat plot --against time` sums them up"),
+    "misc/update_interval": Name("", "one update per step"),
     "misc/prompt_epoch": Name("", "`prompts.epochs` bounds it"),
-    "misc/gradient_update_elapse": Name("time/learn_s", "of the step"),
+    "misc/gradient_update_elapse": Name("time/learn_s", "seconds of one step"),
     "misc/lr": Name("optim/learning_rate"),
     "misc/query_step": Name("oracle/queries"),
     "misc/prompt_consumed": Name("step", "times `algorithm.prompts`"),
@@ -107,7 +129,7 @@ PREDECESSOR = {
     "train/acc_mean": Name("pairs/accuracy"),
     "train/reward_margin": Name("pairs/margin"),
     "train/learning_round": Name("step"),
-    "train/learn_batch_time": Name("time/learn_s", "of the step"),
+    "train/learn_batch_time": Name("time/learn_s", "seconds of one step"),
     "train/pg_loss": Name("loss/policy"),
     "train/reg_loss": Name("loss/kl"),
     "train/ratio_max": Name("policy/ratio_max"),
@@ -115,39 +137,41 @@ PREDECESSOR = {
     "train/rm/loss_rew": Name("loss/ensemble"),
     "train/rm/loss_reg": Name("loss/prior"),
     "actor/total_time": Name("time/sample_s"),
-    "actor/generate_time": Name("time/sample_s", "with the asking"),
-    "actor/oracle_time": Name("time/sample_s", "with the generation; `oat ledger` has the oracle's seconds"),
-    "actor/chosen_avg_str_len": Name("response/length", "in tokens, of all responses"),
-    "actor/rejected_avg_str_len": Name("response/length", "in tokens, of all responses"),
+    "actor/generate_time": Name("time/sample_s", "includes the time of asking"),
+    "actor/oracle_time": Name(
+        "time/sample_s", "includes the time of generation; `oat ledger` has the oracle's seconds"
+    ),
+    "actor/chosen_avg_str_len": Name("response/length", "in tokens, over all responses"),
+    "actor/rejected_avg_str_len": Name("response/length", "in tokens, over all responses"),
     "actor/generate_avg_str_len": Name("response/length", "in tokens"),
     "actor/init_clash_ratio": Name("answers/tied_frac"),
-    "actor/loss_mask": Name("answers/tied_frac", "the share that is masked"),
+    "actor/loss_mask": Name("answers/tied_frac", "the share of questions that are masked"),
     "actor/pair_edit_dist": Name("", _EXACT),
     "actor/chosen_id": Name("", "`label` in `samples.jsonl`"),
     "actor/first_action_win_prob": Name("", "`values` in `samples.jsonl`"),
     "actor/rewards_mean": Name("reward/mean"),
     "actor/rewards_std": Name("reward/std_within", "within groups"),
     "actor/rewards_std_per_prompt": Name("reward/std_within"),
-    "actor/minibatch_accuracy": Name("reward/mean", "with an oracle that says 0 or 1"),
-    "actor/no_eos_count": Name("response/truncated_frac", "a share"),
+    "actor/minibatch_accuracy": Name("reward/mean", "equals it if the oracle's scores are 0 or 1"),
+    "actor/no_eos_count": Name("response/truncated_frac", "a share, not a count"),
     "actor/num_data": Name("rows/trained"),
     "eval/rm_win_rate": Name("eval/sampled_win_rate"),
-    "eval/rm_win_rate_prob": Name("eval/sampled", "of a comparing oracle"),
+    "eval/rm_win_rate_prob": Name("eval/sampled", "if the oracle compares"),
     "eval/elapse": Name("time/evaluate_s"),
     "eval/response_str_len": Name("eval/sampled_length", "in tokens"),
     "eval/online_win_probs": Name(
         "eval/online",
-        "of a comparing oracle, with `evaluation.online`; at every step with `evaluation.every: 1`",
+        "if the oracle compares, with `evaluation.online`; at every step with `evaluation.every: 1`",
     ),
-    "eval/rm_acc": Name("ensemble/accuracy", "of training pairs"),
-    "eval/model_rollout_acc": Name("ensemble/accuracy", "of training pairs"),
-    "eval/model_rollout_win_prob": Name("", "an explorer's own metrics go under `user/`"),
+    "eval/rm_acc": Name("ensemble/accuracy", "over training pairs"),
+    "eval/model_rollout_acc": Name("ensemble/accuracy", "over training pairs"),
+    "eval/model_rollout_win_prob": Name("", "an explorer may report its own metrics under `user/`"),
 }
-"""Metrics of the predecessor, each with ours."""
+"""Metrics of the predecessor, each with its counterpart in `oat`."""
 
 
 def ours(name: str) -> str:
-    """Return our name for a metric of TRL or of the predecessor; "" if the name is unknown, or the metric has
-    no counterpart here."""
+    """Return the name in `oat` of a metric of TRL or of the predecessor; "" if `name` is unknown, or the
+    metric has no counterpart."""
     found = TRL.get(name) or PREDECESSOR.get(name)
     return found.ours if found else ""
