@@ -187,7 +187,7 @@ NAMES = {
         "share of the step's pairs that have no winner because a response has no trained token"
     ),
     "pairs/halved_frac": (
-        "share of the step's pairs without a winner that count one half in each order (algorithm.ties, "
+        "share of the step's pairs that have no winner and count one half in each order (algorithm.ties, "
         "algorithm.abstentions)"
     ),
     "pairs/held_out": "number of the step's held-out pairs, which are only measured (algorithm.held_out)",
@@ -225,7 +225,7 @@ NAMES = {
     "response/tokens": "number of trained tokens in all responses of the step",
     "response/truncated_frac": "share of responses cut by the length limit",
     "reward/mean": (
-        "mean score of the candidates that have one; in a comparison made from scores, a score counts even "
+        "mean over the candidates that have a score; in a comparison made from scores, a score counts even "
         "if the other response has none"
     ),
     "reward/std_within": "mean over groups of the standard deviation of their scores",
