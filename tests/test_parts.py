@@ -94,3 +94,40 @@ def test_a_default_follows_from_the_run_and_is_said() -> None:
 def test_what_contradicts_a_part_is_refused_at_its_place(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         resolve(*load_config("run.yaml", flags))
+
+
+def resolve_with(function: str, returned: str) -> None:
+    wrong = f"    @staticmethod\n    def {function}(config, run):\n        return {returned}\n"
+    Path("mine.py").write_text(f"{MINE}\n\nclass Wrong(Mine):\n{wrong}", encoding="utf-8")
+    resolve(*load_config("run.yaml", ["--algorithm.name", "mine.py:Wrong"]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (
+            "{'nosuch': Derived(3, 'me')}",
+            "`defaults` of mine.py:Wrong gives a value to 'nosuch', which is no",
+        ),
+        ("{'beta': Derived(3, 'me')}", "gives a value to algorithm.beta, which is 0.1; give values only to"),
+        ("{'longest': Derived('abc', 'me')}", "`defaults` of mine.py:Wrong gives a wrong value: .*longest"),
+        ("{'longest': 3}", "`defaults` of mine.py:Wrong gives 3; give an oat.types.part.Derived"),
+        ("['longest']", "`defaults` of mine.py:Wrong raised"),
+    ],
+)
+def test_defaults_that_make_no_sense(returned: str, words: str) -> None:
+    """Nothing that a user set is replaced, and no run is made that cannot be continued."""
+    with pytest.raises(ConfigError, match=words):
+        resolve_with("defaults", returned)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("[('a', 'b')]", r"`checks` of mine.py:Wrong returned \('a', 'b'\); return oat.types.part.Check"),
+        ("[Check('evaluation.every', True, 'there is none')]", "evaluation.every is not set: there is none"),
+    ],
+)
+def test_checks_that_make_no_sense_or_are_of_a_section_that_is_absent(returned: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve_with("checks", returned)

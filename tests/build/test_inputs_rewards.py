@@ -13,6 +13,8 @@ import pytest
 from fixtures import World, forked, kill_at, named, write_jsonl
 from inputs import HELPER, REWARD, make, rows, run, told
 
+from oat.build.fingerprints import inputs_of_oracles, versions_of
+from oat.models.identity import hash_of
 from oat.oracles.make import build_oracle
 from oat.plugins import loading as plugins
 
@@ -368,3 +370,27 @@ def test_a_lambda_is_what_it_does_and_not_the_line_it_stands_in(monkeypatch: pyt
         found.append(build_oracle("python:lambda_", {}))
     assert len({oracle.version for oracle in found[:2]}) == 2, other
     assert found[0].made_of == found[1].made_of != found[2].made_of
+
+
+SLOTTED = """class Mine:
+    __slots__ = ()
+    answers, durable = "score", False
+    submit = collect = lambda *arguments: []
+"""
+
+
+@pytest.mark.parametrize("recorded", ["", "None"])
+def test_a_run_whose_oracle_had_no_version_keeps_its_answers(tmp_path: Path, recorded: str) -> None:
+    """Older runs could store none in an oracle with slots, or with a property. Their answers are used again,
+    until the oracle's file changes."""
+    name = f"{tmp_path / 'mine.py'}:Mine"
+    (tmp_path / "mine.py").write_text(SLOTTED)
+    roles = {"oracle": (name, build_oracle(name, {}))}
+    older = {"of": hash_of(name), "version": recorded, "made_of": {}}
+    versions = versions_of({"oracles": {"oracle": older}}, roles)
+    assert versions == {name: recorded}
+    known = inputs_of_oracles(roles, versions)
+    assert versions_of(known, roles) == versions
+    (tmp_path / "mine.py").write_text(f"{SLOTTED}    cacheable = False\n")
+    changed = {"oracle": (name, build_oracle(name, {}))}
+    assert versions_of(known, changed)[name] not in ("", "None")

@@ -43,7 +43,7 @@ class Counted:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Ledger]:
-    def make(oracle: Oracle, repeats: int = 1) -> Ledger:
+    def make(oracle: Oracle, repeats: int = 1, **options: Any) -> Ledger:
         return Ledger(
             Store(tmp_path / "ledger.sqlite"),
             {"o": oracle},
@@ -51,9 +51,20 @@ def opened(tmp_path: Path) -> Callable[..., Ledger]:
             labels="threshold",
             deadline_s=60.0,
             repeats=repeats,
+            **options,
         )
 
     return make
+
+
+@pytest.mark.parametrize(("known", "version"), [({}, "2"), ({"o": "1"}, "1"), ({"o": ""}, "")])
+def test_a_known_version_stands_for_the_oracles_own(
+    opened: Callable[..., Ledger], known: dict[str, str], version: str
+) -> None:
+    """An empty one too, which runs have whose oracle had none when they began."""
+    oracle = CallableOracle(Counted().score, "counted")
+    oracle.version = "2"
+    assert opened(oracle, known_versions=known).cache.versions == {"o": version}
 
 
 def step(

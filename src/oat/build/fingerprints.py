@@ -55,6 +55,8 @@ CHANGEABLE = ("reward",)
 FORK_FILE = "fork.json"
 GIVEN = "given"
 """The folder of a run for models and records that were given as Python objects."""
+_UNKNOWN = ("", "None")
+"""Versions that older runs recorded of user oracles in which no version could be stored."""
 _MOST_LINES = 5
 _TEMPLATES = {
     "tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json",
@@ -212,13 +214,15 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
 
 def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
     """Return the version of each oracle, by address. If all that an oracle is made of is unchanged, that is
-    the known version, so a file that was only saved again changes nothing. Otherwise it is the version that
-    the oracle states."""
+    the known version, so a file that was only saved again changes nothing. A run that was begun when `oat`
+    could not tell of what a user's oracle was made keeps the version that it recorded then, so it uses its
+    answers again. Otherwise it is the version that the oracle states."""
     found = {}
     for field, (address, oracle) in roles.items():
         before = _before(known, field, address)
         is_same = bool(before.get("made_of")) and are_same(before["made_of"], oracle.made_of)
-        found[address] = str(before["version"]) if is_same else oracle.version or ""
+        was_unknown = before.get("made_of") == {} and before["version"] in _UNKNOWN and bool(oracle.made_of)
+        found[address] = str(before["version"]) if is_same or was_unknown else oracle.version or ""
     return found
 
 

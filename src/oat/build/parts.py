@@ -65,6 +65,8 @@ def with_options(config: Config, section: str, part: Any, origins: Origins) -> C
     """
     component: Component = getattr(config, section)
     cls = getattr(part, "Config", NoOptions)
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"`Config` of {component.name} is {cls!r}; make it a dataclass, or leave it out")
     names = {f.name for f in dataclasses.fields(cls)}
     for option in component.options:
         if option not in names:
@@ -103,15 +105,18 @@ def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str
     no `defaults`, there are none.
 
     Raises:
-        ConfigError: the part's `defaults` failed. The message begins with the place of the first setting that
-            the error names, or of the section if it names none.
+        ConfigError: the part's `defaults` failed, or gives a value to what is no setting of the part, or is
+            not left open. The message begins with the place of the first setting that the error names, or of
+            the section if it names none.
     """
     part = find_part(config, section, origins)
     if not hasattr(part, "defaults"):
         return {}
+    settings = settings_of(config, section)
     try:
         with _calling(config, section, "defaults"):
-            found: Mapping[str, Derived] = part.defaults(settings_of(config, section), run_facts(config))
+            found: dict[str, Derived] = dict(part.defaults(settings, run_facts(config)))
+        _require_open(config, section, settings, found)
     except ConfigError as error:
         named = re.search(rf"\b{section}\.(\w+)", str(error))
         path = (section, named[1]) if named else (section,)
@@ -129,15 +134,38 @@ def part_checks(config: Config) -> list[Check]:
     for section in REGISTRIES:
         part = find_part(config, section, {})
         if hasattr(part, "checks"):
+            settings = settings_of(config, section)
             with _calling(config, section, "checks"):
-                checks = list[Check](part.checks(settings_of(config, section), run_facts(config)))
+                checks = list[Check](part.checks(settings, run_facts(config)))
             for check in checks:
                 _require_setting(config, section, check)
             found += checks
     return found
 
 
+def _require_open(config: Config, section: str, settings: Any, found: Mapping[str, Derived]) -> None:
+    by = getattr(config, section).name
+    for name, default in found.items():
+        if not isinstance(default, Derived):
+            raise ConfigError(f"`defaults` of {by} gives {default!r}; give an oat.types.part.Derived")
+        if not hasattr(settings, name):
+            raise ConfigError(f"`defaults` of {by} gives a value to {name!r}, which is no setting of it")
+        if getattr(settings, name) is not None:
+            raise ConfigError(
+                f"`defaults` of {by} gives a value to {section}.{name}, which is "
+                f"{getattr(settings, name)!r}; give values only to settings that are None"
+            )
+    try:
+        given = {name: default.value for name, default in found.items()}
+        convert(type(settings), dataclasses.asdict(settings) | given, (section,), {})
+    except ConfigError as error:
+        raise ConfigError(f"`defaults` of {by} gives a wrong value: {error}") from error
+
+
 def _require_setting(config: Config, section: str, check: Check) -> None:
+    if not isinstance(check, Check):
+        by = getattr(config, section).name
+        raise ConfigError(f"`checks` of {by} returned {check!r}; return oat.types.part.Check")
     of, _, name = check.field.partition(".")
     part = getattr(config, of, object())
     if part is None or hasattr(part, name) or (isinstance(part, Component) and name in part.options):

@@ -99,9 +99,7 @@ class Ledger:
         self.budgets = budgets or {}
         self.keep_groups = keep_groups
         self.release = release
-        versions = {
-            name: known_versions.get(name) or oracle.version or "" for name, oracle in oracles.items()
-        }
+        versions = {name: known_versions.get(name, oracle.version or "") for name, oracle in oracles.items()}
         cacheable = {name for name, oracle in oracles.items() if oracle.cacheable}
         self.cache = Cache(store, repeats, versions, cacheable)
         self.rounds = OpenRounds(store)

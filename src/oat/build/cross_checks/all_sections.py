@@ -75,7 +75,7 @@ def _checks(resolved: Resolved, group: Callable[[Resolved], Iterator[Check]] | s
 def _refuse(resolved: Resolved, check: Check) -> None:
     section, key = check.field.split(".")
     part = getattr(resolved.config, section)
-    value = part.options[key] if isinstance(part, Component) and key != "name" else getattr(part, key)
+    value = part.options[key] if isinstance(part, Component) and key != "name" else getattr(part, key, None)
     value = value.name if isinstance(value, Component) else value
     raise ConfigError(
         f"{where((section, key), resolved.origins)}: {check.field} is "
