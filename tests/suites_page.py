@@ -10,20 +10,21 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "test_suites.md"
 HEAD = """# Which tests run when
 
-`make test` runs every test without the marker `slow`. `make test-slow` runs the tests with it, except the
-`large` rows of the fault table, which `make faults` runs (docs/faults.md).
+`make test` runs every test without the marker `slow`. `make test-slow` runs the tests with this marker,
+except the `large` rows of the fault table, which `make faults` runs (docs/faults.md).
 
-**Through the wire encoding.** In `make test`, golden runs, runs that are killed at named moments
-(`tests/faults/test_kill.py`) and the walks over a run's state (`tests/faults/test_state.py`) go through the
-wire encoding. `make test` also runs some of them without it: every golden run, two of the moments, and one of
-the walks; and the digests of unbroken runs must be bitwise equal with and without it. `make test-slow` runs
-all moments and walks without the wire encoding. The tests of `tests/protocol` compare the digest of each run
-over the wire with that of the plain run.
+**Through the wire encoding.** Three kinds of runs go through the wire encoding in `make test`: golden runs,
+runs that are killed at named points of the code (`tests/faults/test_kill.py`), and runs whose complete state
+is compared (`tests/faults/test_state.py`). `make test` also does some of these runs without the wire
+encoding: every golden run, the kills at two of the points, and one comparison of states. The digests of runs
+without a kill must be bitwise equal with and without the wire encoding. `make test-slow` does all kills and
+comparisons of states without the wire encoding. The tests of `tests/protocol` compare the digest of each run
+over the wire with the digest of the same run without it.
 
-**Learning runs.** `make test` has six: online, from recorded data, and with flipped signs. It also tests the
-sign of every loss without a run (`tests/learning/test_signs.py`).
+**Learning runs.** `make test` has six learning runs: online, from recorded data, and with flipped signs. It
+also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
 
-**Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples; in `make faults`, on 60.
+**Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples, and in `make faults` on 60.
 
 The table lists the tests that only `make test-slow` runs, completely or in some of their cases, with the
 seconds that they take on one core. The last column says what `make test` still tests instead. `python
