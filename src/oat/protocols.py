@@ -289,8 +289,8 @@ class Alarms(Protocol):
         """The reason why an alarm has ended the run, or None."""
 
     def begin(self, step: int) -> bool:
-        """Return True if the state of this step, with which the process begins, has to be on disk because a
-        roll back would lead to it."""
+        """Set `back` to this step, with whose state the process begins, if an alarm can roll back and `back`
+        is None. Return True if this call set it: the state must then be on disk."""
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep the metrics of an evaluation for the check of the next step."""

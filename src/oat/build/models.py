@@ -49,8 +49,9 @@ def device_notes(profile: str) -> tuple[str, ...]:
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """Load the learner's models, by name: the policy, and those of the reference and the backbones of critic
-    and reward model that are needed. With an adapter, the backbones share the policy's frozen weights. The
+    """Load the learner's models and return them by name: the policy, and each of three others that is in
+    `needs`: the reference, the critic's backbone, and the reward model's backbone. With an adapter,
+    the backbones share the policy's frozen weights. The
     reference shares them too, unless it is another model (`has_own_reference`).
 
     Args:

@@ -232,7 +232,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
-    """Refuse a configuration that is wrong whatever run its directory has."""
+    """Refuse a configuration that is wrong in itself, whichever run is in its directory."""
     run_inputs = gather_inputs(resolved)
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):

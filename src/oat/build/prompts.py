@@ -145,8 +145,8 @@ def inputs_of_held_out(config: Config, held_out: Prompts | None, pairs: Prompts 
 
 
 def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> None:
-    """Refuse recorded responses that the algorithm takes one by one, if it cannot know or would ignore how
-    good each of them is.
+    """Refuse data with one recorded response per record, in two cases: the data have labels and the algorithm
+    ignores them, or the algorithm needs a score or a label for every response and some have none.
 
     Raises:
         ConfigError: nothing tells the good responses from the others, or the algorithm would learn responses

@@ -147,14 +147,15 @@ class Alarms:
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """If an alarm rolls back, and there is no target of roll backs yet, make the state with which this
-        process begins the target.
+        """Choose the state before `step` as the target of roll backs, if any alarm has the action `roll_back`
+        and there is no target yet.
 
         Args:
             step: the step before which this process begins.
 
         Returns:
-            True if this state is now the target, so it has to be saved.
+            True if this call chose the target. Its checkpoint must then be on disk: the caller saves one,
+            unless the process began from it.
         """
         if self.back is not None or not self.rolling:
             return False

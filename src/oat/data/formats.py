@@ -237,8 +237,9 @@ class Layout:
         return self._implicit(columns, where)
 
     def _is_whole(self, record: Mapping[str, Any], form: Format) -> bool:
-        """Return whether both responses of a preference are read and are complete conversations, which begin
-        with another message than the assistant's, while the prompt is a text."""
+        """Return whether a preference record has its prompt as a text, and both its responses as complete
+        conversations, whose first message is not the assistant's. Return False unless `responses` names both
+        of them."""
         pair = [record.get(name) for name in self._pair]
         is_beside = (
             form.name == PREFERENCE

@@ -215,8 +215,8 @@ class Ledger:
         return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """Return how often the version of any oracle had changed before the steps took the answers that a row
-        of metrics counts.
+        """Return the number of recorded changes after which the first `row` training steps, or the row's
+        evaluation, took answers. Oracles that change together count as one change.
 
         Args:
             row: the row's number, which is the number of steps before it.

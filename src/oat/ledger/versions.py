@@ -77,8 +77,8 @@ def changes_of(store: Reader) -> list[dict[str, Any]]:
 
 
 def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
-    """Return how often the version of any oracle had changed before the steps took the answers that a row of
-    metrics counts.
+    """Return the number of recorded changes after which the first `row` training steps, or the row's
+    evaluation, took answers. Oracles that change together count as one change.
 
     Args:
         row: the row's number, which is the number of steps before it.

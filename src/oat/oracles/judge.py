@@ -458,8 +458,9 @@ class Judge(Oracle):
             warn(found[kind])
 
     def _version(self) -> str:
-        """Return the hash of the texts around the material and of the options that can change an answer, the
-        model among them."""
+        """Return a hash of the messages that the judge would get for an empty question, and of the options
+        that can change an answer, such as the model. So the version changes with the judge's instructions and
+        templates."""
         asked = Question(
             Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
         )

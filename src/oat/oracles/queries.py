@@ -28,8 +28,8 @@ class QueryReward(CallableOracle):
     given = ("queries", "prompts", "labels")
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """Return the names of the arguments besides columns. `labels` is one of them only if the data have a
-        column `labels` or `label`, or a reference."""
+        """Return the names of the arguments that a call has besides columns: `queries`, `prompts`, and also
+        `labels` if the data have a column `labels` or `label`, or a reference."""
         return [
             name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
         ]

@@ -7,7 +7,7 @@ the right answers. Sums are held out as unordered pairs of numbers: if 37+48 is 
 neither 37+48 nor 48+37.
 
 The teacher forgets the carry in 75 of 100 sums. With 65 of 100, the start's greedy answers were nearly a tie
-between carrying and not carrying, so the slightest change, such as additions in another order, flipped many
+between carrying and not carrying, so the slightest change, such as floating-point rounding, flipped many
 answers at once. The runs end after 40 steps, where the curve is flat, because a control drifts at random for
 as long as it runs.
 """

@@ -4,11 +4,11 @@ rows.
 The file has no environment variables. It has names of users or machines only if they occur in the command
 line. The values of flags that are named like secrets are left out.
 
-A process writes its entry together with its first row; in a new run, just before this row. So re-running a
-finished run changes no file. A fork has entries of its own from its first row on. An entry has `inputs` only
-if they differ from those of the last entry that has them. If the process imports files of the user later,
-these are added to its entry before the next checkpoint. That is early enough, since a continued run starts
-from a checkpoint.
+A process writes its entry immediately before its first row. A new run writes it earlier: when it opens its
+files, before the evaluation of row 0. So re-running a finished run changes no file. A fork has entries of its
+own from its first row on. An entry has `inputs` only if they differ from those of the last entry that has
+them. If the process imports files of the user later, these are added to its entry before the next checkpoint.
+That is early enough, since a continued run starts from a checkpoint.
 """
 
 import datetime
