@@ -16,8 +16,8 @@ from attention_heads import GROUPED
 from engines import KEYS, SAMPLINGS, build_requests
 from fixtures import World, gradient_of, made, oat
 from objectives import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
-from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
+from transformers import AutoModelForCausalLM
 from weights import turn_bit
 
 from oat.build.learned import policy_weights
@@ -120,16 +120,7 @@ def test_a_full_cache_changes_no_token(paths: Mapping[str, str]) -> None:
 @pytest.fixture(scope="module")
 def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("smooth")
-    torch.manual_seed(3)
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.1, **shape)).save_pretrained(path)
-    return path
+    return save_llama(path, vocab_size=VOCABULARY, hidden=32, inner=48, spread=0.1)
 
 
 def learner_on(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fixtures import World, forked, gradient_of, oat
 from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import save_llama
 
 from oat.algorithms.base import step_metrics
 from oat.algorithms.direct import DPO, DPOConfig
@@ -36,16 +36,7 @@ from oat.types import (
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(3)
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.3, **shape)).save_pretrained(path)
-    return path
+    return save_llama(path, vocab_size=VOCABULARY, hidden=16, inner=24, spread=0.3)
 
 
 def learner_of(

@@ -12,8 +12,7 @@ import pytest
 import torch
 from fixtures import World, forked, gradient_of, made, oat
 from objectives import OBJECTIVES, VOCABULARY, Poisoned, compared_feedback, row, scored_feedback
-from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
 
 from oat.algorithms.direct import DPOConfig
 from oat.build.fixed import as_stored, with_chosen
@@ -40,16 +39,7 @@ FEEDBACK = {"dpo": compared_feedback, "grpo": scored_feedback}
 def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose weights are as large as those of real ones, so that rounding is not amplified."""
     path = tmp_path_factory.mktemp("smooth")
-    torch.manual_seed(3)
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.1, **shape)).save_pretrained(path)
-    return path
+    return save_llama(path, vocab_size=VOCABULARY, hidden=32, inner=48, spread=0.1)
 
 
 def learner_of(

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     GPTNeoXConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
@@ -112,3 +113,24 @@ def slow_distribution(logits: list[float], sampling: Sampling) -> dict[int, floa
     kept = sorted(token for token in ranked if mass[token] >= sampling.min_p * mass[ranked[0]])
     total = sum(mass[token] for token in kept)
     return {token: math.log(mass[token] / total) if mass[token] else -math.inf for token in kept}
+
+
+def save_llama(path: Path, *, vocab_size: int, hidden: int, inner: int, spread: float) -> Path:
+    """Save a Llama of two layers, the same at every call.
+
+    Args:
+        spread: standard deviation of the weights; 0.1 is as large as in real models, so rounding is not
+            amplified.
+    """
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        initializer_range=spread,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path

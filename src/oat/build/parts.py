@@ -163,14 +163,13 @@ def _require_open(config: Config, section: str, settings: Any, found: Mapping[st
 
 
 def _require_setting(config: Config, section: str, check: Check) -> None:
+    by = getattr(config, section).name
     if not isinstance(check, Check):
-        by = getattr(config, section).name
         raise ConfigError(f"`checks` of {by} returned {check!r}; return oat.types.part.Check")
     of, _, name = check.field.partition(".")
     part = getattr(config, of, object())
     if part is None or hasattr(part, name) or (isinstance(part, Component) and name in part.options):
         return
-    by = getattr(config, section).name
     raise ConfigError(
         f"`checks` of {by} checks {check.field!r}, which is no setting; name one as `section.field`"
     )
