@@ -31,47 +31,58 @@ PAGE = ROOT / "docs" / "faults.md"
 RESULTS = ROOT / ".faults"
 SOURCES = ("src", "tests", "pyproject.toml", "constraints.txt")
 ROWS = {
-    "R1": "`kill -9` at named moments and at any time, then the same command: the unbroken run, bitwise",
+    "R1": (
+        "`kill -9` at named moments and at random times, then the same command: the run ends bitwise equal "
+        "to the unbroken one"
+    ),
     "R2": (
-        "the same configuration and seed: the same run, bitwise; tokens follow the exact law; a flipped "
-        "bit stops the run"
+        "two runs with the same configuration and seed are bitwise equal; sampled tokens follow the exact "
+        "law; a flipped bit in the weights stops the run"
     ),
-    "R3": "every part with a state is in the checkpoint",
-    "R4": "SIGTERM and Ctrl-C end a run on disk; no exit leaves a process, a port or a temporary directory",
+    "R3": "a checkpoint contains all of a run's state",
+    "R4": (
+        "SIGTERM and Ctrl-C end a run after it has saved its state; no way to end a run leaves a process, "
+        "a port or a temporary directory"
+    ),
     "R5": "the size of a forward pass changes rounding only",
-    "R7": "a save is whole or not there",
+    "R7": "a save that is killed is either complete or absent",
     "R8": (
-        "a damaged checkpoint is found, and the good one before it is used; a ledger that lacks what its "
-        "run has learned from is refused"
+        "a damaged checkpoint is detected, and the last good one before it is used; a ledger that lacks "
+        "answers from which its run has learned is refused"
     ),
-    "R9": "a full disk loses nothing that was saved",
+    "R9": "what was saved survives a full disk",
     "R10": "a directory that cannot be written, or is in use, is refused before the first step",
-    "R11": "no pickle is opened, and nothing that is read is run",
-    "R12": (
-        "an oracle's server that fails in any way, or is away, costs no question, and nothing is counted "
-        "twice"
+    "R11": "no pickle is opened, and no data is executed",
+    "R12": ("if an oracle's server fails or is away, no question is lost, and none is counted twice"),
+    "R13": (
+        "64 threads that ask at once spend a budget of 10,000 queries exactly; a budget in tokens or money "
+        "is never exceeded, is spent to within the price of one question, and buys the same answers in a "
+        "killed run"
     ),
-    "R13": "64 threads that ask at once spend a budget of 10,000 queries exactly; one in tokens or money is "
-    "never passed, is spent to within one "
-    "question, and buys the same in a killed run",
-    "R14": "a judge's reply without a verdict is no label: it follows the policy that is set, and is counted",
-    "R19": "a malformed record is one clear error, or is left out and counted",
-    "R20": "a number that is not finite moves no weight",
-    "R21": "edge batches give a finite loss or a clear error",
+    "R14": (
+        "a judge's reply without a verdict is no label: the setting `invalid` decides what becomes of it, "
+        "and it is counted"
+    ),
+    "R19": "a malformed record gives one clear error, or is skipped and counted",
+    "R20": "a number that is not finite changes no weight",
+    "R21": "batches at the edges (empty, one row, equal rewards, ...) give a finite loss or a clear error",
     "R22": "the laws of every loss hold; a flipped sign is noticed",
     "R23": "10,000 steps: memory, open files and threads do not grow",
-    "R24": "hostile text is graded in bounded time, and nothing of it is run",
+    "R24": "hostile text is graded in bounded time, and none of it is executed",
     "R25": (
-        "a reward function in a worker that hangs, crashes or fills the memory fails for one response, "
-        "and the next finds a worker"
+        "if a reward function in a worker hangs, crashes or fills the memory, it fails for one response, "
+        "and the next response finds a worker"
     ),
-    "R26": "hostile text from data, models and services is escaped wherever people see it, and names no file",
+    "R26": (
+        "hostile text from data, models and services is escaped wherever people see it, and is never used "
+        "as a file name"
+    ),
     "R27": (
-        "a reward server listens on the loopback unless it has a token, and without it every route "
-        "answers 401"
+        "a reward server without a token listens on the loopback only; with a token, every route answers "
+        "401 to a request without it"
     ),
-    "R28": "malformed requests get 4xx, and the server goes on",
-    "R29": "a planted token or key is in no message, log, metric, checkpoint or traceback",
+    "R28": "a malformed request gets a status of 4xx, and the server continues",
+    "R29": "a planted token or key appears in no message, log, metric, checkpoint or traceback",
 }
 
 

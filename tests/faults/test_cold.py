@@ -69,7 +69,8 @@ def test_no_end_of_a_cold_process_leaves_anything(
         sorted(file.name for file in scratch.iterdir()),
     )
     figure(
-        f"{int(left[0] == [] and len(left[1]) <= end.at_most)} of 1 ends of a cold process that leave nothing"
+        f"{int(left[0] == [] and len(left[1]) <= end.at_most)} of 1 ways to end a cold process leave "
+        f"nothing behind"
     )
     assert left[0] == []
     assert len(left[1]) <= end.at_most, left[1]
@@ -133,7 +134,7 @@ def test_the_order_of_a_save_of_a_cold_process(tmp_path: Path, figure: Figure) -
         if not event.startswith("write events")
     ]
     assert events == [*SAVED, "remove step_00000002"], (tmp_path / "log").read_text()
-    figure(f"{len(events)} calls in order")
+    figure(f"a save makes its {len(events)} system calls in the right order")
 
 
 @pytest.mark.large
@@ -149,7 +150,7 @@ def test_a_cold_process_goes_on_from_the_one_before(unbroken: Path, tmp_path: Pa
     assert code == 0, (tmp_path / "log").read_text()
     assert "tensors.safetensors" in (tmp_path / "log").read_text()
     assert digest_run(run_dir) == digest_run(unbroken / "dpo")
-    figure("the one before is used, bitwise")
+    figure("the last good checkpoint is used, and the run ends bitwise equal")
 
 
 @pytest.mark.large
@@ -162,7 +163,7 @@ def test_files_of_a_cold_process_that_may_not_grow(unbroken: Path, tmp_path: Pat
     assert "Traceback" not in log.read_text()
     assert cold("test_cold:command", "train", config, "--run_dir", run_dir, log=log) == 0, log.read_text()
     assert digest_run(run_dir) == digest_run(unbroken / "dpo")
-    figure("a limit of the kernel: one message, then bitwise")
+    figure("a kernel's limit on file sizes: one message, then the run ends bitwise equal")
 
 
 @pytest.mark.large
@@ -172,7 +173,7 @@ def test_a_cold_process_is_refused_a_directory_in_use(unbroken: Path, tmp_path: 
         fcntl.flock(file, fcntl.LOCK_EX)
         assert cold("test_cold:command", "train", unbroken / "dpo.yaml", log=tmp_path / "log") == 2
     assert f"{unbroken / 'dpo'} is in use by another process" in (tmp_path / "log").read_text()
-    figure("the second is refused, the first ends well")
+    figure("of two processes on one run directory, the second is refused and the first ends well")
 
 
 @pytest.mark.large

@@ -58,7 +58,7 @@ def test_an_edge_batch_has_a_finite_loss(
                 for key in run.learner.trainable(learning)
             ), name
         finite += 1
-    figure(f"{finite} of {len(cases)} edge batches with a finite loss")
+    figure(f"{finite} of {len(cases)} edge batches give a finite loss")
 
 
 @pytest.mark.sample("dpo", "kto", "grpo", "reward_model", seconds=3.8)

@@ -86,7 +86,7 @@ def test_no_end_leaves_anything_of_a_sink_that_hangs(
         json.loads(line).get("step") for line in (tmp_path / "grpo" / "rows.jsonl").read_text().splitlines()
     ]
     assert steps == [None, 0, 1], "it hung"
-    figure("1 of 1 ends that leave nothing of a sink that hangs")
+    figure("1 of 1 ways to end a run with a hanging sink leave nothing behind")
 
 
 @pytest.mark.fault("R29")
@@ -116,5 +116,5 @@ def test_what_a_sink_raises_is_told_without_the_key(
     files = [file for file in (tmp_path / "grpo").rglob("*") if file.is_file()]
     assert [str(file) for file in (*files, log) if key.encode() in file.read_bytes()] == []
     figure(
-        f"0 of {len(files)} files of a run with a sink that raised the key, and no line that it said, have it"
+        f"0 of {len(files)} files of a run contain a key that its sink raised, and no line of its output does"
     )

@@ -138,7 +138,7 @@ def test_a_reader_finds_the_old_export_or_the_new_one(
     assert names(out.parent) == ["out"]
     AutoModelForCausalLM.from_pretrained(out)
     AutoTokenizer.from_pretrained(out)
-    figure("a reader of an export over an export: the old one or the new one")
+    figure("a reader gets the old model or the new one while an export replaces it")
 
 
 def all_killed(run_dir: Path, out: Path, new: Content, tmp_path: Path, calls: Iterator[int]) -> int:
@@ -165,7 +165,7 @@ def test_an_export_that_is_killed(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
     done = all_killed(run_dir, out, exports[1], tmp_path, iter(range(3, 200, 12)))
-    figure(f"{done} of {done} killed exports left the old one or the new one")
+    figure(f"{done} of {done} killed exports left either the old model or the new one")
     assert done >= 4
 
 
@@ -175,7 +175,7 @@ def test_an_export_that_is_killed_at_any_moment(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
     done = all_killed(run_dir, out, exports[1], tmp_path, iter(range(1, 1000)))
-    figure(f"{done} of {done} killed exports left the old one or the new one")
+    figure(f"{done} of {done} killed exports left either the old model or the new one")
     assert done > 40
 
 
@@ -247,7 +247,7 @@ def test_where_directories_cannot_be_exchanged(
     if (code := forked(child, tmp_path / "log")) == _SKIPPED:
         pytest.skip(NO_MOUNTS)
     assert code == 0, (tmp_path / "log").read_text()
-    figure("an export into a directory that cannot be exchanged: the old one, none, the new one")
+    figure("an export where directories cannot be exchanged leaves the old model, none, or the new one")
 
 
 @contextmanager
@@ -301,7 +301,9 @@ def test_files_of_an_export_that_may_not_grow(
             limit,
             (tmp_path / "log").read_text(),
         )  # type: ignore[misc]
-    figure(f"{len(limits)} of {len(limits)} limits of the kernel on an export's files: the old one is whole")
+    figure(
+        f"{len(limits)} of {len(limits)} limits on the size of an export's files: the old model is complete"
+    )
 
 
 def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: int) -> int:
@@ -349,7 +351,7 @@ def test_a_full_disk_under_an_export(
         ) == _SKIPPED:  # type: ignore[misc]
             pytest.skip(NO_MOUNTS)
         assert code == 0, (tmp_path / "log").read_text()
-    figure("a disk without room for one more file, or page, of an export: the old one is whole")
+    figure("a disk with too little room for an export: the old model is complete")
 
 
 @pytest.mark.fault("R9")

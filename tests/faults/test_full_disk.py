@@ -147,7 +147,9 @@ def test_a_disk_that_is_full_at_any_write_of_a_save(
         )
         save(checkpoints, 6)
         assert loaded_step(checkpoints) == 6
-    figure(f"{counted.calls} of {counted.calls} write calls: the last good one is loaded")
+    figure(
+        f"{counted.calls} of {counted.calls} write calls of a save failed: the last good checkpoint is loaded"
+    )
     assert counted.calls >= 12
 
 
@@ -166,7 +168,10 @@ def test_a_file_that_may_not_grow(checkpoints: Checkpoints, tmp_path: Path, figu
     for limit in limits:
         assert forked(lambda limit=limit: child(limit), tmp_path / "log") == 0, limit  # type: ignore[misc]
         assert loaded_step(checkpoints) == NEW
-    figure(f"{len(limits)} of {len(limits)} limits of the kernel")
+    figure(
+        f"{len(limits)} of {len(limits)} limits on the size of a file (RLIMIT_FSIZE): the last good "
+        f"checkpoint is loaded"
+    )
 
 
 def run_on(
@@ -233,7 +238,7 @@ def test_a_disk_that_is_full_at_some_writes_of_a_run(
 ) -> None:
     """Configuration, metrics, samples, evaluations and checkpoints."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(3, writes, writes // 3)))
-    figure(f"{done} of {done} runs bitwise, of {writes} writes")
+    figure(f"{done} of {done} runs with one of {writes} writes failed end bitwise equal")
     assert done >= 3
 
 
@@ -244,7 +249,7 @@ def test_a_disk_that_is_full_at_any_write_of_a_run(
 ) -> None:
     """But for the first, which makes the run's directory: a run that cannot begin."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(2, writes + 1)))
-    figure(f"{done} of {writes - 1} writes of a run: bitwise")
+    figure(f"{done} of {writes - 1} writes of a run failed: it ends bitwise equal")
     assert done == writes - 1 > 50
 
 
@@ -280,7 +285,7 @@ def test_a_full_disk_under_the_ledger(
     assert "the ledger cannot be written (database or disk is full)" in printed
     assert forked(lambda: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()
     assert digest_run(run_dir) == unbroken
-    figure("ledger full: one message, then bitwise")
+    figure("a full ledger: one message, then the run ends bitwise equal")
 
 
 @pytest.mark.sample("60000", seconds=1.5)
@@ -298,4 +303,4 @@ def test_files_of_a_run_that_may_not_grow(
     check_message(code, printed, run_dir)
     assert forked(lambda: oat("train", config, "--run_dir", run_dir), log) == 0, log.read_text()
     assert digest_run(run_dir) == unbroken
-    figure("a limit of the kernel: one message, then bitwise")
+    figure("a kernel's limit on file sizes: one message, then the run ends bitwise equal")

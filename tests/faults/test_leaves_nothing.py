@@ -48,7 +48,9 @@ def test_no_end_leaves_anything(
     assert forked(action, tmp_path / "log") == end.code, (tmp_path / "log").read_text()
     seconds = time.monotonic() - began
     left = in_session(int((tmp_path / "session").read_text())), [file.name for file in scratch.iterdir()]
-    figure(f"{int(left[0] == [] and len(left[1]) <= end.at_most)} of 1 ends that leave nothing")
+    figure(
+        f"{int(left[0] == [] and len(left[1]) <= end.at_most)} of 1 ways to end a run leave nothing behind"
+    )
     assert left[0] == []
     assert len(left[1]) <= end.at_most, left[1]
     assert seconds < 30

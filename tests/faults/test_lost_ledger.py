@@ -220,10 +220,9 @@ def test_a_ledger_that_vanishes_under_a_run_ends_it(
     written stays where it is."""
     run_dir, reward = tmp_path / "run", tmp_path / "reward.py"
     reward.write_text(
-        f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n\n"
-        "def reward(prompts, completions, **columns):\n    global calls\n    calls += 1\n    if calls == "
-        f"3:\n        {TAKEN_AWAY[how]}\n"
-        "    return [text.count('a') + 0.1 * text.count('b') for text in completions]\n"
+        f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n\ndef reward(prompts, "
+        "completions, **columns):\n    global calls\n    calls += 1\n    if calls == 3:\n        "
+        f"{TAKEN_AWAY[how]}\n    return [text.count('a') + 0.1 * text.count('b') for text in completions]\n"
     )
     config = world.config("grpo", tmp_path, {"evaluation": None, "oracle.name": f"{reward}:reward"})
     code, printed = train(config, run_dir)
@@ -242,7 +241,7 @@ def test_a_ledger_that_vanishes_under_a_run_ends_it(
         1,
         2,
     ]
-    figure("1 of 1 runs whose ledger vanishes end")
+    figure("1 of 1 runs whose ledger vanishes end with an error")
 
 
 def test_a_ledger_that_is_ahead_is_sound(
@@ -314,9 +313,8 @@ def test_a_run_of_an_earlier_version_goes_on_with_one_warning(
         assert oat("train", run, "--run_dir", copied, *LONGER) == 0
     (said,) = [str(warning.message) for warning in caught if issubclass(warning.category, OatWarning)]
     assert said.endswith(
-        "checkpoints/step_00000004: an earlier version of oat wrote it, without what its ledger must "
-        "hold; only the queries of its row are held "
-        "against the ledger"
+        "checkpoints/step_00000004: an earlier version of oat wrote it, without what its ledger must hold; "
+        "only the queries of its row are held against the ledger"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -206,12 +206,12 @@ def check_skip(folder: Path, count: int, seed: int) -> int:
 def test_malformed_records(tmp_path: Path, figure: Callable[[str], None]) -> None:
     count = 630
     figure(
-        f"{check_stop(tmp_path, count, 0):,} of {count:,} malformed records are an error that names file, "
-        "line, what was expected and found"
+        f"{check_stop(tmp_path, count, 0):,} of {count:,} malformed records give an error that names file, "
+        "line, what was expected and what was found"
     )
     figure(
-        f"{check_skip(tmp_path, count, 1):,} of {count:,} malformed records are left out and counted "
-        "where they are skipped"
+        f"{check_skip(tmp_path, count, 1):,} of {count:,} malformed records are skipped and counted "
+        "with `data.malformed: skip`"
     )
 
 
@@ -220,12 +220,12 @@ def test_malformed_records(tmp_path: Path, figure: Callable[[str], None]) -> Non
 def test_10_000_malformed_records(tmp_path: Path, figure: Callable[[str], None], part: int) -> None:
     count = 1000
     figure(
-        f"{check_stop(tmp_path, count, 10 + part):,} of {count:,} malformed records are an error that "
-        "names file, line, what was expected and found"
+        f"{check_stop(tmp_path, count, 10 + part):,} of {count:,} malformed records give an error that "
+        "names file, line, what was expected and what was found"
     )
     figure(
-        f"{check_skip(tmp_path, count, 10 + part):,} of {count:,} malformed records are left out and "
-        "counted where they are skipped"
+        f"{check_skip(tmp_path, count, 10 + part):,} of {count:,} malformed records are skipped and "
+        "counted with `data.malformed: skip`"
     )
 
 
@@ -278,7 +278,7 @@ def test_a_line_of_10_mb(tmp_path: Path, end: bytes, figure: Callable[[str], Non
     with pytest.raises(DataError) as seen:
         opened(name, "prompt-only")
     assert_says(str(seen.value), f"{name}:1", missing, "prompt-only")
-    figure("a line of 10 MB is a record, or one error")
+    figure("a line of 10 MB gives a record or one error")
 
 
 def test_cut_parquet(tmp_path: Path, figure: Callable[[str], None]) -> None:
@@ -296,7 +296,7 @@ def test_cut_parquet(tmp_path: Path, figure: Callable[[str], None]) -> None:
             assert_says(str(seen.value), str(path), cut, "prompt-only")
     path.write_bytes(whole)
     assert len(opened(path, "prompt-only")) == 3000
-    figure(f"{len(places):,} of {len(places):,} cut Parquet files are an error that names the file")
+    figure(f"{len(places):,} of {len(places):,} truncated Parquet files give an error that names the file")
 
 
 CSV = [

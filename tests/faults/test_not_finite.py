@@ -162,7 +162,7 @@ WITHOUT_COLUMNS = {"sft", "simpo", "cpo", "orpo", "reward_model"}
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_bad_number_moves_nothing(run: Run, what: str, figure: Figure) -> None:
     caught, tried = GUARDED[what](run, each=False)
-    figure(f"{caught:,} of {tried:,} bad numbers in {what} caught, nothing moved")
+    figure(f"{caught:,} of {tried:,} bad numbers in {what} caught, no weight changed")
     assert caught == tried > 0
 
 
@@ -174,7 +174,7 @@ def test_any_bad_number_at_any_place_moves_nothing(
     run: Run, algorithm: str, what: str, figure: Figure
 ) -> None:
     caught, tried = GUARDED[what](run, each=True)
-    figure(f"{caught:,} of {tried:,} bad numbers in {what} caught, nothing moved")
+    figure(f"{caught:,} of {tried:,} bad numbers in {what} caught, no weight changed")
     assert caught == tried
     assert tried > 0 or (what == "columns of a batch" and algorithm in WITHOUT_COLUMNS)
 
@@ -227,7 +227,7 @@ def test_a_bad_reward_is_not_learned_from(tmp_path: Path, figure: Figure) -> Non
                 ledger.take_feedback(0, 4)
             refused += not ledger.has_taken(0)
             ledger.close()
-    figure(f"{refused:,} of {tried:,} bad rewards refused, nothing taken")
+    figure(f"{refused:,} of {tried:,} bad rewards refused, nothing learned from them")
     assert refused == tried
 
 

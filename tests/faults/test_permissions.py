@@ -106,7 +106,7 @@ def test_what_cannot_be_read(place: World, tmp_path: Path, figure: Figure, name:
     config = place.config("dpo", place.folder)
     (place.folder / name).chmod(0)
     refused(place, config, place.folder / ("model" if name.startswith("model") else name), tmp_path / "log")
-    figure("unreadable: exit code 2, nothing left")
+    figure("an unreadable file: exit code 2, nothing left behind")
 
 
 @pytest.mark.fault("R10")
@@ -117,7 +117,7 @@ def test_code_and_configuration_that_cannot_be_read(
     config = place.config("dpo", place.folder)
     (place.folder / name).chmod(0)
     refused(place, config, place.folder / name, tmp_path / "log")
-    figure("unreadable: exit code 2, nothing left")
+    figure("an unreadable file: exit code 2, nothing left behind")
 
 
 @pytest.mark.fault("R10")
@@ -128,7 +128,7 @@ def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure
     (place.folder / made).chmod(0o555)
     config = place.config("dpo", place.folder, {"run_dir": str(place.folder / "runs" / "dpo")})
     refused(place, config, place.folder / "runs" / "dpo", tmp_path / "log")
-    figure("unwritable: exit code 2, nothing left")
+    figure("an unwritable directory: exit code 2, nothing left behind")
 
 
 @pytest.mark.sample("ledger.sqlite", "checkpoints", seconds=1.4)
@@ -144,7 +144,7 @@ def test_a_run_of_which_a_part_cannot_be_written(
     path = place.folder / "dpo" / name
     path.chmod(0o555 if path.is_dir() else 0o444)
     refused(place, config, path, tmp_path / "log")
-    figure("unwritable: exit code 2, nothing left")
+    figure("an unwritable directory: exit code 2, nothing left behind")
 
 
 @pytest.mark.fault("R10")
@@ -165,7 +165,7 @@ def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figur
         code, printed = as_nobody(log, *command)
         assert code == 0, printed
     assert tree(run_dir) == before
-    figure("a run that may only be read is told of, and forked")
+    figure("a read-only run can be read and forked")
 
 
 @pytest.mark.fault("R10")
@@ -199,7 +199,7 @@ def test_two_processes_on_one_directory(world: World, tmp_path: Path, figure: Fi
     assert tree(tmp_path / "dpo") == before
     os.write(told[1], b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (tmp_path / "first").read_text()
-    figure("the second is refused, the first ends well")
+    figure("of two processes on one run directory, the second is refused and the first ends well")
 
 
 POOL = """
@@ -249,4 +249,4 @@ def test_what_a_dead_owner_leaves_running_does_not_hold_the_directory(
     finally:
         for worker in {int(worker) for worker in (tmp_path / "workers").read_text().split()}:
             os.kill(worker, signal.SIGKILL)
-    figure("workers of a killed run hold no lock")
+    figure("the workers of a killed run hold no lock")

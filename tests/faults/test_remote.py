@@ -253,7 +253,10 @@ def test_a_server_that_stays_away_ends_the_run_on_disk(
     assert code == 0
     assert labels(run_dir) == labels(tmp_path / "sound" / "grpo")
     assert digest_run(run_dir)["weights"] == digest_run(tmp_path / "sound" / "grpo")["weights"]
-    figure("away for too long: saved, exit code 4, then the same weights bitwise")
+    figure(
+        "a server that is away for too long: the run is saved, exit code 4, then it ends with the same "
+        "weights bitwise"
+    )
 
 
 TOKEN = "sesame-4711-sesame"
@@ -287,4 +290,4 @@ def test_a_token_is_nowhere_in_a_run(
     found = [file.name for file in files if b"sesame" in file.read_bytes()]
     assert found == []
     assert "sesame" not in told
-    figure(f"0 of {len(files)} files of a run, and no line that it said, have the token")
+    figure(f"0 of {len(files)} files of a run contain the token, and no line of its output does")

@@ -39,7 +39,7 @@ SINGLE = {"engine": {"name": "torch", "threads": 1}}
 @pytest.mark.fault("R2")
 def test_other_hashes_give_the_same_run(world: World, tmp_path: Path, figure: Callable[[str], None]) -> None:
     equal = processes_agree(world, tmp_path, "dpo", SINGLE)
-    figure(f"{equal} of 1 runs with other hashes are the first one bitwise")
+    figure(f"{equal} of 1 runs with another PYTHONHASHSEED equal the first run bitwise")
     assert equal == 1
 
 
@@ -59,7 +59,7 @@ def test_other_hashes_give_the_same_longer_run(
     }
     threshold = {"algorithm.threshold": 0.0} if algorithm == "sft" else {}
     equal = processes_agree(world, tmp_path, algorithm, {**changes, **threshold}, (0, 1, 2**32 - 1))
-    figure(f"{equal} of 2 runs with other hashes are the first one bitwise")
+    figure(f"{equal} of 2 runs with another PYTHONHASHSEED equal the first run bitwise")
     assert equal == 2
 
 
@@ -76,7 +76,7 @@ def test_a_run_does_not_depend_on_who_is_decoded_together(
         assert oat("train", world.config(algorithm, tmp_path, engine), "--run_dir", tmp_path / str(rows)) == 0
         digests.append(digest_run(tmp_path / str(rows)))
     figure(
-        f"{sum(digest == digests[0] for digest in digests[1:])} of 2 runs with other queues are the first "
-        "one bitwise"
+        f"{sum(digest == digests[0] for digest in digests[1:])} of 2 runs with another number of queues "
+        "equal the first run bitwise"
     )
     assert digests[0] == digests[1] == digests[2]

@@ -60,7 +60,8 @@ def test_the_order_of_a_save(
         with pytest.warns(UserWarning, match="step_00000006: state.json does not match"):
             assert loaded_step(checkpoints) == NEW
         assert checkpoints.steps == [OLD, NEW, 6]
-    figure(f"{len(events)} calls in order" if verifies else "a failed verification removes nothing")
+    order = f"a save makes its {len(events)} system calls in the right order"
+    figure(order if verifies else "a save that fails verification removes no older checkpoint")
 
 
 # R8: damage
@@ -194,7 +195,7 @@ def test_both_damaged_is_an_error_and_never_a_load(checkpoints: Checkpoints, fig
         ),
     ):
         checkpoints.load()
-    figure("nothing whole: an error")
+    figure("without a good checkpoint: an error")
 
 
 @pytest.fixture(scope="module")
@@ -223,4 +224,4 @@ def test_a_run_goes_on_from_the_one_before(
     printed = capsys.readouterr().out
     assert ("step 3/4" in printed, "step 2/4" in printed) == (True, False)
     assert digest_run(run_dir) == unbroken[1]
-    figure("the run ends bitwise as the unbroken one")
+    figure("a run with a damaged checkpoint ends bitwise equal to the unbroken one")

@@ -170,9 +170,7 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
     new = {path for path in hostile.rglob("*") if "__pycache__" not in path.parts} - before
     top = {path.relative_to(hostile).parts[0] for path in new}
     assert top == {"grpo", "out", "a.png", "a.csv", "answers.jsonl", "said.jsonl"}
-    figure(
-        f"0 of {len(commands) + len(pages)} outputs and pages of a run with a character that a terminal obeys"
-    )
+    figure(f"0 of {len(commands) + len(pages)} outputs and pages of a run contain a control character")
 
 
 @pytest.mark.slow(instead="test_nothing_of_a_run_speaks_to_the_terminal", seconds=1.7)
@@ -209,7 +207,7 @@ def test_errors_and_warnings_that_quote_are_plain(
     said = told()
     assert "no score for \\u001b[2J" in said
     assert CHECKED.findall(said) == []
-    figure(f"0 of {said.count(chr(10))} lines of errors with such a character")
+    figure(f"0 of {said.count(chr(10))} lines of errors contain a control character")
 
 
 LONG = 15_000_000
@@ -261,7 +259,9 @@ def test_of_what_a_service_says_at_length_the_beginning_is_shown(
         for word in ("no no no", "more than 16777216 bytes", "'1111", "remote left 100% without a value")
     )
     assert all(file.stat().st_size < 2_000_000 for file in (tmp_path / "grpo").rglob("*") if file.is_file())
-    figure("a service that says 15 MB or more: lines of at most 1,500 characters, files of at most 2 MB")
+    figure(
+        "a service that replies with 15 MB or more: lines of at most 1,500 characters, files of at most 2 MB"
+    )
 
 
 def test_a_ledger_that_was_written_by_others_is_listed_plainly(

@@ -209,7 +209,9 @@ def test_a_checkpoint_holds_all_state(
     assert len(walked.run[2]) > 1000
     moved = sum(walked.run[2].get(path) != value for path, value in walked.run[4].items())
     assert moved > 20
-    figure(f"{len(walked.run[2]):,} values equal; {moved:,} of them move between two steps")
+    total = len(walked.run[2])
+    figure(f"{total:,} of {total:,} values of the state equal after a restart from a checkpoint")
+    figure(f"{moved:,} of {total:,} values of the state changed by two more steps")
 
 
 def counter(patch: pytest.MonkeyPatch) -> None:
@@ -287,7 +289,7 @@ def test_hidden_state_is_found(
     mutate(monkeypatch)
     walked = walk(world.config("dpo", tmp_path, {"evaluation": None}), tmp_path / "dpo")
     assert any(re.fullmatch(path, found) for found in walked.differences(2)), walked.explained(2)
-    figure("hidden state is found")
+    figure("1 of 1 states hidden from checkpoints detected")
 
 
 @pytest.mark.sample("*-learner", "*-ensemble", seconds=2.0)
@@ -299,7 +301,7 @@ def test_a_part_left_out_is_found(
     algorithm, changes = RUNS["an ensemble"]
     config = world.config(algorithm, tmp_path, {"evaluation": None, "learner.sync_every": 3, **changes})
     assert walk(config, tmp_path / algorithm, drop=part).differences(2)
-    figure("a part left out is found")
+    figure("1 of 1 parts left out of a checkpoint detected")
 
 
 def test_the_walk_looks_everywhere() -> None:

@@ -145,7 +145,7 @@ def test_a_call_fails_alone_and_in_time(isolated: Isolated, what: str, figure: C
         ((ticket, answer),) = isolated.collect(tickets[:1], 60.0)
     seconds = time.monotonic() - begin
     figure(f"{int(answer.marks == ('failed',))} of 1 hostile calls marked as failed")
-    figure(f"at most {seconds:.1f} s until one of {TIMEOUT_S:g} s has failed")
+    figure(f"at most {seconds:.1f} s until a call with a time limit of {TIMEOUT_S:g} s is marked as failed")
     assert (ticket, answer.marks, answer.values, answer.queries) == (tickets[0], ("failed",), (0.0,), 1)
     assert seconds < 2 * TIMEOUT_S
     ((_, healed),) = isolated.collect(tickets[1:], 60.0)
@@ -200,7 +200,7 @@ def test_no_worker_outlives_a_run_that_was_killed(
     begin = time.monotonic()
     while is_alive(pid) and time.monotonic() - begin < 60:
         time.sleep(0.05)
-    figure(f"{int(is_alive(pid))} of 1 workers that outlive a killed run by more than their time")
+    figure(f"{int(is_alive(pid))} of 1 workers outlive a killed run by more than the time limit of a call")
     assert not is_alive(pid)
 
 
@@ -341,8 +341,8 @@ def test_what_a_confined_worker_may_not_do(
     workers = Workers(f"{tmp_path / 'code.py'}:make", is_confined=True)
     outcomes = workers.map([[what] for what in (*REFUSED, "keys", "read", "interfaces")])
     figure(
-        f"{sum(bool(o.failure) for o in outcomes[:-3])} of {len(REFUSED)} things that a confined worker "
-        "may not do refused"
+        f"{sum(bool(o.failure) for o in outcomes[:-3])} of {len(REFUSED)} forbidden operations refused "
+        "in a confined worker"
     )
     assert [outcome.failure for outcome in outcomes[: len(REFUSED)]] == ["raised PermissionError"] * len(
         REFUSED

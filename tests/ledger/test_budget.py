@@ -176,7 +176,10 @@ def test_64_concurrent_askers_spend_it_exactly(
     asked = askers * rounds * 5
     assert (paid[0], ledger.store.spent("train").queries, asked > limit) == (limit, limit, True)
     assert contradictions(ledger.store) == []
-    figure(f"{paid[0]:,} of {limit:,} queries spent by {askers} threads that asked {asked:,}")
+    figure(
+        f"{paid[0]:,} of {limit:,} queries of the budget spent by {askers} threads that asked {asked:,} "
+        f"questions"
+    )
 
 
 @pytest.mark.slow(instead="tests/faults/test_waves_killed.py", seconds=1.6)

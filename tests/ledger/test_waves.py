@@ -140,8 +140,8 @@ def test_96_questions_and_one_dollar(
         assert spent <= 1.0
         assert (account.asked >= 96 and not account.unpaid) or spent + most > 1.0
         figure(
-            f"{spent:.4f} of 1.0 spent, with {account.asked - account.unpaid} of {account.asked} "
-            f"questions asked, each at {share:g} of its most"
+            f"{spent:.4f} of 1 dollar spent on {account.asked - account.unpaid} of {account.asked} "
+            f"questions, if each costs {share:g} of its highest price"
         )
 
 
@@ -297,8 +297,8 @@ def test_killed_at_any_transaction_and_call(
     for call in chosen:
         check(tmp_path / f"killed {call}", name, call, ahead, found, call)
     figure(
-        f"{len(chosen):,} of {len(chosen):,} runs killed at a transaction or a call of the oracle grant, "
-        "and learn, what the unbroken one does"
+        f"{len(chosen):,} of {len(chosen):,} runs killed at a transaction or a call of the oracle get and "
+        "learn from the same answers as the unbroken run"
     )
 
 

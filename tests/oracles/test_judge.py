@@ -245,7 +245,7 @@ def test_a_verdict_that_comes_at_the_second_try(
         answers = ask(judge(url), *questions(*((f"a{n}", f"b{n}") for n in range(10))))
         assert [answer.values for answer in answers] == [(pytest.approx(0.9),)] * 10
         assert sum(answer.tokens for answer in answers) == sum(map(sum, model.tokens)), "every try is counted"
-    figure("10 of 10 questions answered whose first reply had no verdict")
+    figure("10 of 10 questions whose first reply had no verdict were answered after a retry")
 
 
 FAULTS = {

@@ -154,8 +154,8 @@ def test_a_budget_is_never_passed(
     }[limit]
     assert counted + left > most, "nothing is left that pays one of the questions that were not asked"
     figure(
-        f"a budget of {most:,} ({limit}) was not passed: {took:,.4g} paid, {counted:,.4g} counted, mode "
-        f"{mode}"
+        f"a budget of {most:,} ({limit}, mode {mode}) was not exceeded: the judge charged {took:,.4g}, the "
+        f"run counted {counted:,.4g}"
     )
 
 
@@ -201,7 +201,7 @@ def test_64_threads_share_a_budget_of_money(tmp_path: Path, figure: Callable[[st
         for _, answer, _ in ledger.store.answers(ledger.store.taken("train", step))
     )
     assert contradictions(ledger.store) == []
-    figure(f"64 threads that share a budget of {limit} in money paid {paid:.4f} of it")
+    figure(f"64 threads with a shared budget of {limit} dollars spent {paid:.4f} dollars")
 
 
 def test_a_budget_in_money_needs_prices(
@@ -295,7 +295,7 @@ def test_a_key_is_in_the_header_and_nowhere_else(
     assert "sesame" not in said
     assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {KEY}"}
     assert not any(b"sesame" in asked.body for asked in server.asked)
-    figure(f"a key in {name} that a judge sent back: in 0 of the run's files, messages and tracebacks")
+    figure(f"a key in {name} that a judge sent back is in none of the run's files, messages and tracebacks")
 
 
 def test_the_recipe_takes_two_steps(world: World, tmp_path: Path) -> None:

@@ -275,8 +275,8 @@ def fuzz(count: int, server: Served, figure: Figure) -> None:
     assert b"sesame" not in server.log.read_bytes()
     assert b"Traceback" not in server.log.read_bytes()
     figure(
-        f"{len(statuses):,} of {len(statuses):,} fuzzed requests without an answer of 5xx, "
-        f"{statuses.count('200'):,} of them sound; server alive"
+        f"{len(statuses):,} of {len(statuses):,} fuzzed requests got no status of 5xx "
+        f"({statuses.count('200'):,} of them were valid); the server was alive at the end"
     )
 
 

@@ -60,7 +60,7 @@ def test_one_turned_bit_in_the_engines_copy_is_found(
         WeightsError, match=rf"holder 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"
     ):
         Weights({"sampler": [sound, faulty]}, sync_every=2).sync(source, 4)
-    figure("1 of 1 flipped bits found")
+    figure("1 of 1 flipped bits in weights detected")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Calla
     assert "(model.norm.weight)" in printed
     assert "Traceback" not in printed
     assert [path.name for path in (tmp_path / "grpo" / "checkpoints").glob("step_*")] == ["step_00000001"]
-    figure("1 of 1 flipped bits found")
+    figure("1 of 1 flipped bits in weights detected")
 
 
 @pytest.mark.slow(instead="tests/faults/test_kill.py kills a run inside a weight sync of a copy", seconds=5.2)

@@ -154,6 +154,6 @@ def growth_is_bounded(folder: Path, first: int, last: int, figure: Callable[[str
     before, after = json.loads((folder / "held").read_text())
     share = after["bytes"] / before["bytes"] - 1
     figure(f"memory {share:+.2%} from step {first:,} to {last:,} ({before['bytes'] / 1e6:.0f} MB)")
-    figure(f"{after['files']} open files and {after['threads']} threads at both")
+    figure(f"{after['files']} open files and {after['threads']} threads at both steps")
     assert share < 0.02
     assert (before["files"], before["threads"]) == (after["files"], after["threads"])

@@ -247,7 +247,8 @@ def test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing(
             assert kept["next"] == (2 if way in ("raises", "exits") else 3)
     assert list(scratch.iterdir()) == []
     figure(
-        f"{len(places)} of {len(places)} ways and moments in which a sink fails: told of once, nothing left"
+        f"{len(places)} of {len(places)} failures of a sink (each kind at each moment) reported once, "
+        f"nothing left behind"
     )
 
 
@@ -312,8 +313,8 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         OWN.read_text()
         + (
-            "\n\nclass Slow(Rows):\n    def row(self, row):\n"
-            "        time.sleep(0.15 * (row.step < 6))\n        super().row(row)\n"
+            "\n\nclass Slow(Rows):\n    def row(self, row):\n        time.sleep(0.15 * (row.step < "
+            "6))\n        super().row(row)\n"
         )
     )
     lives = [

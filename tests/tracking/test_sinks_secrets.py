@@ -74,7 +74,7 @@ def test_no_sink_gets_a_secret(
     }
     assert config["prompts"] == [{"path": "a", "Api-Key": "***"}, "with *** inside"]
     assert config["sampling"] == {"stop": ["a@b://c"], "max_tokens": 3}
-    figure(f"{len(secrets)} of {len(secrets)} planted secrets that no sink got")
+    figure(f"{len(secrets)} of {len(secrets)} planted secrets withheld from every sink")
 
 
 def test_what_is_no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:

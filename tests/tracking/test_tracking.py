@@ -150,8 +150,7 @@ def test_lines_that_are_no_rows_go_and_are_named(tmp_path: Path) -> None:
     assert [str(warning.message) for warning in said] == [
         (
             f"{tmp_path / 'metrics.jsonl'}: lines 2 to 9 cannot be read as metrics; the run goes on, and "
-            "what "
-            "cannot be read is taken out"
+            "what cannot be read is taken out"
         ),
         (
             f"{tmp_path / 'samples.jsonl'}: 8 of its first 10 lines cannot be read as samples; the run goes "
@@ -216,7 +215,7 @@ def test_rows_that_are_lost_between_two_lives_are_named(
     assert [
         row["step"] for row in read((tmp_path / "fork" if how == "forked" else run_dir) / "metrics.jsonl")
     ] == [*left, 3, 4]
-    figure("rows of metrics that are damaged or deleted: named")
+    figure("damaged or deleted rows of metrics are reported by name")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
