@@ -211,7 +211,7 @@ def test_malformed_records(tmp_path: Path, figure: Callable[[str], None]) -> Non
     )
     figure(
         f"{check_skip(tmp_path, count, 1):,} of {count:,} malformed records are skipped and counted "
-        "with `data.malformed: skip`"
+        "with `on_bad_record: skip`"
     )
 
 
@@ -225,7 +225,7 @@ def test_10_000_malformed_records(tmp_path: Path, figure: Callable[[str], None],
     )
     figure(
         f"{check_skip(tmp_path, count, 10 + part):,} of {count:,} malformed records are skipped and "
-        "counted with `data.malformed: skip`"
+        "counted with `on_bad_record: skip`"
     )
 
 
