@@ -1,5 +1,6 @@
-"""The collector: for a step of training it samples responses, lets the explorer choose, and asks, until the
-step has its questions. No other box of the loop calls the actor and the explorer for training."""
+"""The collector. For a step of training it samples responses, lets the explorer choose, and asks the chosen
+questions, until the step has enough. No other box of the loop calls the actor and the explorer for training.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,17 +17,17 @@ MAX_ROUNDS = 100
 
 
 class Collector:
-    """Fills the ledger for the steps of training.
+    """The box that fills the ledger for the steps of training.
 
     Args:
         oracle: address of the oracle for questions to which the explorer gave no oracle.
         plans: function from the number of a step to its plan.
-        last: number of steps of the run; no questions are asked ahead for steps after the last. None: there
-            is no last step.
+        last: number of steps of the run; None: no limit. No questions are asked ahead for steps after the
+            last.
         max_outstanding: largest number of questions that are asked ahead of those that are due.
 
     Attributes:
-        due: number of questions that the plans of all steps so far have together.
+        due: number of questions in the plans of all steps so far, added up.
     """
 
     def __init__(
@@ -61,19 +62,21 @@ class Collector:
         self.due = state["due"]
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask until the questions of the steps up to this one, and those to be asked ahead, are on disk.
+        """Ask questions until those of all steps up to this one, and those to be asked ahead, are on disk.
 
-        The method stops early if the prompts are used up, or after `MAX_ROUNDS` rounds. While the budget can
-        buy nothing, it asks nothing, and the steps take questions that are already paid for. While open
-        questions could cost all that is left of the budget, it asks nothing ahead.
+        The method asks fewer questions in four cases:
 
-        A replay does the same, since the time at which answers arrive has no influence: only questions of
-        recorded rounds before the current round are counted. If the step's feedback is recorded already,
-        nothing is asked. The prompts of exactly those rounds that the step asked are taken again, even if the
-        run was made longer since.
+        * the prompts are used up;
+        * this step has taken `MAX_ROUNDS` rounds;
+        * the budget is used up: no question is asked;
+        * the open questions could use up the budget: no question is asked ahead.
+
+        If the step's feedback is already recorded, the method asks nothing. It only takes the prompts of the
+        recorded rounds again, so a replay takes the same prompts.
 
         Returns:
-            The metrics "roofline/decode" and "roofline/padded_keys", as far as responses were sampled.
+            "roofline/decode" and "roofline/padded_keys"; a metric is absent if no sampling was measured for
+            it.
         """
         before = self.actor.work()
         self.due += plan.questions
@@ -92,14 +95,15 @@ class Collector:
         return _reached(self.actor.work().since(before))
 
     def _bound(self, step: int) -> int:
-        """Return the number of questions that are to be on disk, as far as the budget allows."""
+        """Return the number of questions that are to be on disk. If the budget is used up, the number is
+        0."""
         if self.ledger.is_spent(step):
             return 0
         return self.due if self.ledger.is_spent(step, ahead=True) else self.due + self._ahead(step)
 
     def _ahead(self, step: int) -> int:
-        """Return the number of questions to ask ahead: `max_outstanding`, or fewer if the later steps of the
-        run take fewer."""
+        """Return the number of questions to ask ahead: `max_outstanding`, or the number of questions of all
+        later steps if this is smaller."""
         ahead = 0
         for later in count(step + 1):
             if ahead >= self.max_outstanding or (self.last is not None and later >= self.last):
@@ -117,7 +121,7 @@ class Collector:
 
 
 def _reached(work: Work) -> dict[str, float]:
-    """Return the metrics of sampling, as far as there was any: the share of the machine's limit that was
-    reached, and the share of cached keys that were padding."""
+    """Return the metrics of sampling: the share of the machine's limit that decoding reached, and the share
+    of cached keys that were padding. A metric is left out if there was no work to measure."""
     reached = {"roofline/decode": work.least_s / work.seconds} if work.seconds > 0 else {}
     return {**reached, "roofline/padded_keys": work.padded_keys / work.keys} if work.keys else reached

@@ -13,7 +13,8 @@ from oat.types.budget import Budget
 
 
 class Stateful(Protocol):
-    """A part with a state, from which a run can be continued: a flat dict of tensors and JSON values."""
+    """A part with a state: a flat dict of tensors and JSON values. A checkpoint stores the state, and a
+    continued run loads it."""
 
     @property
     def state(self) -> dict[str, Any]: ...
@@ -22,14 +23,14 @@ class Stateful(Protocol):
 
 
 class PromptSource(Protocol):
-    """Gives a run its prompts, in a fixed order."""
+    """The source of a run's prompts, in a fixed order."""
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next n prompts of the run; fewer, or none, if the prompts are used up."""
+        """Return the next n prompts of the run. If fewer than n are left, return these."""
 
 
 class Actor(Protocol):
-    """Makes trajectories from prompts."""
+    """The maker of trajectories: it answers prompts with sampled or recorded responses."""
 
     def sample(
         self,
@@ -42,22 +43,23 @@ class Actor(Protocol):
 
         Args:
             samples: number of responses per prompt, by slot.
-            address: the beginning of the address of the random numbers; in training purpose, step and round.
+            address: words and numbers from which the random numbers of the call are derived. In training
+                these are the purpose, the step and the round.
             sampling: the settings of sampling; None: those of training.
         """
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        """Return the scores of the samples that an explorer needs, by name; one array per group."""
+        """Return scores of the samples, by name. For each name in `needs` there is one array per group."""
 
     def work(self) -> Work:
-        """Return the work of sampling since the first call of this method."""
+        """Return the work that sampling has taken since the first call of this method."""
 
 
 class Collector(Protocol):
-    """Fills the ledger."""
+    """The box that fills the ledger with the questions of training."""
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask until the questions of the steps up to this one are on disk. Return metrics of sampling."""
+        """Ask questions until those of all steps up to this one are on disk. Return metrics of sampling."""
 
 
 class Ledger(Protocol):
@@ -65,14 +67,15 @@ class Ledger(Protocol):
 
     @property
     def reasked(self) -> int:
-        """The number of questions that this process asked again, since a kill came before their answers."""
+        """The number of questions that this process asked again. An earlier process was killed before their
+        answers came."""
 
     @property
     def reported(self) -> Mapping[str, float]:
         """The metrics that the oracles report about themselves."""
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
-        """Return the number of questions in the recorded rounds before (step, round)."""
+        """Return the number of questions in the recorded rounds that come before this round of this step."""
 
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
         """Return True if this round is recorded."""
@@ -91,67 +94,66 @@ class Ledger(Protocol):
         """Record a round, then submit its questions."""
 
     def take_feedback(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
-        """Return the feedback of a step, which is recorded first.
+        """Record the feedback of a step, and then return it.
 
         Args:
             count: number of questions that the step learns from.
         """
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step that failed: nobody waits for its answers any longer, and the step is recorded as
-        having taken no answers."""
+        """Close a step that failed. Record that the step took no answers; the ledger waits for its answers no
+        longer."""
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """Return True if training could buy nothing more at the moment when the step before had taken its
-        answers.
+        """Return True if the budget of training was used up when step `step - 1` had taken its answers.
 
         Args:
-            ahead: True if the questions would be asked ahead of the step. Then questions that are still open
-                count at their highest price.
+            ahead: True if the new questions would be asked ahead of the step. In this case every question
+                without an answer counts at its highest price.
         """
 
     def price(self, questions: Sequence[Question]) -> Price:
         """Return the most that these questions would cost if they were asked now."""
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
-        """Record that a step asks nothing, since the budget does not allow this price."""
+        """Record that a step asks nothing because the budget does not allow this price."""
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Return the price that the budget did not allow in the newest recorded step of a purpose, up to this
-        step; None if the budget allowed everything, or no step is recorded."""
+        """Return the price that the budget did not allow. It is read from the newest recorded step of this
+        purpose, at most `step`. Return None if this step could pay everything, or if no step is recorded."""
 
     def committed(self, purpose: str) -> Price:
-        """Return the price of the answers that steps have taken, plus the highest price of every question
-        that still waits."""
+        """Return the price of all answers that steps have taken, plus the highest price of every question
+        that no step has taken."""
 
     def spent_before(self, step: int) -> Spent:
-        """Return what was spent at the moment when the step before had taken its answers; an empty `Spent` if
-        `step` itself has already asked or taken, which shows that the run went on."""
+        """Return the spending at the time when step `step - 1` had taken its answers. Return an empty `Spent`
+        if `step` has already asked or taken questions."""
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """Return how often the version of any oracle had changed before the steps took the answers that a row
-        of metrics counts.
+        """Return the number of changes of oracle versions that affect a row of metrics. A change counts if
+        the row contains answers that were taken after the change.
 
         Args:
             row: number of the row.
-            is_evaluated: True if the row has an evaluation, whose answers then count too.
+            is_evaluated: True if the row has an evaluation. Then the evaluation's answers count too.
         """
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories that only a replay of the steps before this one would read."""
+        """Delete the trajectories that only a replay of steps before `step` would read."""
 
     def close(self) -> None: ...
 
 
 class Holdings(Protocol):
-    """States what the ledger must hold if a run is to be continued from a checkpoint."""
+    """A part that states what the ledger must contain before a run can continue from a checkpoint."""
 
     def before(self, step: int, *, evaluated: bool) -> Mapping[str, Any]:
-        """Return facts about the answers that the ledger has before a step. A checkpoint stores these facts
-        beside the states of the parts.
+        """Return facts about the answers that the ledger contains before a step. A checkpoint stores these
+        facts beside the states of the parts.
 
         Args:
-            evaluated: True if the evaluation after `step` steps is over, so that its answers count.
+            evaluated: True if the evaluation after `step` steps is over. Then its answers count too.
         """
 
 
@@ -159,24 +161,24 @@ class Buffer(Protocol):
     """The replay buffer."""
 
     def fill(self, feedback: Feedback) -> Feedback:
-        """Return a step's feedback, with the older items that the step learns from again."""
+        """Return a step's feedback together with the older feedback that the step learns from again."""
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """Return an objective's batch of this feedback. If older items made it larger, it has more
-        mini-batches."""
+        """Return the objective's batch of this feedback. If older feedback made the batch larger, split the
+        batch into more mini-batches."""
 
     def metrics(self, feedback: Feedback) -> Mapping[str, float]: ...
 
     def reach(self, step: int) -> int:
-        """Return the first step whose feedback is learned from in this step or in a later one."""
+        """Return the oldest step whose feedback this step or a later step learns from."""
 
 
 class Learner(Protocol):
     """The models, their optimisers, and the update.
 
     Attributes:
-        micro_batch_tokens: largest number of tokens in one forward pass; a single unit may have more. None:
-            no limit.
+        micro_batch_tokens: largest number of tokens in one forward pass; None: no limit. A unit that alone
+            exceeds this number is passed alone.
     """
 
     micro_batch_tokens: int | None
@@ -205,8 +207,8 @@ class Learner(Protocol):
 
 
 class Weights(Protocol):
-    """The transfer of weights to the boxes that hold a slot. After every load it compares the weights that a
-    box holds with those that were sent.
+    """The transfer of weights to the boxes that hold a slot. After every load, it compares the weights that
+    each box holds with the weights that were sent.
 
     Attributes:
         sampler_version: version of the policy's weights in the slot `sampler`.
@@ -224,14 +226,14 @@ class Weights(Protocol):
         """Load these weights into a slot."""
 
     def follow(self, learner: Learner) -> None:
-        """Load the learner's reference into the slot `reference`, if the reference has moved."""
+        """If the learner's reference has changed since the last load, load it into the slot `reference`."""
 
     def restore(self, learner: Learner) -> None:
         """Load into every slot but `policy` the weights that the slot held at the checkpoint."""
 
 
 class Evaluation(Protocol):
-    """Evaluates the policy on held-out prompts and pairs.
+    """The evaluation of the policy on held-out prompts and pairs.
 
     Attributes:
         slot: the slot whose weights answer the prompts.
@@ -243,7 +245,7 @@ class Evaluation(Protocol):
         """Return True if an evaluation is due after `step` updates and this many queries of training."""
 
     def measure(self) -> dict[str, float]:
-        """Return the metrics of held-out pairs under the learner's weights; no oracle is asked."""
+        """Return the metrics of held-out pairs under the learner's weights. This asks no oracle."""
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
         """Evaluate the slot's weights on the held-out prompts. Return metrics.
@@ -267,10 +269,10 @@ class Stop(Protocol):
     max_hours: float | None
 
     def reason(self, step: int, spent: Spent) -> str | None:
-        """Return the reason why the run ends before this step, or None."""
+        """Return the reason why the run ends before this step; None if it goes on."""
 
     def steps_done(self, step: int) -> str | None:
-        """Return the reason why the run ends before this step if all of its steps are done; else None."""
+        """Return the reason why no steps are left after `step` steps; None if steps are left."""
 
 
 class Alarms(Protocol):
@@ -278,7 +280,7 @@ class Alarms(Protocol):
 
     Attributes:
         raised: number of alarms raised so far.
-        back: the step of the checkpoint to which a roll back would lead; None if no alarm rolls back.
+        back: the step of the checkpoint that a roll back would load; None if there is no such checkpoint.
     """
 
     raised: int
@@ -289,11 +291,11 @@ class Alarms(Protocol):
         """The reason why an alarm has ended the run, or None."""
 
     def begin(self, step: int) -> bool:
-        """Set `back` to this step, with whose state the process begins, if an alarm can roll back and `back`
-        is None. Return True if this call set it: the state must then be on disk."""
+        """Set `back` to the first step of this process. If no alarm can roll back, or `back` is set already,
+        do nothing. Return True if this call set `back`; the state before the step must then be on disk."""
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
-        """Keep the metrics of an evaluation for the check of the next step."""
+        """Keep the metrics of an evaluation until the next step is checked."""
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
         """Check a step's metrics against the alarms.
@@ -301,8 +303,9 @@ class Alarms(Protocol):
         Args:
             step: number of steps that are done, this one included.
             is_saved: True if a checkpoint was due before the step.
+
         Returns:
-            The step of the checkpoint to which the run goes back, or None.
+            The step of the checkpoint that the run rolls back to; None if it goes on.
         """
 
 
@@ -321,11 +324,11 @@ class Checkpoints(Protocol):
 
     @property
     def next_loaded(self) -> int | None:
-        """The step of the checkpoint that `load` tries first; None: there is none."""
+        """The step of the checkpoint that `load` tries first; None if there are no checkpoints."""
 
     @property
     def oldest(self) -> int | None:
-        """The step of the oldest checkpoint on disk; None: there is none."""
+        """The step of the oldest checkpoint on disk; None if there are no checkpoints."""
 
     def due(self, step: int) -> bool:
         """Return True if a checkpoint is due after `step` updates."""
@@ -340,44 +343,46 @@ class Checkpoints(Protocol):
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Start to write a checkpoint. The caller may go on, and may change the tensors at once unless
-        `is_last` is set.
+        """Start to write a checkpoint, and return before it is on disk. If `is_last` is False, the caller may
+        change the tensors at once.
 
         Args:
             tensors: tensors by name.
             state: the remaining content, as JSON values.
-            metrics: metrics of the row that precedes the checkpoint, if this row is closed.
+            metrics: metrics of the row before the checkpoint; None if this row is not complete yet.
             keep: the step of an older checkpoint that must not be deleted.
             is_last: True if nothing is learned after the checkpoint.
         """
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written."""
+        """Wait until the last checkpoint is on disk."""
 
     def load(self) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
         """Return step, tensors and state of the newest checkpoint that can be used; None if the run has no
         checkpoints."""
 
     def load_back(self, step: int) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]]:
-        """Return the checkpoint of a step or, if it cannot be used, the newest one before it that can."""
+        """Return the checkpoint of a step. If it cannot be used, return the newest earlier checkpoint that
+        can be used."""
 
 
 class Tracking(Protocol):
-    """Writes the rows of metrics, and sends them to the trackers of the run."""
+    """The writer of metrics: it writes each row, and sends it to the trackers of the run."""
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Begin to write after row `step`, and drop the rows that an earlier process wrote beyond it. At step
-        0 every row is dropped.
+        """Prepare to write the row after row `step`. Delete the later rows, which an earlier process wrote.
+        If `step` is 0, delete every row.
 
         Args:
-            is_closed: True if row `step` stays; otherwise it is dropped too, and written next.
+            is_closed: True if row `step` is complete and stays. If False, row `step` is deleted too, and is
+                the next row to be written.
         """
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
-        """Write a row, and some samples of the feedback of its step."""
+        """Write a row of metrics, and some samples of the feedback that the step learned from."""
 
     def flush(self) -> None:
-        """Bring the rows written so far to disk."""
+        """Make sure that the rows written so far are on disk."""
 
     def close(self) -> None: ...
 

@@ -1,8 +1,8 @@
-"""The environment's protocol. Within an episode, an environment answers each of the model's responses, and
-gives it a reward.
+"""The environment's protocol. In an episode, an environment answers each response of the model, and gives it
+a reward.
 
-An environment is a function of its state: `step(state, response)` returns the next state, so an episode can
-be played again.
+An environment keeps no state of its own: `step(state, response)` returns the next state. So an episode can be
+played again.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,7 @@ class Turn:
     """The environment's answer to one response.
 
     Attributes:
-        state: the state of the episode after the response. The next `step` gets it; the environment itself
-            keeps no state.
+        state: the state of the episode after the response; an argument of the next `step`.
         message: the message that the model reads next; None ends the episode.
         reward: the reward of this response. The reward of an episode is the sum over its responses.
     """
@@ -34,18 +33,22 @@ class Turn:
 
 
 class Environment(Protocol):
-    """Plays episodes. Its methods are functions of their arguments, so that an episode can be played again. A
-    bad response gets a low reward; an exception becomes an `EpisodeError`."""
+    """An environment, which plays episodes. Its methods depend only on their arguments, so an episode can be
+    played again. An exception becomes an `EpisodeError` and ends the run, so a bad response should get a low
+    reward instead."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
         """Return the state before the first response."""
 
     def step(self, state: Mapping[str, Any], response: str) -> Turn:
-        """Return the answer to a response."""
+        """Return the environment's answer to a response."""
 
 
 def build_environment(name: str) -> Environment:
-    """Return a user's environment, `path/to/file.py:Name` or `package.module:Name`, made without arguments.
+    """Make a user's environment, without arguments.
+
+    Args:
+        name: `path/to/file.py:Name` or `package.module:Name` of its class.
 
     Raises:
         ConfigError: the code cannot be loaded, raises an exception, or does not make an environment.
@@ -54,14 +57,14 @@ def build_environment(name: str) -> Environment:
 
 
 def make_environment(found: Any, name: str) -> Environment:
-    """Return the environment that a class makes without arguments.
+    """Make an environment from its class, without arguments.
 
     Args:
         found: the class.
-        name: its name in messages.
+        name: the class's name in messages.
 
     Raises:
-        ConfigError: the class raises an exception, or the object that it makes lacks a method.
+        ConfigError: the class raises an exception, or the new object lacks a method of an environment.
     """
     with guarded(
         name,

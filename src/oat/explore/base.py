@@ -9,27 +9,26 @@ import numpy as np
 from oat.types import Group, Key, Plan, Question
 
 Scores = Mapping[str, Sequence[np.ndarray]]
-"""The arrays that an explorer needs, by name, one for each group, as `Actor.score` returns them. For a slot
-it is (G,), the log-probability of each sample."""
+"""By name, one array for each group (`Actor.score`). For the name of a slot, the array is (G,): the
+log-probability of each sample, in nats."""
 
 
 class Explorer(Protocol):
     needs: frozenset[str]
-    """The names that `choose` reads in its scores: slots, for the log-probabilities of samples, or
-    "ensemble", for its rewards and features."""
+    """The names that `choose` reads in `scores`. The name of a slot stands for the log-probabilities of
+    samples under this slot; "ensemble" stands for the ensemble's rewards and for "features"."""
 
     def widen(self, plan: Plan) -> Plan:
-        """Return the algorithm's plan with the prompts and samples that the explorer chooses among. A run
-        calls this for each step, as often as it needs the plan."""
+        """Return the algorithm's plan, changed to the numbers of prompts and samples that the explorer
+        chooses from. A run may call this several times for one step."""
 
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """Return one question for each group that the explorer asks about. The collector calls this once for
-        each round.
+        """Return the questions, at most one for each group. The collector calls this once for each round.
 
-        The oracle of a question is "none" if no oracle shall answer it, and "" if the oracle of training
-        shall answer it.
+        The field `oracle` of a question is "" if the oracle of training shall answer it, and "none" if no
+        oracle shall answer it.
 
         Args:
             keys: for each group, the key that a question about it must have.

@@ -1,5 +1,5 @@
-"""Checks of an explorer's needs, plans and questions, for every call of a user's explorer
-(`oat.build.explorers`) and for `check_explorer`."""
+"""Checks of what an explorer returns: its needs, plans and questions. A run makes these checks at every call
+of a user's explorer (`oat.build.explorers`), and so does `check_explorer`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def question_faults(
     """Yield the faults of the questions that `choose` returned.
 
     Args:
-        group_of: the groups that `choose` got, by the key that a question about the group must have.
+        group_of: the groups that `choose` got, each by the key that a question about it must have.
         kind: the kind of question that the run asks.
         needs: the explorer's `needs`.
     """

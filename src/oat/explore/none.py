@@ -10,15 +10,15 @@ from oat.types import UNASKED, Group, Key, Kind, Plan, Question, Trajectory
 
 
 class NoExploration:
-    """Asks about every group: for the score of each response, or which of its two responses is better.
+    """An explorer that asks one question about every group: to score all responses, or to compare the two.
 
-    If the two responses are equal, neither is better. The question then goes to the oracle "none" and costs
-    nothing. Recorded responses are compared by their tokens. Sampled responses are compared by their texts if
-    `reads_text` is set, otherwise by their tokens.
+    If the two responses of a comparison are equal, the question goes to the oracle "none" and costs nothing.
+    Sampled responses are compared by their texts if `reads_text` is True, and otherwise by their tokens.
+    Recorded responses are compared by their tokens.
 
     Args:
-        reads_text: True if the oracle reads texts. False if the values of responses are known from the data,
-            or are the rewards of episodes.
+        reads_text: True if the oracle reads texts. False if the values are recorded in the data, or are the
+            rewards of episodes.
     """
 
     needs: frozenset[str] = frozenset()

@@ -1,5 +1,5 @@
-"""The actor turns prompts into groups of trajectories, by a renderer, an engine and, for episodes of several
-turns, an environment."""
+"""The actor turns prompts into groups of trajectories. It uses a renderer, an engine and, for episodes of
+several turns, an environment."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,8 +35,8 @@ class _Episode:
 
     Attributes:
         row: the number of the prompt's record.
-        key: 64-bit address of its random numbers.
-        ids: (L,) int32, the sequence so far, from its first token.
+        key: 64-bit address of the episode's random numbers.
+        ids: (L,) int32, the token ids so far: L tokens, prompt and responses.
         text: the last response.
     """
 
@@ -51,10 +51,10 @@ class _Episode:
     finish_reason: FinishReason = "aborted"
 
     def context(self, ids: np.ndarray) -> None:
-        """Add context after the sequence so far.
+        """Append a segment of context.
 
         Args:
-            ids: (L,) int32, the sequence so far and the context after it.
+            ids: (L,) int32, the sequence so far, followed by the new context.
         """
         self.segments.append(Segment("context", ids[len(self.ids) :]))
         self.ids = ids
@@ -76,12 +76,12 @@ class _Episode:
 
 
 class Actor:
-    """Samples responses and scores them for explorers.
+    """An actor that samples responses from an engine, and scores them for explorers.
 
     Args:
         sampling: the settings of sampling in training.
         environment: answers the responses within an episode; None: an episode is one response.
-        scorer: scores samples under the ensemble; None: no explorer needs that.
+        scorer: scores samples under the ensemble; None if the explorer does not need these scores.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class Actor:
 
         Args:
             samples: number of responses for each prompt, by slot.
-            address: purpose, step and round, for the random numbers.
+            address: words and numbers from which the random numbers are derived, such as purpose, step and
+                round.
             sampling: the settings of sampling; None: those of training.
 
         Raises:
@@ -145,16 +146,17 @@ class Actor:
         ]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
-        """Return the scores of samples that an explorer needs.
+        """Return the scores that an explorer needs, by name: for each name one float32 array per group.
 
         Args:
             needs: slots, or "ensemble".
 
         Returns:
-            For each name, one float32 array for each group. For a slot it is (G,), the sum of the raw
-            log-probabilities of each sample's trained tokens, nats; for "sampler" they are the recorded ones.
-            For "ensemble" it is (M, G), the rewards. With "ensemble" there is also the name "features", (G,
-            D).
+            * For a slot, (G,): the sum of the raw log-probabilities of a sample's trained tokens, in nats.
+              For "sampler" these are the recorded log-probabilities.
+            * For "ensemble", (M, G): the reward of each sample by each member.
+            * If "ensemble" is needed, also "features", (G, D): the ensemble's input of D numbers for each
+              sample.
         """
         scores: dict[str, list[np.ndarray]] = {}
         for name in needs:
@@ -168,7 +170,7 @@ class Actor:
         return scores
 
     def work(self) -> Work:
-        """Return the work that the engine has done for sampling since the first call of this method."""
+        """Return the work that sampling has taken the engine since the first call of this method."""
         return self.engine.work()
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:
@@ -182,7 +184,7 @@ class Actor:
         return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
 
     def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
-        """Sample a response for each open episode, turn after turn, until all have ended."""
+        """Sample one response for each episode, turn after turn, until all episodes have ended."""
         playing = list(episodes)
         while playing:
             requests = [Request(episode.ids, sampling, episode.key) for episode in playing]
@@ -208,8 +210,8 @@ class Actor:
 
 @contextmanager
 def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
-    """Turn an exception of the environment in the body into an error that names the environment and the
-    record."""
+    """A context in which an exception of the environment becomes an `EpisodeError` that names the environment
+    and the record."""
     name = f"the environment {type(environment).__name__}"
 
     def refuse(what: str) -> EpisodeError:

@@ -1,5 +1,5 @@
-"""The actor's side of an ensemble: a frozen backbone, which turns samples into features, and a copy of the
-ensemble's weights as of the last sync."""
+"""The actor's part of an ensemble: a frozen backbone, which turns samples into features, and a copy of the
+ensemble with the weights of the last sync."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,11 @@ from oat.models.ensemble import Ensemble
 from oat.types import Group, Receipt, Trajectory
 
 _ROWS = 64
-"""Rows of one forward pass of the backbone."""
+"""Largest number of rows in one forward pass of the backbone."""
 
 
 class EnsembleScorer:
-    """Scores samples under every member of the ensemble.
+    """The scores of samples under every member of the ensemble.
 
     The feature of a sample, (D,), is the backbone's last hidden state at the sample's last token.
     """
@@ -26,7 +26,7 @@ class EnsembleScorer:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return for each group its rewards (M, G) and its features (G, D), both float32."""
+        """Return two lists with one float32 array per group: the rewards (M, G), and the features (G, D)."""
         rows = [trajectory for group in groups for trajectory in group.trajectories]
         features_ND = torch.cat(
             [self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)]
@@ -36,7 +36,7 @@ class EnsembleScorer:
         return np.split(rewards_MN, bounds, axis=1), np.split(features_ND.numpy(), bounds)
 
     def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
-        """Copy weights into the ensemble, and return the receipt of the weights that it now scores with."""
+        """Copy weights into the ensemble, and return the receipt of the weights that it then has."""
         held = self.ensemble.tensors()
         with torch.no_grad():
             for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""The actor of recorded data: its responses are those of the records.
+"""The actor of recorded data, whose responses come from the records.
 
-Training uses it if `prompts.responses` is set. Evaluations use it only for held-out pairs; otherwise they use
-the actor that samples.
+If `prompts.responses` is set, training uses this actor. An evaluation uses it for held-out pairs; for
+held-out prompts, an evaluation uses the actor that samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,15 @@ from oat.types import Group, Prompt, Sampling, Segment, Trajectory, Work
 
 
 class RecordedActor:
-    """Makes trajectories of recorded responses; they have no version and no log-probabilities.
+    """An actor that makes trajectories of recorded responses. The trajectories have no version and no
+    log-probabilities.
+
+    The assistant's tokens after the prompt are trained. In a text without a prompt, all tokens except the
+    first are trained.
 
     Args:
-        fit: decides which records are short enough, and how the others are cut.
-        columns: the columns of the responses, in the format that `formats.Layout` gives them. The assistant's
-            tokens after the prompt are trained. In a text without a prompt all tokens except the first are
-            trained.
+        fit: decides which records are short enough, and how longer records are cut.
+        columns: the columns of the responses, in the format that `formats.Layout` gives them.
         score_key: the column of the responses' scores, as `formats.scores_of` reads it.
     """
 
@@ -37,8 +39,8 @@ class RecordedActor:
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """Return one group for each prompt, with its recorded responses in the order of `columns`. The other
-        arguments are not read; an actor that samples needs them."""
+        """Return one group for each prompt, with its recorded responses in the order of `columns`. The
+        arguments other than `prompts` are not used."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -60,8 +62,8 @@ class RecordedActor:
     def _response(
         self, prompt: Prompt, value: str | list[dict[str, str]], row: RecordedSequence
     ) -> Trajectory:
-        """Return the trajectory of a response. If the end of the response was cut, its finish reason is
-        "length" and its text is the remaining text of its last turn."""
+        """Return the trajectory of a response. If the end of the response was cut, the finish reason is
+        "length", and the text is the part of the last turn that is left."""
         bounds = np.flatnonzero(np.diff(row.mask)) + 1
         segments = []
         for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
