@@ -1,8 +1,8 @@
-"""Oracles that ask nobody: the run knows the value when it makes the question.
+"""Oracles that ask nobody, because the run has the values before it asks. No answer of theirs costs a query.
 
-`environment` answers with the reward of each sample's own episode. `recorded` answers with the order or the
-scores in the data. `ensemble` is asked about pairs that an ensemble has chosen, and answers with the values
-that the ensemble gave to the two responses. None of the three costs a query.
+* `environment` answers with the rewards of episodes.
+* `recorded` answers with the order, or the scores, that the data have.
+* `ensemble` answers questions about pairs that an ensemble has chosen, with the ensemble's own values.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,12 @@ from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Price, Question
 
 BUILTIN = ("environment", "recorded")
-"""The names of the oracles that ask nobody and that a configuration may name. The data or the environment
-have the value."""
+"""The names of oracles of this module that a configuration may use."""
 
 
 class KnownOracle(Oracle):
-    """Answers from `Question.known`: a scoring question with these values, a comparison with which of the two
-    is greater; equal values are a tie."""
+    """An oracle that answers from `Question.known`, one value per candidate. A score is this value. In a
+    comparison the candidate with the greater value wins, and equal values are a tie."""
 
     cacheable = False
     where_asked = "in this process, asks nobody"

@@ -1,10 +1,9 @@
-"""Checks of what an oracle returns. An exception of a user's oracle, and an answer that cannot be used,
-become an `OracleError` that names the oracle. The ledger, `check_oracle`, preferences and mixtures use these
-checks.
+"""Checks of the values that an oracle returns, for the ledger, `check_oracle`, preferences and mixtures. If a
+user's oracle raises an exception, or its answer cannot be used, an `OracleError` names the oracle.
 
-Lists in place of tuples, and numbers of numpy, are accepted and become tuples of plain numbers. A value must
-be a finite number, and in a comparison a probability. Any other value is an error if its mark is "ok"; with
-any other mark it is replaced by 0.5.
+Lists in place of tuples, and numbers of numpy, are converted. A score must be a finite number, and the value
+of a comparison a probability. If the mark of a value is "ok", any other value is an error. With any other
+mark, the value is replaced by 0.5.
 """
 
 import sys
@@ -21,13 +20,13 @@ from oat.types import Answer, Key, Kind, Mark, Price, Question
 from oat.types.budget import Budget
 
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
-"""The marks that an oracle may give. "unpaid" is not among them, since an unpaid question is never asked."""
+"""The marks that an oracle may give. "unpaid" is missing, because an unpaid question is never asked."""
 _MOST_TEXTS = 8
 """Largest number of candidates of a question that a message shows."""
 _NEUTRAL = 0.5
-"""Replaces an unusable value whose mark is not "ok"."""
+"""The value that replaces an unusable value whose mark is not "ok"."""
 _MOST = 2**53
-"""The queries and the tokens of an answer must be fewer, so that their sums stay exact in SQLite."""
+"""Upper bound of the queries and of the tokens of one answer. Below it, sums stay exact in SQLite."""
 
 
 def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -41,15 +40,15 @@ def calling(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()) -> list[str]:
-    """Check what `submit` returned, and return the tickets.
+    """Check the tickets that `submit` returned, and return them as a list.
 
     Args:
         count: number of questions.
         known: tickets of other open questions.
 
     Raises:
-        OracleError: `submit` did not return one string for each question, each different from the others and
-            from those in `known`.
+        OracleError: there is not one string for each question, or a ticket equals another one or one in
+            `known`.
     """
     is_list = isinstance(returned, list | tuple) and all(isinstance(ticket, str) for ticket in returned)
     if not is_list or len(returned) != count or len({*returned} - {*known}) != count:
@@ -62,7 +61,8 @@ def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()
 
 
 def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
-    """Return the pairs of a ticket and an answer that `collect` returned. The answers are not checked.
+    """Check that `collect` returned pairs of a ticket and an answer, and return them. The answers are not
+    checked.
 
     Raises:
         OracleError: `collect` did not return a list of such pairs.
@@ -114,7 +114,7 @@ def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
 
 
 def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> Answer:
-    """Return an answer with plain numbers. Its key is not checked, nor is its price compared with a limit.
+    """Check an answer, except for its key and its price, and return it with plain numbers.
 
     Args:
         size: number of values that the answer must have.
@@ -129,9 +129,9 @@ def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> A
 
 
 class _AnswerReader:
-    """Reads the fields of an answer as plain values.
+    """The reader of an answer's fields, which converts them to plain values.
 
-    Raises (each method, and the class):
+    Raises (each method, and the constructor):
         OracleError: a field breaks the contract.
     """
 
@@ -148,8 +148,8 @@ class _AnswerReader:
             self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
 
     def values(self, kind: Kind, size: int) -> tuple[tuple[float, ...], tuple[Any, ...]]:
-        """Return the values and their marks. An unusable value becomes 0.5, or is an error if its mark is
-        "ok"."""
+        """Return the values and their marks. If a value cannot be used, and its mark is not "ok", it becomes
+        0.5."""
         answer, where = self._answer, self._where
         sizes = len(answer.values), len(answer.marks)
         self._require(
@@ -174,8 +174,8 @@ class _AnswerReader:
         return neutral, tuple(str(mark) for mark in answer.marks)
 
     def scores(self, kind: Kind, marks: Collection[str]) -> tuple[float | None, ...]:
-        """Return the two scores that a comparison was made of, or () if it was not made of scores. A score
-        may be None if the comparison has neither a winner nor a tie."""
+        """Return the two scores from which a comparison was made, or () if it was not made from scores. If
+        the mark is neither "ok" nor "tie", a score may be None."""
         scores = tuple(_number(score, "score") for score in self._answer.scores)
         lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
         is_pair = kind == "compare" and len(scores) == 2 and not lacks
@@ -187,7 +187,7 @@ class _AnswerReader:
         return scores
 
     def took(self) -> dict[str, Any]:
-        """Return queries, tokens, cost and seconds of the answer, by field."""
+        """Return the queries, tokens, cost and seconds of the answer, by field."""
         for field in ("queries", "tokens"):
             count = getattr(self._answer, field)
             is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
@@ -210,21 +210,21 @@ class _AnswerReader:
 
 
 def _number(value: Any, kind: Kind) -> float | None:
-    """Return a value as a float; None if it is not a finite number, or not a probability for `compare`."""
+    """Return a value as a float; None if it is not a finite number or, for "compare", not a probability."""
     low, high = (0.0, 1.0) if kind == "compare" else (-sys.float_info.max, sys.float_info.max)
     is_number = isinstance(value, int | float | Real)
     return float(value) if is_number and low <= value <= high else None
 
 
 def in_words(question: Question) -> str:
-    """Return a description of a question in a few words, for messages."""
+    """Return a short description of a question, for messages."""
     texts = ", ".join(repr(shortened(text, 40)) for text in question.candidates[:_MOST_TEXTS])
     texts += ", ..." if len(question.candidates) > _MOST_TEXTS else ""
     return f"question {question.key} ({question.kind} {texts})"
 
 
 def nothing(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:
-    """Return an answer in which every value has this mark, and no value is usable."""
+    """Return an answer without usable values: each value is 0.5 and has this mark."""
     return Answer(
         question.key, (0.5,) * question.size, (mark,) * question.size, queries=0, by=by, seconds=seconds
     )

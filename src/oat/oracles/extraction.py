@@ -1,5 +1,5 @@
-"""Functions that extract the answer from a response, found by name. An evaluation by majority counts equal
-answers as votes (`evaluation.answers`)."""
+"""Functions that extract the answer from a response. In an evaluation by majority (`evaluation.answers`),
+responses with equal answers vote for the same answer."""
 
 from collections.abc import Callable, Hashable
 
@@ -8,17 +8,20 @@ from oat.plugins.calls import guarded
 from oat.plugins.registry import ANSWERS
 
 Extractor = Callable[[str], Hashable | None]
-"""Maps the text of a response to its answer, or to None if the text has none. Responses with equal answers
-are votes for the same answer."""
+"""A function from the text of a response to its answer, or to None if the text has no answer."""
 
 
 def load_extractor(name: str) -> Extractor:
-    """Return the function of this name: one of ours, or a user's as `path/to/file.py:function` or
-    `package.module:function`. If a user's function fails, or its answer cannot be hashed, the returned
-    function raises OracleError.
+    """Return the function of this name.
+
+    Args:
+        name: one of our names, or a user's `path/to/file.py:function` or `package.module:function`.
+
+    Returns:
+        The function. If a user's function fails, or its answer cannot be hashed, a call raises OracleError.
 
     Raises:
-        ConfigError: the name is unknown, or its code cannot be loaded or is no function.
+        ConfigError: the name is unknown, its code cannot be loaded, or it is no function.
     """
     function: Extractor = ANSWERS.load(name)
     if name in ANSWERS:

@@ -7,20 +7,20 @@ from oat.oracles.base import Oracle
 from oat.types import Answer, Kind, Mark, Question
 
 Values = Sequence[Sequence[float | None]]
-"""A list of values for each question; the value None is an abstention."""
+"""A list of values for each question; None is an abstention."""
 
 
 TOO_LONG = (
     "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
 )
-"""A hint for the user of an oracle that reads texts of a bounded length, for when it abstains."""
+"""The `when_it_abstains` of an oracle that reads texts of limited length."""
 
 
 class LocalOracle(Oracle):
-    """Computes its answers within `collect`, for all questions that are collected together, however long this
-    takes.
+    """The base of an oracle that computes its answers within `collect`, for all questions that are collected
+    together. The call waits until they are computed.
 
-    A subclass defines `values`, which does the computation.
+    A subclass defines `values`, which computes them.
 
     Args:
         name: the oracle's name, for `Answer.by`.
@@ -33,8 +33,8 @@ class LocalOracle(Oracle):
         self._pending: dict[str, tuple[Question, float]] = {}
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """Return the values of each question: a score for each candidate, or, for a comparison, the one
-        probability that the first candidate wins."""
+        """Return a list of values for each question. For a scoring question these are the scores of its
+        candidates; for a comparison it is one value, the probability that the first candidate wins."""
         raise NotImplementedError
 
     def submit(self, questions: Sequence[Question]) -> list[str]:

@@ -18,12 +18,11 @@ from oat.plugins.registry import ORACLES
 
 
 def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> Oracle:
-    """Make the oracle of this name: one of ours, or a user's as `path/to/file.py:Name` or
-    `package.module:Name`.
+    """Make an oracle from its name.
 
     Args:
-        device: value of the option `device`. It is used only if the oracle is one of ours, has this option,
-            and `options` do not set it.
+        name: one of our names, or a user's `path/to/file.py:Name` or `package.module:Name`.
+        device: default of the option `device`, for an oracle of ours that has this option.
 
     Raises:
         ConfigError: the name is unknown, its code cannot be loaded, or no oracle can be made of it
@@ -40,8 +39,7 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
 
 
 def name_source(oracle: Oracle, code: Any, name: str) -> None:
-    """Set an oracle's version, and what the version is made of, from the source of the code that computes its
-    values.
+    """Set an oracle's `version` and `made_of` from the source of the code that computes its values.
 
     Args:
         code: a function or a class.
@@ -53,13 +51,14 @@ def name_source(oracle: Oracle, code: Any, name: str) -> None:
 
 
 def make_oracle(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
-    """Make an oracle of a user's function, class or object.
+    """Make an oracle of a user's function, class or object:
 
-    The first parameters of a function decide what becomes of it. With `prompts, first, second` it becomes a
-    `CallableComparison`, with `queries, prompts` a `QueryReward`, and with any others a `CallableOracle`.
-
-    A class with `submit` and `collect` is constructed with the options as keywords, and the new object is
-    wrapped in a `UsersOracle`. So is an object that has these methods.
+    * A function with the first parameters `prompts, first, second` becomes a `CallableComparison`.
+    * A function with the first parameters `queries, prompts` becomes a `QueryReward`.
+    * Any other function becomes a `CallableOracle`.
+    * A class with `submit` and `collect` is constructed with the options as keywords. The new object becomes
+      a `UsersOracle`.
+    * An object with `submit` and `collect` becomes a `UsersOracle`.
 
     Args:
         found: the function, class or object.
@@ -99,8 +98,8 @@ def _made(found: Any, name: str, options: Mapping[str, Any]) -> Oracle:
 
 
 def oracle_options(name: str) -> set[str] | None:
-    """Return the names of the options that an oracle takes. For a class these are the keywords of its
-    constructor; return None if they include **kwargs. For a function, return an empty set.
+    """Return the names of the options that an oracle takes: for a class, the keywords of its constructor; for
+    a function, an empty set. Return None if the constructor takes **kwargs.
 
     Raises:
         ConfigError: the name is unknown, or its code cannot be loaded.
@@ -110,13 +109,13 @@ def oracle_options(name: str) -> set[str] | None:
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:
-    """Return the place of a function's or a class's source, in a form for people; a hash of the source; and a
-    hash of the code.
+    """Return the place of a function's or class's source, the hash of the source, and the hash of its code.
 
-    The source is the file that has the code, and the place is the file's name. For an object that was given
-    from Python, the source is the object's own lines, and the place is `name`. The hash of the code is that
-    of the source. Only for a lambda, which shares its line with other code, it is the hash of the code
-    object. If the source cannot be read, the place is `name`, and both hashes are ""."""
+    The source is the whole file, and the place is the file's name. For an object that was given from Python,
+    the source is the object's own lines, and the place is `name`. The two hashes differ only for a lambda:
+    its code is the code object, because a line may hold other code too. If the source cannot be read, the
+    place is `name`, and both hashes are "".
+    """
     try:
         if name.startswith("python:"):
             place, source = name, inspect.getsource(found).encode()
@@ -134,7 +133,7 @@ def _source(found: Any, name: str) -> tuple[str, str, str]:
 
 
 def _plain_code(code: Any) -> Any:
-    """Return the contents of a code object without its place in a file."""
+    """Return the contents of a code object, without its file name and line numbers."""
     return (
         code.co_code,
         code.co_names,

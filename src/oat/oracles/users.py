@@ -1,8 +1,8 @@
-"""Gives a user's oracle the members of `Oracle` that it lacks.
+"""Adds to a user's oracle the members of `Oracle` that it lacks.
 
-The user's object has `answers`, `durable`, `submit` and `collect`; the other members of `Oracle` are
-optional. Only this file looks whether the object has them. A missing member has the default of `Oracle`. A
-member of a wrong type, or one that raises when a run reads it, is an `OracleError` that names the member.
+The user's object must have `answers`, `durable`, `submit` and `collect`; every other member is optional. A
+missing member gets the default of `Oracle`. If a member has a wrong type, or raises when a run reads it, the
+run gets an `OracleError` that names the member.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -52,18 +52,18 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "made_of": (_is_mapping, dict, "a dict of plain values by file and field"),
     "metrics": (_is_mapping, dict, "numbers by name"),
 }
-"""The optional members that are not methods, each with a check of its type, a conversion to the type that a
-run reads, and the type in words. `UsersOracle.read` treats `name` separately."""
+"""The optional members that are not methods. For each there is a check of its type, a conversion to the type
+that a run reads, and the type in words. `UsersOracle.read` handles `name` separately."""
 
 
 class UsersOracle(Wrapper):
-    """Adds the members that a user's object lacks.
+    """A user's object with the members that it lacks.
 
     Args:
         oracle: the user's object; it has `answers`, `durable`, `submit` and `collect`.
 
     Raises (each optional member):
-        OracleError: the user's code raised when the member was read, or the member is of a wrong type.
+        OracleError: the user's code raised when the member was read, or the member has a wrong type.
     """
 
     oracle: Any
@@ -129,8 +129,8 @@ class UsersOracle(Wrapper):
             tell()
 
     def close(self) -> None:
-        """Close the user's oracle, unless the object was given from Python. An exception of its `close`
-        becomes a warning."""
+        """Close the user's oracle. If its `close` raises, warn. An object that was given from Python is not
+        closed."""
         close = self._method("close")
         if close is None or any(self.oracle is each for each in given.values()):
             return
