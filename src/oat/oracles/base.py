@@ -71,10 +71,11 @@ class Oracle:
         return type(self).price is not Oracle.price
 
     def price(self, question: Question) -> Price:
-        """Return the most that a question can cost; by default one query for each value of the answer.
+        """Return the most that a question can cost; by default one query for each value of the answer. This
+        method must not ask a service.
 
-        If the purpose has a budget, the ledger sets this price aside before it asks. An answer that costs
-        more is an error. This method must not ask a service.
+        If the purpose has a budget, the ledger sets this price aside before it asks. An answer that then
+        costs more is an error.
         """
         return Price(question.size)
 

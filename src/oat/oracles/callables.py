@@ -1,14 +1,12 @@
 """Plain functions as oracles: TRL's reward signature, and a similar signature for comparisons.
 
 Departures from TRL:
-1. NaN is an error. "No reward" is None.
-2. `completion_ids` are passed only to a function that has a parameter of this name, never in **kwargs. The
-   answers of such a function depend on more than the text, so they are not used again for another response
-   with the same text.
-3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward is a function of
+1. NaN is an error. None means "no reward".
+2. `completion_ids` are passed only to a function that has a parameter of this name, never in **kwargs.
+   Answers of this function are not used again for another response with the same text.
+3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward depends only on
    responses and data.
-4. The configured reference is passed as `reference`, and also under the name of the column that it comes
-   from.
+4. The configured reference is passed as `reference`, and also under the name of its column.
 """
 
 import asyncio
@@ -33,19 +31,19 @@ from oat.types import Answer, Kind, Mark, Question
 
 
 class CallableOracle(Oracle):
-    """An oracle of scores that calls `reward(prompts, completions, **columns) -> list[float | None]`, sync or
-    async.
+    """An oracle of scores that calls `reward(prompts, completions, **columns) -> list[float | None]`.
 
-    A plain function is called once for all questions that are collected together, an async function once for
-    all questions that are submitted together. The completions of a call are all candidates of these
-    questions, question by question.
+    The function may be plain or async. A plain function is called once for all questions that are collected
+    together. An async function is called once for all questions that are submitted together. All arguments
+    are lists with one entry per candidate of these questions, in order:
 
-    If a prompt is text in the data, prompt and completions are strings. If a prompt is messages, it is passed
-    as a list of {"role", "content"}, and each of its completions as a list of one assistant message. Columns
-    are lists with one entry for each completion; the entry is None if the record has no such field. The
-    function gets the columns that its parameters name; with **kwargs it gets all columns. A parameter
-    `completion_ids` gets a list of token ids for each completion, the end of turn included. A returned None
-    means no reward ("abstain").
+    * `prompts`, `completions`: strings if the prompt is text in the data. Otherwise a prompt is a list of
+      {"role", "content"}, and a completion is a list of one assistant message.
+    * columns: None if the record has no such field. A function with **kwargs gets all columns; any other
+      function gets those that its parameters name.
+    * `completion_ids`: the token ids of the response, the end of turn included.
+
+    If the function returns None for a completion, the mark is "abstain".
 
     Args:
         name: for messages and `Answer.by`.
@@ -53,7 +51,7 @@ class CallableOracle(Oracle):
 
     answers: Kind = "score"
     given: tuple[str, ...] = ("prompts", "completions", "completion_ids")
-    """The names of the arguments that the function may have besides columns."""
+    """The names of the arguments other than columns."""
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
@@ -77,10 +75,9 @@ class CallableOracle(Oracle):
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """Return answers to questions of `tickets`, each with its ticket.
 
-        A plain function is called here, for all open questions of `tickets`, however long it takes. An async
-        function already runs: `submit` has called it in a thread of its own. Here it is only called again for
-        questions whose call has failed. If no answer is ready, this method waits at most `seconds` until a
-        call ends; the other answers are left to later calls of `collect`.
+        A plain function is called here for all open questions of `tickets`, and `seconds` does not limit the
+        call. An async function was called by `submit`, in its own thread. If that call failed, the function
+        is called again here. If no answer is ready, wait at most `seconds` until a call ends.
 
         Raises:
             OracleError: the function raises, needs a column that the data lack, or does not return one finite
@@ -107,21 +104,21 @@ class CallableOracle(Oracle):
         """Check that the data have the columns that the function needs.
 
         Raises:
-            ConfigError: a parameter without a default is neither a column nor an argument that calls have
-                with these data.
+            ConfigError: a parameter without a default is no column of the data, and calls do not pass it
+                otherwise.
         """
         found = dict.fromkeys([*columns, *(["reference"] if has_reference else [])])
         check_needed(self.needed, {*found, *self._beside(found)})
         self._known |= found
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """Return the names of the arguments that a call has besides columns, with data of these columns."""
+        """Return the names of the arguments other than columns that a call passes if the data have these
+        columns."""
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Call the function again for tickets whose call failed. Unless an answer to one of the tickets is
-        ready, wait at most `seconds` until a call for some of them ends. Keep the answers of ended calls in
-        `_ready`."""
+        """Wait at most `seconds` until an answer to one of these tickets is ready. Before, call the function
+        again for tickets whose call failed. Put the answers of ended calls into `_ready`."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)
@@ -166,12 +163,12 @@ class CallableOracle(Oracle):
         return self._call(asked, {"completions": completions, **ids})
 
     def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
-        """Call the function and return one value for each entry, which is a completion or a pair.
+        """Call the function, and return one value for each entry. An entry is a completion or a pair.
 
         Args:
             asked: the question of each entry.
             candidates: arguments of the function by name, such as `completions`; each is a list with one item
-                for each entry.
+                per entry.
         """
         nothing = {name: [None] * len(asked) for name in self._known}
         offered = {
@@ -214,7 +211,7 @@ class CallableOracle(Oracle):
         return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
 
     def _unwrapped(self, returned: Any) -> Any:
-        """Return the list of values that is in the object that the function returned."""
+        """Return the list of values that the returned object contains."""
         return returned
 
     def _accepted(self, offered: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -239,7 +236,7 @@ class CallableOracle(Oracle):
 
     @property
     def needed(self) -> list[str]:
-        """The names of the parameters without which the function cannot be called."""
+        """The names of the function's parameters that have no default."""
         parameters = (_parameters(self.function) or {}).values()
         return [
             p.name
@@ -264,11 +261,11 @@ class CallableOracle(Oracle):
 
 
 class CallableComparison(CallableOracle):
-    """An oracle of comparisons that calls `compare(prompts, first, second, **columns) -> list[float | None]`,
-    sync or async.
+    """An oracle of comparisons that calls `compare(prompts, first, second, **columns) -> list[float | None]`.
 
-    For each pair the function returns the probability that the first response wins. True and False count as 1
-    and 0; None means no answer ("abstain"). Everything else is as in `CallableOracle`.
+    All arguments are lists with one entry per pair. For each pair the function returns the probability that
+    the first response wins; True counts as 1 and False as 0. None means no answer ("abstain"). All else is as
+    in `CallableOracle`.
     """
 
     answers: Kind = "compare"
@@ -322,8 +319,8 @@ async def _wait(result: Awaitable[Any]) -> Any:
 
 
 def _awaited(result: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine. If this thread already runs an event loop, as in a notebook, another
-    thread runs the coroutine."""
+    """Return the result of a coroutine. If an event loop already runs in this thread, as in a notebook, run
+    the coroutine in another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -333,15 +330,16 @@ def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the routine or class that a call runs: that which a partial wraps, or an object's `__call__`."""
+    """Return the routine or class that a call runs: the function in a partial, or the `__call__` of an
+    object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _line(error: BaseException, function: Callable[..., Any]) -> str:
-    """Return the last line of an error's traceback that is in the function's own file, as text to end a
-    message; "" if there is none."""
+    """Return the place of an error in the function's own file, as the end of a message, such as " (line 7 of
+    rewards.py)". Return "" if no line of the traceback is in this file."""
     code = getattr(inspect.unwrap(_run_by(function)), "__code__", None)
     file = code and code.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

@@ -1,31 +1,34 @@
 """An HTTP client for a service that may be slow, overloaded or away.
 
 A call makes one or more tries, one after the other, to send the same request. It ends with the first answer,
-or with an error. All calls share an event loop, which has a thread of its own. A try without an answer is a
-fault, of one of two kinds:
+or with an error. All calls share an event loop, which runs in a thread of its own. A try without an answer is
+a fault. There are two kinds of faults:
 
 1. The service cannot be reached now: there is no connection, or the reply's status is 429, 502, 503 or 504.
-   Such a fault says nothing about the request. The call goes on trying until its deadline, or until an outage
-   has lasted longer than `max_outage_s`.
+   The call goes on trying until its deadline, or until an outage has lasted longer than `max_outage_s`.
 2. The try failed: it timed out, the reply's status is 408, 409, 425 or another 5xx, or the reply is cut, too
    large or malformed. The request may be the reason, so the call ends after `max_tries` failed tries. If a
-   caller sets `counts_gateways`, 502 and 504 count as failed tries too.
+   caller sets `counts_gateways`, a try with 502 or 504 also counts as failed.
 
-Every other status is an answer: a reply 2xx is read, and any other is a refusal. Redirects are not followed,
-and replies are not decompressed.
+Every other status is an answer: a reply 2xx is read, and any other reply is a refusal. Redirects are not
+followed, and replies are not decompressed.
 
-An outage is a time in which no URL gives an answer. It begins with the first fault, of either kind. It ends
-with the next answer, or as soon as no call is under way.
+An outage is a time in which no URL gives an answer. It begins with the first fault of either kind. It ends
+with the next answer, or when no call is under way.
 
-Back-off is exponential with full jitter
+The waits between tries are exponential with full jitter
 (https://aws.amazon.com/builders-library/timeouts-retries-and-backoff-with-jitter).
 
-Each URL has a circuit breaker, which opens after `rest_after` faults in a row. No call then uses the URL for
-a while: the URL rests. After the rest, one call at a time tries the URL, until it answers. A reply 429 shows
-that the service is there, so it sets the URL's faults in a row back to 0, as an answer does. But unlike an
-answer, it does not end an outage, and it can begin one. If a reply 429, 502, 503 or 504 has `Retry-After`,
-the URL rests for this time, but not beyond the deadline of the call. `counts["outages"]` is the number of
-times that breakers have opened, not the number of outages.
+Each URL has a circuit breaker, which opens after `rest_after` faults in a row. The URL then rests: for a
+while no call uses it. After the rest, one call at a time tries the URL, until it answers. `counts["outages"]`
+is the number of times that breakers have opened, not the number of outages.
+
+Two kinds of replies are special:
+
+* 429 shows that the service is there. It sets the URL's faults in a row back to 0. It can begin an outage,
+  but it does not end one.
+* If 429, 502, 503 or 504 comes with `Retry-After`, the URL rests for this time, at most until the call's
+  deadline.
 
 Not handled: HTTP/2, streamed replies, credentials other than a bearer token.
 """
@@ -58,11 +61,11 @@ _TICK_S = 0.05
 
 
 class _Fault(Exception):
-    """A try failed and may be repeated.
+    """A fault of a try: the try may be repeated.
 
     Attributes:
-        is_away: the fault is of the first kind above: the service cannot be reached now.
-        status: the status of the reply; 0 if it does not matter, or if there is no reply.
+        is_away: True if the service cannot be reached now (faults of the first kind above).
+        status: the status of the reply; 0 if there is no reply, or if its status does not matter.
     """
 
     def __init__(self, what: str, *, is_away: bool = False, status: int = 0):
@@ -72,7 +75,7 @@ class _Fault(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _HttpRequest:
-    """The request of a call; the attributes are arguments of `post`."""
+    """The request of a call. The attributes are arguments of `post`."""
 
     path: str
     body: bytes
@@ -88,7 +91,7 @@ class _Url:
 
     Attributes:
         outstanding: number of tries that are under way.
-        failures: number of faults, of either kind, since the last answer or 429.
+        failures: number of faults, of either kind, since the last answer or reply 429.
         rests_until: the time, in monotonic seconds, before which the URL is not tried.
     """
 
@@ -99,31 +102,32 @@ class _Url:
 
 
 class HttpClient:
-    """Posts bodies to a service behind one or several URLs.
+    """A client that posts bodies to a service with one or several URLs.
 
-    If a URL whose circuit breaker is open has rested, and no other try uses it, the next try goes to this
-    URL. Otherwise it goes to the URL with the fewest tries under way, and among several such URLs to the one
-    with the fewest faults in a row. TLS, proxies and their environment variables work as in httpx.
+    A try goes to the URL with the fewest tries under way; if several have the fewest, to the one with the
+    fewest faults in a row. A URL whose circuit breaker is open comes first, once it has rested and no other
+    try uses it. TLS, proxies and their environment variables work as in httpx.
 
     Args:
         urls: the beginnings of addresses, without credentials, query or fragment; `post` appends its path.
-        token: sent as `Authorization: Bearer`, and nowhere else. No message contains it, even if the service
-            sends it back.
-        token_from: the environment variables that hold the token, or would hold it, for messages.
+        token: sent in the header `Authorization: Bearer`. No message contains it, even if the service sends
+            it back.
+        token_from: the names of the environment variables for the token, for messages.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
-        max_tries: failed tries (faults of the second kind above) after which a call ends with NoReplyError.
-        max_outage_s: seconds that an outage may last. If it lasts longer, each call that has had a fault ends
-            with OutageError.
+        max_tries: number of failed tries (faults of the second kind above) after which a call ends with
+            NoReplyError.
+        max_outage_s: seconds after which an outage ends, with OutageError, each call that has had a fault.
         concurrency: largest number of calls under way together; others wait.
         max_reply_bytes: largest number of bytes in a reply.
         rest_after: number of faults in a row after which a URL rests.
-        rest_s: seconds of the rest, doubled for each further fault.
-        backoff_s: upper bound of a call's first wait between tries, doubled for each further wait.
-        max_backoff_s: upper bound of the doubled `backoff_s`, and of the doubled `rest_s`.
+        rest_s: seconds of the first rest, doubled for each further fault.
+        backoff_s: upper bound of a call's first wait between tries, in seconds, doubled for each further
+            wait.
+        max_backoff_s: upper bound of the doubled `backoff_s` and of the doubled `rest_s`, in seconds.
         jitter: the random generator of the waits.
 
     Raises:
-        ConfigError: there is no URL, a URL cannot be used, or no header can hold the token.
+        ConfigError: there is no URL, a URL cannot be used, or no header can contain the token.
     """
 
     def __init__(
@@ -173,9 +177,13 @@ class HttpClient:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Counts since the client was made: `calls` that were answered with a usable reply, `retries`,
-        `outages` (how often the circuit breaker of a URL opened), and `latency_s`, the mean seconds of the
-        `calls`, from the first try of each on."""
+        """Counts since the client was made:
+
+        * `calls`: number of calls with a usable reply;
+        * `retries`: number of tries after the first of a call;
+        * `outages`: number of times that a circuit breaker opened;
+        * `latency_s`: mean seconds of these calls, from the first try on.
+        """
         return {
             "calls": self._calls,
             "retries": self._retries,
@@ -200,14 +208,13 @@ class HttpClient:
         Args:
             read: makes the result from a reply's body, on the client's thread. If it raises ValueError, the
                 try has failed.
-            deadline_s: seconds for the call. The time in which the call waits to be one of the `concurrency`
-                calls under way does not count.
-            max_tries: in place of the client's `max_tries`, for this call.
-            has_failed: called on the client's thread after each failed try, since the service may have worked
-                and may charge for the try.
-            counts_gateways: True counts a try that ends with 502 or 504 as failed, since a gateway may send
-                these after the model has worked. By default 502 and 504 mean that the service cannot be
-                reached now.
+            deadline_s: seconds for the call, counted from the time at which it is one of the `concurrency`
+                calls under way.
+            max_tries: replaces the client's `max_tries` for this call.
+            has_failed: called on the client's thread after each failed try. The service may charge for this
+                try.
+            counts_gateways: True counts a try with 502 or 504 as failed, because a gateway may send these
+                after the model has worked. False counts it as a fault of the first kind above.
 
         Returns:
             A future of the result. Cancelling the future ends the call.
@@ -223,7 +230,7 @@ class HttpClient:
         return asyncio.run_coroutine_threadsafe(self._call(request, read, deadline_s), loop)
 
     def close(self) -> None:
-        """End the calls that are under way; their futures are cancelled."""
+        """End the calls that are under way. Their futures are cancelled."""
         with self._starting:
             if self._loop is not None:
                 asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -302,12 +309,13 @@ class HttpClient:
                 return result
 
     async def _turn(self, until: float, last: str) -> _Url:
-        """Wait for a URL that does not rest, and return it for the next try. A URL with at least `rest_after`
-        faults in a row serves one try at a time.
+        """Wait for a URL that does not rest, and return it for the next try. If a URL has at least
+        `rest_after` faults in a row, it serves one try at a time.
 
         Args:
             until: the call's deadline, in monotonic seconds.
-            last: the fault of the call's last try; "" before its first try, which is made even in an outage.
+            last: the fault of the call's last try; "" before the first try. The first try is made even in an
+                outage.
         """
         while True:
             now = time.monotonic()
@@ -364,8 +372,8 @@ class HttpClient:
     async def _exchange(
         self, address: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes, float]:
-        """Send one request; return the status and the body of the reply, and the seconds of its
-        `Retry-After`, 0 without one."""
+        """Send one request. Return the reply's status, its body, and the seconds of its `Retry-After` (0
+        without one)."""
         parts, size = [], 0
         try:
             async with self._client.stream("POST", address, content=body, headers=dict(headers)) as response:
@@ -403,7 +411,7 @@ class HttpClient:
             ) from None
 
     def _of_token(self) -> str:
-        """A hint for the message about a service that refuses the token."""
+        """A hint about the token, for the message about a refusal with 401 or 403."""
         if self._token is None:
             return (
                 f"; no token was sent, since the environment has no {self._token_from}"
@@ -446,8 +454,8 @@ def _base(url: Any) -> str:
     """Return the URL without slashes at its end.
 
     Raises:
-        ConfigError: this is no URL of a service; or it has credentials, which the message does not repeat, a
-            query or a fragment.
+        ConfigError: this is no URL of a service, or the URL has credentials, a query or a fragment. The
+            message does not contain the credentials.
     """
     with contextlib.suppress(TypeError, httpx2.InvalidURL):
         found = httpx2.URL(url)
@@ -466,7 +474,7 @@ def _base(url: Any) -> str:
 
 
 def _rest_s(value: str) -> float:
-    """Return the seconds of a `Retry-After`, which states seconds or a date; 0 if it states neither."""
+    """Return the seconds that a `Retry-After` asks for, as a number or as a date; 0 if it is neither."""
     if value.isascii() and value.isdecimal():
         return float(value[:9])
     try:

@@ -1,13 +1,13 @@
-"""The oracle `isolated`: a user's reward function in worker processes that may be killed. A call that hangs,
-crashes or fills the memory leaves one response without a score; the run goes on.
+"""The oracle `isolated`: a user's reward function in worker processes. If a call hangs, crashes or fills the
+memory, one response has no score, and the run goes on.
 
-Each call gets one response, or one pair, so that a hostile response cannot spoil the calls for others. A
-function that compares the responses of a batch cannot be isolated. Everything else is as for functions in
-this process, since each worker asks a `CallableOracle` of its own.
+Each call is about one response, or one pair. So a hostile response cannot spoil the calls for others, and a
+function that compares the responses of a batch cannot be isolated. Each worker asks a `CallableOracle` of its
+own; the function is called as that class describes.
 
-A response is marked "failed" if its call runs past `timeout_s`, takes more than `memory_gb`, recurses too
-deeply, exits or crashes. Failed responses are counted, and nothing is learned from them. Any other exception
-of the function ends the run, as it does in this process: the function is at fault, not the response.
+A response is marked "failed" if its call runs past `timeout_s`, exceeds `memory_gb`, recurses too deeply,
+exits or crashes. Failed responses are counted, and nothing is learned from them. Any other exception of the
+function ends the run.
 """
 
 import sys
@@ -29,7 +29,8 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass
 class _Open:
-    """A question that waits for the answers about its items.
+    """A question that waits for the answers about its items. An item is a candidate, or the pair of a
+    comparison.
 
     Attributes:
         found: the answers so far, by the index of the item; None if the call for the item failed.
@@ -41,11 +42,10 @@ class _Open:
 
 
 class Isolated(Oracle):
-    """Calls a function of a file or a module in workers.
+    """An oracle that calls a user's function in workers.
 
     Args:
-        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison, as in
-            `oracle.name`.
+        function: `path/to/file.py:Name` or `package.module:Name` of a reward function or a comparison.
         timeout_s: seconds for the call about one response or pair.
         memory_gb: the memory that a worker may address, in GB (10^9 bytes). A function that imports torch
             needs several GB.
@@ -76,7 +76,8 @@ class Isolated(Oracle):
         self._of: dict[str, tuple[str, int]] = {}
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
-        """Check the columns in the same way as `CallableOracle.check_columns`."""
+        """Check that the data have the columns that the function needs, as `CallableOracle.check_columns`
+        does."""
         found = {*columns, *(["reference"] if has_reference else [])}
         without = {"labels"} if not {"label", "labels", "reference"} & found else set()
         check_needed(self._needed, {*found, *self._given} - without)
@@ -92,7 +93,7 @@ class Isolated(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return the answers to those of `tickets` that are answered. If there are none, wait at most
+        """Return answers to questions of `tickets`, each with its ticket. If none is ready, wait at most
         `seconds` for the first.
 
         Raises:
@@ -143,8 +144,8 @@ class Isolated(Oracle):
 
 
 class _Served:
-    """Answers questions in a worker, each about one item. Question and answer are bytes. If modules have been
-    imported since the last answer, the answer comes with the hashes of the user's own files, else with {}."""
+    """The object that answers questions in a worker, each about one item. Question and answer are bytes. If
+    modules were imported since the last answer, the hashes of the user's own files come with the answer."""
 
     def __init__(self, oracle: CallableOracle):
         self._oracle, self._modules = oracle, len(sys.modules)
@@ -180,7 +181,7 @@ def serve(function: str) -> Callable[[bytes], tuple[bytes, dict[str, str]]]:
 
 
 def _items(question: Question) -> list[Question]:
-    """Return a question for each item: each candidate alone, or the compared pair."""
+    """Return one question for each item of a question: for each candidate alone, or for the compared pair."""
     if question.kind == "compare":
         return [question]
     ids = question.ids or (None,) * len(question.candidates)

@@ -1,29 +1,30 @@
-"""A language model as the oracle, behind any endpoint that speaks OpenAI's chat completions (POST
-{url}/chat/completions).
+"""The oracle `judge`: a language model at any endpoint that speaks OpenAI's chat completions (POST
+{url}/chat/completions). The page for users is docs/oracles/judge.md.
 
-`mode: compare` asks which of two responses is better, `mode: score` asks for a number for each response; both
-use a rubric. If the endpoint gives log-probabilities, a verdict is read from those of the reply's first
-token, and so is a score if all scores of `range` have one digit. Otherwise, or with `reads: text`, the text
-is read (judge_replies.py). The texts that are sent are in judge_prompts.py. The page for users is
-docs/oracles/judge.md.
+`mode: compare` asks which of two responses is better. `mode: score` asks for a number for each response. A
+verdict is read from the log-probabilities of the reply's first token. So is a score, if all scores of `range`
+have one digit. In three cases the text is read instead (judge_replies.py): `reads` is `text`; `reads` is
+`auto`, and the endpoint gives no log-probabilities; or a score can have more digits. The texts that are sent
+are in judge_prompts.py.
 
-A missing verdict is never replaced by a random one. The option `invalid` says whether the judge is asked
-again, the question abstains, or the question is a tie.
+If a reply has no verdict, the option `invalid` says what follows: the judge is asked again, the question
+abstains, or it is a tie. No verdict is drawn at random.
 
-Before a question is asked, a budget sets aside the most that it can cost: the price of `tries` tries for each
-of its calls. Each of these tries counts with the most tokens that it can take. These are one prompt token for
-each byte of the texts (no token is shorter than a byte), `template_tokens` for what the endpoint puts around
-the texts, and `max_tokens` for the reply.
+If the judge has a budget, the most that a question can cost is set aside before it is asked. This is the
+price of `tries` tries for each call. Each try counts with the most tokens that it can take:
 
-The price of an answer comes from the usage that the replies report. If the reply of a try is lost, or reports
-no usage, the try counts with the most tokens that it can take, since it may have been paid.
+* one prompt token for each byte of the texts, because no token is shorter than a byte;
+* `template_tokens` for the endpoint's chat template;
+* `max_tokens` for the reply.
 
-Trusted: the configuration, and the endpoint's owner, who sees the texts. Not trusted: the judged responses,
-and every reply. The key is read from the environment and sent in one header. It is in no file, message or
-metric.
+The price of an answer comes from the usage that the replies report. If a failed try reports no usage, it
+counts with the most tokens that it can take, because the endpoint may charge for it.
 
-Not handled: streamed replies; calls that were under way when the process was killed, which are made again and
-may be paid twice.
+The key is read from the environment and sent in one header. It is in no file, message or metric. The judged
+responses and all replies are not trusted. The endpoint's owner is trusted, and sees the texts.
+
+Not handled: streamed replies; calls that were under way at a kill, which are made again and may be paid
+twice.
 """
 
 import hashlib
@@ -54,19 +55,19 @@ _OF_ALL = (401, 403, 404)
 
 @dataclass(eq=False)
 class _Call:
-    """A call of the endpoint, about one order of a pair or about one candidate, with the state of its tries.
+    """A call of the endpoint about one order of a pair, or about one candidate to score.
 
     Attributes:
-        order: the indices of the candidates in the order in which the judge sees them; for a score, the index
-            of the one candidate.
+        order: the indices of the candidates in the order in which the judge sees them; for a score, one
+            index.
         messages: the messages that are sent.
         bound: largest number of prompt tokens of a try.
         tries: number of tries so far that count.
-        prompt_tokens, completion_tokens: tokens of these tries.
+        prompt_tokens, completion_tokens: number of tokens of these tries.
         said: the beginning of the newest reply.
         value: the probability that the response shown first wins, or the score; None until there is one.
         tie: the probability of the verdict that neither is better.
-        error: the reason why there will be no value; None if there is no such reason.
+        error: the error that ended the call; None if there is none.
     """
 
     order: tuple[int, ...]
@@ -81,7 +82,7 @@ class _Call:
     error: OatError | None = None
 
     def took(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count one more try, with its tokens."""
+        """Count one more try and its tokens."""
         self.tries += 1
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
@@ -102,7 +103,8 @@ class _Open:
 
 
 class Judge(Oracle):
-    """Asks a chat model. The options are those of `JudgeConfig`. Nothing is sent before the first question.
+    """An oracle that asks a chat model. The options are those of `JudgeConfig`. The endpoint is not called
+    before the first question.
 
     Raises:
         ConfigError: an option is wrong (`judge_config`), there is no URL, a URL or the key cannot be used, or
@@ -152,9 +154,12 @@ class Judge(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Latency, outages and retries of the HTTP client, the share of replies without a verdict, and the
-        position bias: the probability that the response shown first wins, minus one half, averaged over the
-        pairs that were shown in both orders."""
+        """Latency, outages and retries of the HTTP client, and two metrics of replies:
+
+        * `oracle/invalid_frac`: the share of replies without a verdict or score;
+        * `oracle/position_bias`: the probability that the response shown first wins, minus one half. It is
+          the mean over the pairs that were shown in both orders.
+        """
         found = {f"oracle/{name}": self._client.counts[name] for name in ("latency_s", "outages", "retries")}
         if self._replies:
             found["oracle/invalid_frac"] = self._invalid / self._replies
@@ -163,12 +168,13 @@ class Judge(Oracle):
         return found
 
     def bind(self) -> None:
-        """From now on count a try that ends with 502 or 504 with the most tokens that it can take, since a
-        budget in tokens or money limits the judge."""
+        """A budget in tokens or money limits the judge. From now on, count a try with 502 or 504 at the most
+        tokens that it can take."""
         self._is_bound = True
 
     def price(self, question: Question) -> Price:
-        """Return the price of a question if each call takes all its tries, and each try the most tokens."""
+        """Return the price of a question if each call takes all its tries, and each try takes the most
+        tokens."""
         c, calls = self.config, self._calls(question)
         return self._price(
             question.size, c.tries * sum(call.bound for call in calls), c.tries * c.max_tokens * len(calls)
@@ -187,16 +193,16 @@ class Judge(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return the answers to those of `tickets` that are answered. If there are none, wait at most
-        `seconds` for the first. If some of the questions have answers and others have an error that ends the
-        run, this call returns the answers, and the next call raises the error.
+        """Return answers to questions of `tickets`, each with its ticket. If none is ready, wait at most
+        `seconds` for the first. If some questions have answers and others have errors that end the run,
+        return the answers now, and raise an error at the next call.
 
         Raises:
             OutageError: the endpoint has not answered for `max_outage_s`.
-            OracleError: every question would meet the same error, which is one of four. (1) The endpoint
-                refuses the key, the model or the route. (2) It refuses a request, while it has never answered
-                any request and no other call is under way. (3) It gives no log-probabilities, and `reads` is
-                "logprobs". (4) The HTTP client fails.
+            OracleError: every question would meet the same error. There are four cases: the endpoint refuses
+                the key, the model or the route; it refuses a request, has never answered any, and no other
+                call is under way; it gives no log-probabilities, and `reads` is "logprobs"; the HTTP client
+                fails.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)
@@ -214,13 +220,15 @@ class Judge(Oracle):
         return [(ticket, self._answer(there[ticket])) for ticket in answered]
 
     def close(self) -> None:
-        """End what is under way, and the connections."""
+        """End the calls that are under way, and the connections."""
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """True if all calls of a question have ended, and it is known whether their errors end the run. A
-        refusal before the endpoint's first answer may concern one question or all questions. It is taken for
-        a refusal of all questions if every other call ends without an answer, too."""
+        """Return True if all calls of a question have ended and can be judged.
+
+        A refusal before the endpoint's first answer may concern this question or all questions. It can be
+        judged when the endpoint has answered a call, or when no call is under way.
+        """
         if ticket not in self._open or self._open[ticket].left:
             return False
         is_refused = any(
@@ -258,9 +266,9 @@ class Judge(Oracle):
         return calls
 
     def _drawn(self, question: Question) -> tuple[int, int]:
-        """Return the order in which the judge sees a pair if `orders` is "random". The hash of the judge
-        model's name and the two texts decides which text comes first. The order in which the question has the
-        texts makes no difference."""
+        """Return the order in which the judge sees a pair if `orders` is "random". A hash of the judge
+        model's name and the two texts decides which text comes first, so the same two texts always have the
+        same order."""
         texts = sorted(question.candidates)
         is_turned = hashlib.sha256(json.dumps([self.config.model, texts]).encode()).digest()[0] & 1
         return (1, 0) if (question.candidates[0] == texts[0]) == is_turned else (0, 1)
@@ -269,8 +277,8 @@ class Judge(Oracle):
         """Send a call.
 
         Args:
-            has_logprobs: True asks for log-probabilities, False does not. None asks for them unless `reads`
-                is "text" or the endpoint is known to give none.
+            has_logprobs: True asks for log-probabilities, False does not. None asks for them, except in two
+                cases: `reads` is "text", or an earlier reply had none.
         """
         c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
@@ -295,7 +303,8 @@ class Judge(Oracle):
         future.add_done_callback(partial(self._ended, opened, call, wants))
 
     def _ended(self, opened: _Open, call: _Call, wanted: bool, future: "Future[ChatCompletion]") -> None:
-        """Send an ended try's call again, or end the call too. This runs on the client's thread."""
+        """Take the result of a call. If another try is due, send the call again; otherwise end it. This runs
+        on the client's thread."""
         if future.cancelled():
             return
         error = future.exception()
@@ -329,7 +338,7 @@ class Judge(Oracle):
         return None
 
     def _take_reply(self, call: _Call, reply: ChatCompletion, wanted: bool) -> None:
-        """Take value or error of a call from a reply, and count the tokens of the try."""
+        """Set the value or the error of a call from a reply, and count the tokens of the try."""
         c = self.config
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
         is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
@@ -373,7 +382,7 @@ class Judge(Oracle):
         )
 
     def _fatal(self, opened: _Open) -> OatError | None:
-        """Return the error of a question if every other question would meet it as well; else None."""
+        """Return the error of a question if every other question would meet it as well; None otherwise."""
         for call in opened.calls:
             error = call.error
             if isinstance(error, RefusalError) and (error.status in _OF_ALL or not self._has_answered):
@@ -408,7 +417,8 @@ class Judge(Oracle):
 
     def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
         """Return the value and the mark of a comparison. The value is the probability that the first
-        candidate wins, averaged over the orders. If an order has no verdict, the mark is that order's."""
+        candidate wins, averaged over the orders. If an order has no verdict, the comparison has the mark of
+        this order."""
         if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
             return (0.5,), (amiss[0],)
         shown = [call.value for call in calls if call.value is not None]
@@ -435,7 +445,8 @@ class Judge(Oracle):
         return Price(queries, prompt_tokens + completion_tokens, cost)
 
     def _warn_of(self, calls: Sequence[_Call]) -> None:
-        """Warn of each kind of failure once. Metrics count every failure."""
+        """Warn of failed calls, of replies without a verdict, and of tokens above the bound; each kind
+        once."""
         name, found = f"the judge {self.config.model}", dict[str, str]()
         for call in calls:
             if call.error is not None:
@@ -458,9 +469,8 @@ class Judge(Oracle):
             warn(found[kind])
 
     def _version(self) -> str:
-        """Return a hash of the messages that the judge would get for an empty question, and of the options
-        that can change an answer, such as the model. So the version changes with the judge's instructions and
-        templates."""
+        """Return a hash of the options that can change an answer, such as the model, and of the messages for
+        an empty question. So the version changes with the judge's instructions and templates."""
         asked = Question(
             Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
         )

@@ -23,7 +23,7 @@ OPERATION = {
     "max_outage_s",
     "concurrency",
 }
-"""Options that do not change answers, and so are not part of the oracle's version."""
+"""The options that do not change answers. They are not part of the oracle's version."""
 _OURS = {
     "model",
     "messages",
@@ -48,41 +48,43 @@ class JudgeConfig:
         | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
         | None
     ) = None
-    """Base URL of the endpoint, such as http://127.0.0.1:8000/v1, or a list of endpoints that serve the same
-    model; by default the URL in the environment variable OAI_URL."""
+    """Base URL of the endpoint, such as http://127.0.0.1:8000/v1, or a list of endpoints with the same model.
+    The default is the URL in the environment variable OAI_URL."""
     key_env: str | None = None
-    """The environment variable that holds the key. By default OAI_KEY or OPENAI_API_KEY; if neither is set,
-    no key is sent."""
+    """The environment variable that holds the key. The default is OAI_KEY or OPENAI_API_KEY; if neither is
+    set, no key is sent."""
     mode: Literal["compare", "score"] = "compare"
     """`compare`: the judge says which of two responses is better. `score`: it scores each response."""
     rubric: str = ""
-    """The criteria, in words for the judge; by default quality and relevance."""
+    """The criteria, in words for the judge. The default is quality and relevance."""
     reference: bool = False
-    """True: the judge sees the question's reference, if it has one."""
+    """True: the judge sees the question's reference. If the question has none, nothing is shown."""
     orders: Literal["both", "random", "one"] = "both"
-    """`both`: the judge sees a pair in both orders, and the answers are averaged. `random`: in one order,
-    which a hash of the model's name and the two texts decides. `one`: in the order of the question."""
+    """`both`: the judge sees a pair in both orders, and the answers are averaged. `random`: the judge sees it
+    in one order, which a hash of the model's name and the two texts decides. `one`: the judge sees it in the
+    order of the question."""
     ties: bool = False
     """True: the judge may answer that neither is better."""
     tie_width: Share = 0.0
-    """A pair whose probability is at most this far from one half is a tie."""
+    """A pair is a tie if its probability differs from one half by at most this number."""
     range: tuple[int, int] = (0, 9)
-    """The lowest and the highest score. If both are within 0 to 9 and log-probabilities are read, a score is
+    """The lowest and the highest score. If both are from 0 to 9 and log-probabilities are read, a score is
     the expectation over the digits."""
     invalid: Literal["retry", "skip", "tie"] = "retry"
-    """What follows a reply without a verdict. `retry`: the judge is asked again, and the question abstains
-    after `tries` tries. `skip`: the question abstains. `tie`: the question is a tie."""
+    """What happens after a reply without a verdict. `retry`: the judge is asked again; after `tries` tries
+    the question abstains. `skip`: the question abstains. `tie`: the question is a tie."""
     reads: Literal["auto", "logprobs", "text"] = "auto"
-    """Where the verdict is read. `logprobs`: the log-probabilities. `text`: the text. `auto`: the
-    log-probabilities if the endpoint gives them, else the text."""
+    """The part of a reply that has the verdict. `logprobs`: the log-probabilities. `text`: the text. `auto`:
+    the log-probabilities if the endpoint gives them, otherwise the text."""
     instructions: Literal["system", "user"] = "system"
-    """The role of the message with the instructions; `user` for models without a system role."""
+    """The role of the message with the instructions. Use `user` for a model without a system role."""
     max_tokens: Count = 4
     """Largest number of tokens in a reply. A model that thinks first needs more than the default."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The field in which a request states `max_tokens`."""
+    """The name of the field of a request that has the value of `max_tokens`."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request. The temperature is 0 unless it is set here; null leaves it out."""
+    """Further fields of every request. The temperature is 0 by default; it can be set here, and null leaves
+    it out."""
     price_in: NonNegative | None = None
     """Money per million prompt tokens."""
     price_out: NonNegative | None = None
@@ -90,13 +92,13 @@ class JudgeConfig:
     template_tokens: Count = 256
     """Largest number of tokens that the endpoint's chat template adds to a request."""
     tries: Count = 3
-    """Largest number of tries of a call whose reply is lost, broken or (if `invalid` is `retry`) without a
-    verdict. A try without a connection, or with the reply 429 or 503, does not count; one with 502 or 504
-    counts only if a budget in tokens or money limits the judge."""
+    """Largest number of tries of a call. Another try follows if the reply is lost or broken, or if it has no
+    verdict and `invalid` is `retry`. A try without a connection, or with the reply 429 or 503, does not
+    count. A try with 502 or 504 counts only if a budget in tokens or money limits the judge."""
     timeout_s: Positive = 60.0
     """Seconds for one try."""
     max_outage_s: Positive = 300.0
-    """Seconds without any answer from the endpoint after which the run ends; it can be continued."""
+    """If the endpoint gives no answer for this many seconds, the run ends. It can be continued."""
     concurrency: Count = 16
     """Largest number of calls under way together."""
 
@@ -105,8 +107,8 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
     """Check the judge's options, and return them.
 
     Raises:
-        ConfigError: an option has a value that it does not take, is not read in this `mode`, contradicts
-            another option, or is missing.
+        ConfigError: an option is missing, has a value that it does not take, is not used in this
+            `mode`, or contradicts another option.
     """
     try:
         c = msgspec.convert(dict(options), JudgeConfig)
@@ -136,13 +138,15 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
 
 
 def is_of_digits(low: int, high: int) -> bool:
-    """True if every score from low to high is one digit."""
+    """Return True if every score from low to high is one digit."""
     return low >= 0 and high <= 9
 
 
 def key_of(name: str | None) -> tuple[str | None, str]:
-    """Return the key, and the name of the environment variable that holds it. If `name` is None and no
-    variable of `KEYS` is set, the key is None, and the name lists all of these variables ("... or ...").
+    """Return the key, and the name of the environment variable that holds it.
+
+    If `name` is None and no variable of `KEYS` is set, the key is None, and the name is a list of `KEYS` in
+    words.
 
     Args:
         name: the name of the variable; None: the first of `KEYS` that is set.
