@@ -1,14 +1,16 @@
 """The texts that a judge is sent.
 
-The material to be judged is written as JSON strings, so that a quotation mark in a response does not end the
-string. If a tokenizer could take a piece of text for a control token (`<|im_end|>`, `</s>`, `[INST]`), the
-first character of the piece is written as a JSON escape. So is every invisible character. Instructions come
-before and after the material. Those before it say that nothing in the material is an instruction. A response
-can still flatter the
-judge: quoting does not prevent this.
+The responses and the conversation are written as JSON strings, so a quotation mark in a response does not end
+the string. Two things are written as JSON escapes:
 
-Control tokens are escaped because most servers read control tokens in the text that a template renders.
-Other characters are not escaped: a judge reads escapes worse than letters.
+* the first character of a piece of text that a tokenizer could take for a control token, such as
+  `<|im_end|>`, `</s>` or `[INST]`, because most servers read control tokens in such a text;
+* every invisible character.
+
+Other characters are not escaped, because a judge reads escapes worse than letters.
+
+Instructions come before and after this material. Those before it say that nothing in the material is an
+instruction. A response can still flatter the judge: quoting does not prevent this.
 """
 
 import json
@@ -18,7 +20,7 @@ from typing import Any
 from oat.types import Question
 
 TIE = "T"
-"""The verdict that says that neither response is better."""
+"""The verdict that neither response is better."""
 
 _COMPARE = """\
 You judge responses for a leaderboard of language models. The ranking should be the one that careful people \
@@ -63,7 +65,7 @@ the blank of Braille."""
 def comparison(
     question: Question, order: tuple[int, int], *, rubric: str, ties: bool, has_reference: bool
 ) -> tuple[str, str]:
-    """Return the instructions for a comparison, and the material followed by the request for a verdict.
+    """Return two texts for a comparison: the instructions; and the material, with the request for a verdict.
 
     Args:
         order: the indices of the candidates that are called "0" and "1".
@@ -82,7 +84,8 @@ def comparison(
 def scoring(
     question: Question, candidate: str, *, rubric: str, low: int, high: int, has_reference: bool
 ) -> tuple[str, str]:
-    """Return the instructions for scoring a candidate, and the material followed by the request for a score.
+    """Return two texts for scoring a candidate: the instructions; and the material, with the request for a
+    score.
 
     Args:
         low, high: the lowest and the highest score.
@@ -98,8 +101,8 @@ def scoring(
 
 
 def quoted(value: Any) -> str:
-    """Return a value as JSON in which control tokens and invisible characters are escaped. A reader of JSON
-    gets the original texts back."""
+    """Return a value as JSON in which control tokens and invisible characters are escaped. Parsing the JSON
+    gives the original value back."""
     text = json.dumps(value, ensure_ascii=False)
     for amiss in (_CONTROL, _UNSEEN):
         text = amiss.sub(lambda found: _escape(found.group()), text)

@@ -4,7 +4,7 @@ A verdict is read from the log-probabilities of the first generated token that i
 alternatives that the endpoint reports for this token. Alternatives that differ only in blanks are one
 verdict, and their probabilities are added. A verdict that is not among the alternatives has probability 0. If
 the endpoint gives no log-probabilities, the verdict is read from the text. Text and tokens up to `</think>`
-are not read.
+are skipped.
 """
 
 import math
@@ -17,8 +17,8 @@ _END_OF_THOUGHT = "</think>"
 _SCORE = re.compile(r"[^\w-]*(?:(?:score|rating)\b[^\w-]*)?(-?\d+(?:\.\d+)?)(?![\w.,]*\d)", re.IGNORECASE)
 _MOST_TOKENS = 2**31
 _MOST_CHARACTERS = 1000
-"""Largest number of characters of a text that are kept. A verdict is at the beginning of the text, and the
-time of the search for a verdict may grow with the square of the length."""
+"""Largest number of characters of a text that are kept. A verdict is at the beginning of the text. The limit
+bounds the time to search for it, which may grow with the square of the length."""
 
 
 class _Alternative(msgspec.Struct):
@@ -56,12 +56,12 @@ class _Body(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """A chat completion.
+    """A chat completion. If it contains `</think>`, only the part after it counts.
 
     Attributes:
-        text: the beginning of the text (of the part after `</think>`, if there is one), stripped of blanks.
-        logps: log-probabilities in nats of the first token that is not blank and of its alternatives, by
-            token, stripped of blanks; None if the endpoint gives none; empty if all tokens are blank.
+        text: the beginning of the text, stripped of blanks.
+        logps: log-probabilities, in nats, of the first token that is not blank and of its alternatives. Keys
+            are tokens, stripped of blanks. None if the endpoint gives none; {} if all tokens are blank.
         usage: number of tokens of the prompt and of the completion; None if the reply does not state them.
     """
 
@@ -71,7 +71,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 def read_completion(body: bytes) -> ChatCompletion:
-    """Read the first choice, and the usage, of a chat completion.
+    """Read the first choice of a chat completion, and its usage.
 
     Raises:
         ValueError: the body is no chat completion.
@@ -94,8 +94,9 @@ def read_completion(body: bytes) -> ChatCompletion:
 
 
 def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str, float] | None:
-    """Return the probability of each verdict, given that the reply is one of them: a softmax over their
-    log-probabilities. A verdict that is not in `logps` has probability 0; None if no verdict is."""
+    """Return the probability of each verdict, given that the reply is one of the verdicts: a softmax over
+    their log-probabilities. A verdict that is not in `logps` has probability 0. Return None if no verdict is
+    in `logps`."""
     known = {verdict: logps.get(verdict, -math.inf) for verdict in verdicts}
     top = max(known.values())
     if top == -math.inf:
@@ -106,15 +107,15 @@ def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str,
 
 
 def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
-    """Return the verdict at the beginning of a text, after any quotation marks and other punctuation; None if
-    there is none, or if it is part of a longer word or number."""
+    """Return the verdict at the beginning of a text. Punctuation before it is skipped. Return None if the
+    text begins with no verdict, or with a longer word or number."""
     found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
     return found[1] if found else None
 
 
 def score_in(text: str, low: float, high: float) -> float | None:
-    """Return the number at the beginning of a text ("7", "Score: 7", "**7.5** / 10"); None if there is none,
-    or if it is not within `low` to `high`."""
+    """Return the number at the beginning of a text, such as "7", "Score: 7" or "**7.5** / 10". Return None if
+    there is no number, or if it is not from `low` to `high`."""
     found = _SCORE.match(text)
     score = float(found[1]) if found else math.nan
     return score if low <= score <= high else None

@@ -1,5 +1,5 @@
 """The oracle `mixture`: the weighted sum of the scores of several oracles, its sources. Each source's scores
-may be normalised, and a column of the data may choose the sources that are asked about a row.
+may be normalised. A column of the data may choose the sources that are asked about a row.
 
     value of a candidate = sum over the sources of its row of weight * normalised score
 
@@ -7,25 +7,26 @@ may be normalised, and a column of the data may choose the sources that are aske
 | --- | --- |
 | `none` | r |
 | `fixed` | (r - mean) / std, with the two numbers of the configuration |
-| `group` | (r - mean) / (std + 1e-4) over the candidates of its question, std unbiased; 0 for one alone |
-| `batch` | the same over all candidates that this source was asked about in the round or wave |
+| `group` | (r - mean) / (std + 1e-4) over the source's scores of the question; std is unbiased |
+| `batch` | (r - mean) / (std + 1e-4) over the source's scores in the round or wave; std is unbiased |
 
-The questions of a round are asked together, or in several waves if a budget parts them. When the last source
-has answered, the mixture returns the answers to all questions of the round or wave at once. So the ledger
-records them in one transaction, and a run that was killed asks all of these questions again, or none.
+With `group`, a candidate that is alone in its question gets 0.
 
-With `group` or `batch`, a score depends on other candidates besides its own. So no answer of the mixture is
-used again (`cacheable`). An evaluation by such a mixture is refused (`is_relative`), since the mean of a
-score that is normalised in this way is 0, whatever the model does.
+The questions of a round are asked together; a budget may split them into waves. When all sources have
+answered, the mixture returns all answers of the round or wave together. The ledger records them in one
+transaction. So after a kill, all of these questions are asked again, or none.
 
-There is no normalisation by a running mean over the run. Such a mean would be a state that cannot be
-restored: the ledger records the sums and not the sources' scores, and after a checkpoint is loaded, recorded
-answers are not asked for again. `fixed` serves the same purpose if mean and standard deviation are known, for
-example from a reward model's scores of the first responses.
+With `group` or `batch`, a score depends on other candidates too. Therefore no answer of the mixture is used
+again (`cacheable`). An evaluation by this mixture is refused (`is_relative`), because the mean of the
+normalised scores is always 0.
 
-A source that abstains about a candidate is left out of that candidate's sum; if all sources abstain, so does
-the mixture. If a source fails, the candidate is marked "failed", since the sum of the others would be on
-another scale.
+Scores cannot be normalised by a running mean over the run. The ledger does not record the sources' scores, so
+the running mean could not be restored from a checkpoint. Use `fixed` instead, with a mean and a std that are
+known, for example from a reward model's scores of the first responses.
+
+If a source abstains about a candidate, it is left out of the candidate's sum. If all sources abstain, the
+mixture abstains. If a source fails, the candidate is marked "failed", because the sum of the other sources
+would be on another scale.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ class _WeightedOracle:
     """A source: an oracle with its weight and its normalisation.
 
     Attributes:
-        label: its name in the recipe.
+        label: the source's name in the recipe.
     """
 
     oracle: Oracle
@@ -71,7 +72,7 @@ class _Round:
 
     Attributes:
         questions: the questions, by the mixture's ticket.
-        said: for each of these tickets, the sources' answers so far, by the source's label.
+        said: the answers so far, by the mixture's ticket and the source's label.
         open: number of answers of sources that are still to come.
     """
 
@@ -82,17 +83,17 @@ class _Round:
 
 
 class Mixture(Oracle):
-    """Asks its sources and adds up their scores.
+    """An oracle that asks its sources and adds up their scores.
 
     Args:
-        sources: for each source the `name` of an oracle, its `weight` (default 1.0), `normalise` (default
-            none), `mean` and `std` if `normalise` is fixed, and a `label` if two sources have one name;
-            further fields are the oracle's own options.
-        by: a column of the data whose value chooses the sources that are asked about a row.
-        recipe: for each value of that column, as text, a list of labels of sources, or labels with weights;
-            `default` is for any other value. Without a recipe every source is asked about every row.
-        device: value of the option `device` for each source that has this option and does not set it; by
-            default the device of `compute.profile`.
+        sources: a mapping for each source. `name` is an oracle, `weight` its weight (default 1.0),
+            `normalise` its normalisation (default none), `mean` and `std` the numbers of `normalise: fixed`.
+            `label` tells sources with the same name apart. Further fields are the oracle's own options.
+        by: a column of the data. Its value chooses the sources that are asked about a row.
+        recipe: for each value of that column, as text, a list of labels, or labels with weights; `default` is
+            for any other value. Without a recipe, every source is asked about every row.
+        device: default of the option `device` of the sources. Without it, this is the device of
+            `compute.profile`.
 
     Raises:
         ConfigError: an argument, or a field of a source, is wrong; a source cannot be made, or compares
@@ -162,13 +163,14 @@ class Mixture(Oracle):
 
     @property
     def names_price(self) -> bool:
-        """True if any source says what a question can cost."""
+        """True if at least one source states what a question can cost."""
         return any(source.oracle.names_price for source in self._sources.values())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the sources (the first source's if several report the same name), and the mean of
-        each source's scores, before normalisation, in the newest round of training in which it gave any."""
+        """The metrics of the sources, and for each source the mean of its scores before normalisation. If
+        several sources report a metric of the same name, the first source's is used. The mean is over the
+        newest round or wave of training in which the source gave scores."""
         return {
             name: value
             for source in [*self._sources.values()][::-1]
@@ -190,7 +192,7 @@ class Mixture(Oracle):
             source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
-        """Return the most that the sources that are asked about the question's row can cost together."""
+        """Return the sum of the highest prices of the sources that are asked about the question's row."""
         total = Price()
         for label in self._chosen(question):
             total = total + self._sources[label].oracle.price(question)
@@ -266,7 +268,7 @@ class Mixture(Oracle):
             mine.open -= 1
 
     def _note_means(self, round: _Round) -> None:
-        """Keep the mean score of each source in a round, for `metrics`, if the round is one of training."""
+        """If the round is one of training, keep the mean score of each source, for `metrics`."""
         for label in self._sources:
             answers = [
                 said[label]
@@ -283,7 +285,7 @@ class Mixture(Oracle):
                 self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
     def _chosen(self, question: Question) -> dict[str, float]:
-        """Return the labels of the sources that are asked about a question's row, with their weights."""
+        """Return the sources that are asked about a question's row, as labels with weights."""
         if self._by is None:
             return self._all
         value = str(question.columns.get(self._by))
@@ -325,7 +327,7 @@ class Mixture(Oracle):
         return found
 
     def _scaled(self, source: _WeightedOracle, round: _Round) -> dict[str, list[float]]:
-        """Return the normalised scores of a source in a round, by ticket. A candidate without a score has
+        """Return the normalised scores of a source in a round, by ticket. A candidate without a score gets
         0."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
         sound = {
@@ -345,8 +347,8 @@ class Mixture(Oracle):
     def _scale(
         self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
     ) -> tuple[float, float]:
-        """Return the number that is subtracted from a score, and the number by which the difference is
-        divided.
+        """Return two numbers: the one that is subtracted from a score, and the one that divides the
+        difference.
 
         Args:
             group: the source's scores of the question's candidates.
@@ -359,8 +361,8 @@ class Mixture(Oracle):
         return mean, (statistics.stdev(values, xbar=mean) if len(values) > 1 else 0.0) + _EPSILON
 
     def _weights(self, value: object, entry: Any) -> dict[str, float]:
-        """Return the weights, by label, of an entry of the recipe. A label without a weight has the weight of
-        its source."""
+        """Return the labels and weights of an entry of the recipe. A label without a weight gets its source's
+        weight."""
         given = (
             entry
             if isinstance(entry, Mapping)

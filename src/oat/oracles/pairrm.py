@@ -8,17 +8,18 @@ yuchenlin/LLM-Blender: one row of three pieces
 
 The prompt's piece has at most `source_tokens` tokens, by default 1,224. The row has at most `source_tokens` +
 2 * `candidate_tokens` tokens, by default 2,048. Each response's piece has at most half of the tokens that the
-prompt's piece leaves. Longer pieces are cut on the right. For each candidate, the hidden state of the
-source's marker is concatenated with that of the candidate's marker and goes through two linear layers with a
-tanh between them. The difference between the outputs for the two candidates, averaged over the model's tasks,
-is the log-odds that the first wins.
+prompt's piece leaves. Longer pieces are cut on the right.
+
+For each candidate, the hidden state of the source's marker is concatenated with that of the candidate's
+marker. Two linear layers, with a tanh between them, map this to one output per task of the model. The
+difference between the two candidates' outputs, averaged over the tasks, is the log-odds that the first wins.
 
 Departures:
-1. Both orders are asked, and the answer is the mean of the two probabilities, so that compare(A, B) +
-   compare(B, A) = 1.
-2. A special token in a text is broken by a blank, so that a text cannot contain a marker.
+1. Both orders are asked, and the answer is the mean of the two probabilities: compare(A, B) + compare(B, A) =
+   1.
+2. A special token in a text is split by a blank, so a text cannot contain a marker.
 
-Not handled: conversations of several messages, since the format has one text; the older
+Not handled: conversations of several messages, because the format has one text; the older
 `llm-blender/PairRM`, which has no safetensors.
 """
 
@@ -46,13 +47,13 @@ MARKERS = {
     "cand1_prefix_id": "<|candidate1|>",
     "cand2_prefix_id": "<|candidate2|>",
 }
-"""The marker tokens, by the field of config.json that has the token's id."""
+"""The marker tokens. Keys are the fields of config.json that have the tokens' ids."""
 SOURCE_TOKENS, CANDIDATE_TOKENS = 1224, 412
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PairRM(LocalOracle):
-    """Compares pairs with a PairRM. The weights are loaded for the first question.
+    """An oracle that compares pairs with a PairRM. The weights are loaded at the first question.
 
     Its version changes with the model's files, the precision and the two limits of tokens.
 
@@ -66,7 +67,7 @@ class PairRM(LocalOracle):
 
     Raises:
         ConfigError: an option has a value that it does not take.
-        ModelError: there is no such model or tokenizer, it is no PairRM, or the two do not belong together.
+        ModelError: there is no such model or tokenizer, it is no PairRM, or the tokenizer is not the model's.
     """
 
     answers: Kind = "compare"
@@ -123,7 +124,7 @@ class PairRM(LocalOracle):
         }
 
     def encode(self, source: str, first: str, second: str) -> list[int]:
-        """Return the ids of a prompt with two responses, at most `source_tokens` + 2 `candidate_tokens`."""
+        """Return the ids of a prompt with two responses, at most `source_tokens` + 2 * `candidate_tokens`."""
         most = self.source_tokens + 2 * self.candidate_tokens
         ids = self._piece("source_prefix_id", source, self.source_tokens)
         room = (most - len(ids)) // 2
@@ -168,7 +169,7 @@ class PairRM(LocalOracle):
 
     @torch.no_grad()
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return (N,) log-odds that the first candidate of each row wins, float32 on the CPU."""
+        """Return the log-odds that the first candidate of each row wins: (N,), float32, on the CPU."""
         width = max(map(len, rows))
         ids_NT = torch.tensor(
             [[*row, *[self.tokenizer.pad_token_id or 0] * (width - len(row))] for row in rows],

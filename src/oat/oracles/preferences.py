@@ -11,14 +11,16 @@ from oat.types import Answer, Kind, Mark, Price, Question
 
 
 class Preferences(Wrapper):
-    """Answers comparisons with the scores of another oracle (Bradley and Terry, 1952).
+    """An oracle that makes comparisons from the scores of another oracle (Bradley and Terry, 1952).
 
-    p = sigmoid((r_first - r_second) / scale)
+        p = sigmoid((r_first - r_second) / scale)
 
-    Equal scores are a tie (0.5), never a win. If a score is missing, the comparison gets the mark of that
-    score. If both are missing, and one of them failed, the comparison gets "failed". A comparison costs what
-    its two scores cost. Unless both scores are missing, the answer also has the scores (`Answer.scores`),
-    with None for a missing one.
+    Equal scores are a tie (0.5). If at least one score has the mark "failed", the comparison is "failed".
+    Otherwise, if at least one score has "abstain", the comparison is "abstain". A comparison costs as much as
+    its two scores.
+
+    The answer also has the two scores (`Answer.scores`), with None for a missing one. If both are missing, it
+    has no scores.
 
     Args:
         oracle: the oracle that scores.
@@ -50,9 +52,9 @@ class Preferences(Wrapper):
         return self.oracle.submit([replace(question, kind="score") for question in questions])
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Collect scores, and return the comparisons that follow from them. If only some of the scoring
-        oracle's answers can be used, this call returns the comparisons that follow from these, and every
-        later call raises.
+        """Collect scores, and return the comparisons made from them. If the scoring oracle gives an answer
+        that cannot be used, return the comparisons made from its other answers, and raise at every later
+        call.
 
         Raises:
             OracleError: the scoring oracle breaks the contract.

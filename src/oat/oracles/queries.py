@@ -1,14 +1,15 @@
 """Reward functions of LightRFT and OpenRLHF, unmodified: `reward_func(queries, prompts)` and
 `reward_func(queries, prompts, labels)`.
 
-A function is called in this way if its first two parameters have these names. It gets texts only: a prompt,
-and a query, which is the prompt followed by the response, so that `query[len(prompt):]` is the response.
+A function is called in this way if its first two parameters have these names. It gets texts only. A query is
+the prompt followed by the response: `query[len(prompt):]` is the response.
 
 Departures from both:
-1. A prompt is the text of the data, not the output of the chat template: the contents of its messages, with a
-   line break after each message if there are several. So it has no tokens of a template.
+1. A prompt is the text of the data, not the output of the chat template, so it has no tokens of a template.
+   If there are several messages, it is their contents, with a line break after each message.
 2. A label is the record's column `labels`, or else `label`, or else the reference.
-3. If the function returns a dictionary, `rewards` are the values; `scores` and `extra_logs` are not read.
+3. If the function returns a dictionary, its `rewards` are the values. Its `scores` and `extra_logs` are
+   ignored.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,15 +22,15 @@ from oat.types import Question
 class QueryReward(CallableOracle):
     """An oracle of scores that calls `reward_func(queries, prompts, ...)`.
 
-    The function may return a tensor, an array or a list, with one number for each query; a number may also be
-    a tensor of one element. Everything else is as in `CallableOracle`.
+    The function may return a tensor, an array or a list, with one number for each query. A number may also be
+    a tensor of one element. All else is as in `CallableOracle`.
     """
 
     given = ("queries", "prompts", "labels")
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """Return the names of the arguments that a call has besides columns: `queries`, `prompts`, and also
-        `labels` if the data have a column `labels` or `label`, or a reference."""
+        """Return the names of the arguments other than columns: `queries`, `prompts`, and `labels` if the
+        data have a label or a reference."""
         return [
             name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
         ]

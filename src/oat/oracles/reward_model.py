@@ -1,5 +1,5 @@
-"""The oracle `reward_model`: a sequence-classification model of transformers scores every candidate in this
-process."""
+"""The oracle `reward_model`: a sequence-classification model of transformers, which scores every candidate in
+this process."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from oat.types import Question
 
 
 class RewardModelOracle(LocalOracle):
-    """Scores with a reward model. The module `oat.models.scoring` describes the model's input, and which
-    output is the score. The weights are loaded for the first question.
+    """An oracle that scores with a reward model. The module `oat.models.scoring` describes the model's input
+    and the output that is the score. The weights are loaded at the first question.
 
     Its version changes with the model's files, the label and the precision.
 
@@ -20,10 +20,10 @@ class RewardModelOracle(LocalOracle):
         dtype: "float32", or "bfloat16" for half the memory.
         label: the index of the label that is the score, for a model that has several labels.
         batch_tokens: largest number of tokens in a forward pass, padding included.
-        max_tokens: largest number of tokens in a row, which is a prompt with its response; by default as many
-            as the model can read. A longer row is never cut.
-        overflow: what the oracle does about a longer row. "abstain": the response gets no score, and is
-            counted in answers/abstained_frac. "refuse": an error is raised.
+        max_tokens: largest number of tokens of a prompt with its response; by default as many as the model
+            can read. A longer text is never cut.
+        overflow: what happens to a longer text. "abstain": the response gets no score, and is counted in
+            answers/abstained_frac. "refuse": an error is raised.
         device: where the model computes; by default the device of `compute.profile`.
 
     Raises:
@@ -60,11 +60,12 @@ class RewardModelOracle(LocalOracle):
         self.made_of = {**self.scorer.identity, "options": options}
 
     def values(self, questions: Sequence[Question]) -> Values:
-        """Return the scores of each question's candidates; None for a candidate whose row is too long.
+        """Return the scores of each question's candidates; None for a candidate that is too long with its
+        prompt.
 
         Raises:
-            OracleError: the template refuses a conversation; a row is too long and `overflow` is "refuse"; a
-                score is not finite.
+            OracleError: the template refuses a conversation; a score is not finite; or a text is too long and
+                `overflow` is "refuse".
         """
         try:
             rows = [
