@@ -1,7 +1,7 @@
-"""The oracle `remote`: asks a reward server, which may be `oat serve reward`, the predecessor's server, or
-any other that speaks the format of `format.py`.
+"""The oracle `remote`, which asks a reward server. The server may be `oat serve reward`, the predecessor's
+server, or any other server with the format of `format.py`.
 
-Each question is a request of its own, so that a question that cannot be answered does not spoil others. The
+Each question is a request of its own, so a question that cannot be answered does not affect others. The
 server makes the batches.
 """
 
@@ -22,7 +22,7 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A question that was sent, with a future of the values in the reply."""
+    """A question that was sent, with a future of the values that the server replies."""
 
     question: Question
     since: float
@@ -30,7 +30,7 @@ class _Call:
 
 
 class RemoteOracle(Oracle):
-    """Asks a reward server, or several that share the questions.
+    """An oracle that asks one reward server, or several servers that share the questions.
 
     If a text is too long for the server's model, the server gives no value, and the oracle abstains. A
     question counts as failed in three cases:
@@ -39,17 +39,21 @@ class RemoteOracle(Oracle):
     * the question has no answer within `max_outage_s` + `timeout_s`;
     * the server refuses it with 400, 413 or 422, and has answered another question.
 
-    The run ends if the server refuses a question with any other status, or gives no answer at all for
-    `max_outage_s`. It also ends if the server has refused a question, has answered none so far, and no
-    question is under way. If the same command continues the run, the unanswered questions are asked again.
+    The run ends in three cases:
+
+    * the server refuses a question with any other status;
+    * the server gives no answer at all for `max_outage_s`;
+    * the server has refused a question, has answered none so far, and no question is under way.
+
+    If the same command continues the run, the unanswered questions are asked again.
 
     Args:
         url: the URL of the server without the route, or a list of servers with the same model.
         answers: "score": the server is asked for scores. "compare": it is asked for its own preferences.
-        timeout_s: seconds of one try. Set more than the server's own limit; otherwise slow answers are thrown
-            away and asked for again.
+        timeout_s: seconds of one try. If the server's own limit is longer, slow answers are lost and asked
+            for again.
         max_tries: number of failed tries after which a question counts as failed. A try that cannot reach the
-            server (no connection, 429, 502, 503, 504) is not one of them.
+            server (no connection, 429, 502, 503, 504) does not count.
         max_outage_s: seconds without any answer after which the run ends.
         concurrency: largest number of questions under way together.
         token_env: environment variable with the server's token; if it is not set, no token is sent.
@@ -111,12 +115,13 @@ class RemoteOracle(Oracle):
         return [str(question.key) for question in questions]
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return the answers to those of `tickets` that are answered. If there are none, wait at most
-        `seconds` for the first. If `collect` raises, its next call sends the failed questions again.
+        """Return answers to questions of `tickets`, each with its ticket. If none is ready, wait at most
+        `seconds` for the first. If `collect` raises, its next call sends the questions with errors again.
 
         Raises:
-            RefusalError: the server refuses a question with a status other than 400, 413 and 422; or with one
-                of these, while it has never answered any question and no other question is under way.
+            RefusalError: the server refuses a question with a status other than 400, 413 and 422. Or it
+                refuses a question with one of these, has answered no question so far, and no other question
+                is under way.
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
@@ -153,8 +158,8 @@ class RemoteOracle(Oracle):
         self._client.close()
 
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
-        """Return those of `tickets` whose questions have ended, each with its error, or None if there is an
-        answer. Refused questions whose meaning is unclear are left out (`_is_unclear`)."""
+        """Return the error of each question of `tickets` that has ended; None for a question with an answer.
+        Leave out refused questions that are still unclear (`_is_unclear`)."""
         return {
             ticket: self._calls[ticket].future.exception()
             for ticket in tickets
@@ -162,8 +167,8 @@ class RemoteOracle(Oracle):
         }
 
     def _is_unclear(self, ticket: str) -> bool:
-        """True if a question was refused, the server has not answered any question so far, and others are
-        under way: the refusal may concern one question or all of them."""
+        """Return True if a refusal may concern one question or all questions: the server has refused this
+        question, it has answered no question so far, and other questions are under way."""
         future = self._calls[ticket].future
         is_refused = future.done() and _is_of_one(future.exception())
         return (
@@ -187,12 +192,12 @@ class RemoteOracle(Oracle):
 
 
 def _is_of_one(error: BaseException | None) -> bool:
-    """True if the error may concern one question alone."""
+    """Return True if the error may concern one question alone."""
     return isinstance(error, RefusalError) and error.status in (400, 413, 422)
 
 
 def _answer(call: _Call) -> Answer:
-    """Return the answer of a call that has ended: its values, or "failed" if it ended in an error."""
+    """Return the answer of a call that has ended: its values, or "failed" if it ended with an error."""
     question, seconds = call.question, time.monotonic() - call.since
     if call.future.exception() is not None:
         return nothing(question, "failed", question.oracle, seconds)

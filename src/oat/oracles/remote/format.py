@@ -1,4 +1,4 @@
-"""The wire format of reward servers: a request is one MessagePack map, and so is a reply.
+"""The format of reward servers. A request is one MessagePack map, and so is a reply.
 
     POST /get_feedback
     request  batch_prompt           b prompts: strings, or conversations as lists of {role, content}
@@ -7,14 +7,15 @@
     reply    batch_first_win_prob   b probabilities that the first of a pair wins; or empty
              batch_score            b scores; or empty
 
-The fields are those of the predecessor's server, so that our client can ask its server, and its client can
-ask ours. Departures:
-1. A request with both kinds of responses, with neither, or with lists of unequal lengths is refused.
-2. A prompt may be a conversation. A single message of a user is sent as a string, which every server
-   understands.
-3. A response that is too long for the model has the value nil, and so has a pair with such a response.
-4. A reply with too many or too few values, or with a value that is not finite or not a probability, is a
-   failed try and not an answer.
+The fields are those of the predecessor's server. So our client can ask its server, and its client can ask
+ours. Departures:
+1. A request with both kinds of responses, with neither kind, or with lists of unequal lengths is refused.
+2. A prompt may be a conversation. A single message of a user is sent as a string, because every server
+   understands strings.
+3. If a response is too long for the model, its score is nil. If a response of a pair is too long, the pair's
+   probability is nil.
+4. If a reply has too many or too few values, or a value that is not finite or not a probability, the try has
+   failed.
 """
 
 import math
@@ -32,8 +33,8 @@ CONTENT_TYPE = "application/msgpack"
 ANSWERED = b"+"
 REFUSED = b"-"
 FAILED = b"!"
-"""The first byte of a worker's reply to the server's front. After `ANSWERED` follows the reply to the client,
-after `REFUSED` the reason why this request cannot be scored, and after `FAILED` what went wrong."""
+"""The first byte of a worker's reply to the server's front. It says what follows: after `ANSWERED` the reply
+to the client, after `REFUSED` the reason why the request cannot be scored, after `FAILED` an error."""
 
 
 class ChatMessage(msgspec.Struct):
@@ -55,8 +56,8 @@ class FeedbackRequest(msgspec.Struct):
 
     @property
     def items(self) -> list[tuple[tuple[Message, ...], str]]:
-        """Every response with its conversation. For pairs, all first responses come before all second
-        ones."""
+        """Every response with its conversation. If the responses are pairs, all first responses come before
+        all second responses."""
         prompts = [_messages(prompt) for prompt in self.batch_prompt]
         if self.batch_response:
             return list(zip(prompts, self.batch_response, strict=True))
@@ -79,7 +80,7 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
         asked: each conversation with its candidates: two to compare, or any number to score.
 
     Raises:
-        WireError: a text is not Unicode.
+        WireError: a text cannot be encoded as UTF-8.
     """
     if kind == "compare":
         request = FeedbackRequest(
@@ -100,11 +101,11 @@ def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kin
 
 
 def decode_request(body: bytes) -> FeedbackRequest:
-    """Return the request in a body.
+    """Return the request that a body contains.
 
     Raises:
         WireError: the body is no request; it has no responses, or both kinds of responses; the number of
-            prompts differs from that of responses or pairs; or a conversation has no messages.
+            prompts differs from the number of responses or pairs; or a conversation has no messages.
     """
     try:
         request = msgspec.msgpack.decode(body, type=FeedbackRequest)
@@ -129,8 +130,12 @@ def decode_request(body: bytes) -> FeedbackRequest:
 
 
 def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> bytes:
-    """Return the bytes of the reply to a request whose `items` have these scores. The reply to pairs has
-    preferences by Bradley and Terry (1952): p = sigmoid(first - second)."""
+    """Return the bytes of the reply to a request.
+
+    Args:
+        scores: the scores of the request's `items`. For pairs, the reply has preferences made from them
+            (Bradley and Terry, 1952): p = sigmoid(first - second).
+    """
     if request.batch_response:
         return msgspec.msgpack.encode(FeedbackReply([], list(scores)))
     half = len(scores) // 2

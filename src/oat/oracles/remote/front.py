@@ -1,18 +1,20 @@
 """The front of a reward server: the only address that others may reach.
 
-Mosec answers `/`, `/metrics` and `/openapi` itself, hands no header to its workers, and gives every request
-of a batch the status of the one that failed. So Mosec listens on the loopback only, and every request passes
-the front first:
+Mosec itself listens on the loopback only, for three reasons: it answers `/`, `/metrics` and `/openapi`
+itself; it passes no header to its workers; and if one request of a batch fails, all requests of the batch get
+its status. Every request passes the front first:
 
 1. If the server has a token, a request without it gets 401, whatever its route.
-2. A request that is malformed, late or too large, or that exceeds the number of open requests, gets 400, 404,
-   405, 408, 413, 422, 429 or 431. A request that a worker cannot encode also gets 422.
-3. A request that no worker can answer now gets 503 or 504, and may be tried again.
-4. A request whose scoring fails gets 500.
+2. A request that is malformed, late or too large gets 400, 404, 405, 408, 413, 422 or 431. If too many
+   requests are open, a request gets 429. If a worker cannot encode a request, it gets 422.
+3. If no worker can answer now, a request gets 503 or 504, and may be tried again.
+4. If scoring fails, a request gets 500.
 
-Not covered: TLS (if the network is not yours, use a proxy with a certificate before the front), and other
-users of this machine, who can reach Mosec's own port. There, a request for scores needs a secret of this
-process, but Mosec's counters can be read without it.
+Not covered:
+
+* TLS. If the network is not yours, put a proxy with a certificate before the front.
+* Other users of this machine, who can reach Mosec's own port. They can read Mosec's counters, but a request
+  for scores needs a secret of this process.
 """
 
 import asyncio
@@ -43,8 +45,8 @@ class Limits:
     Attributes:
         body: largest number of bytes in a body.
         responses: largest number of responses in one request.
-        open: largest number of requests that are answered together; others are refused with 429.
-        connections: largest number of connections; others are closed at once.
+        open: largest number of requests that are answered together; a further request gets 429.
+        connections: largest number of connections; a further connection is closed at once.
         read_s: seconds in which a request has to arrive, from its first byte on.
         idle_s: seconds that a connection may stay silent.
         answer_s: seconds that the workers have for an answer.
@@ -68,7 +70,7 @@ class Response:
 
 
 class Refused(Exception):
-    """A request is refused.
+    """The refusal of a request.
 
     Attributes:
         response: the response to the request.
@@ -80,7 +82,7 @@ class Refused(Exception):
 
 
 class MosecClient:
-    """Sends requests to Mosec, which hands them to its workers.
+    """The client of Mosec, which hands requests to its workers.
 
     Args:
         port: the port of Mosec's loopback address.
@@ -116,7 +118,8 @@ class MosecClient:
         return Response(200, reply[1:], CONTENT_TYPE)
 
     async def are_well(self) -> bool:
-        """True if a worker has answered within the last `_FRESH_S` seconds, or answers a test request now."""
+        """Return True if a worker has answered within the last `_FRESH_S` seconds, or answers a test request
+        now."""
         if time.monotonic() - self._answered > _FRESH_S:
             with contextlib.suppress(Refused, TimeoutError):
                 async with asyncio.timeout(_FRESH_S):
@@ -124,7 +127,7 @@ class MosecClient:
         return time.monotonic() - self._answered <= _FRESH_S
 
     def have_gone(self) -> None:
-        """Forget the last answer, since the workers have ended."""
+        """Record that the workers have ended: `are_well` then needs a new answer."""
         self._answered = 0.0
 
     async def metrics(self) -> bytes:
@@ -138,7 +141,7 @@ class MosecClient:
 
 
 class Front:
-    """Answers connections.
+    """The server of the front's connections.
 
     Args:
         token: the token that each request must have; None: requests need no token.
@@ -182,7 +185,7 @@ class Front:
             writer.close()
 
     def check_token(self, request: h11.Request) -> None:
-        """Check the token of a request.
+        """Check the token of a request. If the server has no token, do nothing.
 
         Raises:
             Refused: the request does not have the token.
@@ -201,7 +204,7 @@ class Front:
         """Return the handler of a method and a path.
 
         Raises:
-            Refused: there is no such route, or it does not take the method.
+            Refused: there is no such path, or it does not take this method.
         """
         if (method, path) in self.routes:
             return self.routes[method, path]
@@ -303,7 +306,7 @@ class _Connection:
         return await self._front.answer(handler, await self._body(until))
 
     async def _first_byte(self) -> bool:
-        """Wait for the first byte of a request, and return False if none comes."""
+        """Wait for the first byte of a request. Return False if none comes."""
         if self._http.trailing_data[0]:
             return True
         try:
@@ -331,7 +334,7 @@ class _Connection:
 
         Raises:
             Refused: the event has not arrived in time.
-            ConnectionError: the client is gone.
+            ConnectionError: the client closed the connection in the middle of a request.
         """
         while (event := self._http.next_event()) is h11.NEED_DATA:
             try:
@@ -359,7 +362,7 @@ class _Connection:
             await self._writer.drain()
 
     async def _linger(self) -> None:
-        """Read and drop what the client still sends, for `_LINGER_S` seconds at most. If the connection were
+        """For at most `_LINGER_S` seconds, read and drop what the client still sends. If the connection were
         closed at once, the client could lose the response."""
         with contextlib.suppress(TimeoutError, OSError):
             if self._writer.can_write_eof():

@@ -5,8 +5,10 @@
     python -m oat.oracles.remote.server --remote_rm_model MODEL --cuda_devices 0,1 --max_wait_time 10
     [--multi_gpu]
 
-Departures from the predecessor's server: it listens on 127.0.0.1 by default, and on an address that others
-can reach only if it has a token; it gathers requests into batches; bodies, batches and times have limits.
+Departures from the predecessor's server:
+1. It listens on 127.0.0.1 by default. It listens on an address that others can reach only if it has a token.
+2. It gathers requests into batches.
+3. Bodies, batches and times have limits.
 """
 
 import argparse
@@ -43,8 +45,8 @@ class ServerConfig:
 
     Attributes:
         model: a directory or `org/name` of a sequence-classification model.
-        devices: the devices, such as cpu or cuda:0, with one process for each; "auto" alone is one process
-            over all visible devices.
+        devices: the devices, such as cpu or cuda:0; each has one process. "auto" alone is one process over
+            all visible devices.
         visible: the CUDA devices that processes see, in the form of CUDA_VISIBLE_DEVICES; None: all.
         host: address to listen on; every address except the loopback needs a token.
         port: port to listen on; 0: a free one.
@@ -78,7 +80,7 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: the host is not the loopback and there is no token, the server cannot listen on the
             address, a device does not exist, or Mosec is not installed.
-        ModelError: by its configuration or tokenizer, the model is no reward model.
+        ModelError: the model's configuration or tokenizer is not that of a reward model.
         OracleError: the worker processes ended before they were ready.
     """
     if config.token is None and not _is_loopback(config.host):
@@ -106,13 +108,13 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
 
 
 _Start = Callable[[], AbstractContextManager[subprocess.Popen]]
-"""Makes a context that starts Mosec's process, and ends it at its exit."""
+"""A function that makes a context. The context starts Mosec's process, and ends it at its exit."""
 
 
 async def _front(
     config: ServerConfig, start: _Start, workers: MosecClient, say: Callable[[str], None]
 ) -> None:
-    """Answer requests until a signal comes. If Mosec ends after it was ready, it is started again.
+    """Answer requests until a signal comes. If Mosec ends after it was ready, start it again.
 
     Raises:
         ConfigError: the server cannot listen on the address.
@@ -163,8 +165,8 @@ async def _front(
 
 @contextmanager
 def _workers(config: ServerConfig, folder: Path, port: int, secret: bytes) -> Iterator[subprocess.Popen]:
-    """A context with Mosec's process, which has the worker processes. All of them end with the context, or if
-    this process dies."""
+    """A context with Mosec's process, which starts the worker processes. All of them end at the context's
+    exit, or if this process dies."""
     try:
         from oat.oracles.remote.worker import SETTINGS, WorkerSettings
     except ImportError as error:
@@ -210,7 +212,7 @@ def read_token(file: Path) -> str:
     """Return the token in a file, without blanks around it.
 
     Raises:
-        ConfigError: the file cannot be read, or its content cannot be sent in a header.
+        ConfigError: the file cannot be read, or no header can contain its content.
     """
     try:
         token = file.read_text(encoding="ascii").strip()
@@ -227,7 +229,7 @@ def read_token(file: Path) -> str:
 
 
 def all_devices() -> tuple[str, ...]:
-    """Return the names of all CUDA devices of this machine; "cpu" if there are none."""
+    """Return the names of all CUDA devices of this machine, or "cpu" if there are none."""
     return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count())) or ("cpu",)
 
 

@@ -1,8 +1,8 @@
 """The HTTP client with which a reward server's front asks Mosec, over loopback connections that stay open.
 
-No client library is used, since the connection pool of such a library looks at every connection for each
-request; with 64 connections this takes more CPU time than all other work of the front. There is one address,
-without TLS, redirects or proxies. The package h11 handles the protocol.
+It uses no client library. The connection pool of a client library checks every connection for each request;
+with 64 connections this takes more CPU time than all other work of the front. There is one address, without
+TLS, redirects or proxies. The package h11 handles the protocol.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ _READ = 1 << 16
 
 
 class Upstream:
-    """Sends requests to one port of the loopback.
+    """A client of one port of the loopback.
 
     Args:
         port: the port of the loopback.
-        answer_s: seconds for a request, with the time to connect.
+        answer_s: seconds for a request, including the time to connect.
     """
 
     def __init__(self, port: int, answer_s: float):
@@ -25,8 +25,8 @@ class Upstream:
         self._idle: list[_Line] = []
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Send a request, and return the status and the body of the reply. If the other side has closed an
-        idle connection, the request is sent again over another connection.
+        """Send a request, and return the status and the body of the reply. If Mosec has closed an idle
+        connection, send the request again over another connection.
 
         Raises:
             TimeoutError: there was no reply in time.
@@ -100,8 +100,8 @@ class _Line:
         return status, b"".join(parts)
 
     def renew(self) -> bool:
-        """Make the connection ready for another request. If it takes no more requests, close it and return
-        False."""
+        """Make the connection ready for another request, and return True. If it takes no more requests, close
+        it and return False."""
         self.is_used = True
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()

@@ -2,7 +2,7 @@
 gathers requests into batches, and hands the batches to the workers.
 
 The module runs as a program, with Mosec's own arguments and with `WorkerSettings` in the environment. It
-serves until a signal ends it, or until its standard input closes, which happens when the parent process dies.
+serves until a signal ends it, or until its standard input closes because the parent process has ended.
 """
 
 import hmac
@@ -42,8 +42,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of all workers.
 
     Attributes:
-        devices: one for each process.
-        secret: the beginning that the body of a request must have to be answered.
+        devices: the device of each process.
+        secret: the bytes with which the body of every request must begin; otherwise the request is refused.
         max_batch_size: largest number of requests that are scored together.
         max_wait_ms: milliseconds that the first request of a batch waits for others.
     """
@@ -60,8 +60,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class RewardWorker(MosecWorker):
-    """Scores requests. A request that cannot be scored gets a reply that says why; the other requests of its
-    batch are scored."""
+    """The worker, which scores requests. If a request cannot be scored, its reply says why; the other
+    requests of its batch are scored."""
 
     def __init__(self) -> None:
         import torch  # here, since the process that starts the workers needs no model
@@ -90,7 +90,7 @@ class RewardWorker(MosecWorker):
         return data
 
     def forward(self, data: list[bytes] | bytes) -> list[bytes] | bytes:
-        """Return the replies to bodies, or the reply to one body if Mosec does not batch."""
+        """Return the replies to a list of bodies. If Mosec makes no batches, return the reply to one body."""
         return self._replies(data) if isinstance(data, list) else self._replies([data])[0]
 
     def _replies(self, bodies: Sequence[bytes]) -> list[bytes]:
@@ -99,7 +99,8 @@ class RewardWorker(MosecWorker):
         return [each if isinstance(each, bytes) else next(scored) for each in read]
 
     def _read(self, body: bytes) -> _Encoded | bytes:
-        """Return the request in a body with its encoded rows, or the reply that refuses the request."""
+        """Return the request in a body, with its encoded rows. If the request cannot be scored, return the
+        reply that refuses it."""
         if not hmac.compare_digest(body[: len(self.secret)], self.secret):
             return REFUSED + b"ask the server, not its workers"
         try:
