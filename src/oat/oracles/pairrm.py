@@ -193,7 +193,7 @@ class PairRM(LocalOracle):
         width, config = self.config.hidden_size, self.config
         with torch.device("meta"):
             backbone = DebertaV2Model(config)
-            # The layers' indices are those in the published names; 0 and 3 are dropout.
+            # The published weights are named by these indices; layers 0 and 3 are dropout.
             parts = [
                 torch.nn.Identity(),
                 torch.nn.Linear(2 * width, width),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from oat.models.scoring import Encoded
 
 SETTINGS, DEVICE = "OAT_SERVE", "OAT_SERVE_DEVICE"
-"""Environment variables: `WorkerSettings` as JSON, and the device of each process."""
+"""The environment variables for `WorkerSettings`, as JSON, and for the device of each process."""
 
 _Encoded = tuple[FeedbackRequest, list["Encoded"]]
 
@@ -64,7 +64,7 @@ class RewardWorker(MosecWorker):
     requests of its batch are scored."""
 
     def __init__(self) -> None:
-        import torch  # here, since the process that starts the workers needs no model
+        import torch  # here, because the process that starts the workers needs no model
 
         from oat.models.scoring import Scorer
 
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # not through `sys.stdin`, whose lock the interpreter wants at its end
+    while os.read(0, 1):  # not `sys.stdin`: the interpreter takes its lock at exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,21 +1,21 @@
 """The rule of countdown, the task of TinyZero: write an expression that equals a target, with + - * / and
 each given number exactly once.
 
-The answer is the last <answer>...</answer> of a response. Its grammar is
+The answer is the text of the last <answer>...</answer> of a response. Its grammar is
 
     sum     = product (("+" | "-") product)*
     product = factor (("*" | "/") factor)*
     factor  = ("+" | "-")* (number | "(" sum ")")
 
-and the answer is evaluated in exact fractions, without Python's own parser. Power and floor division are
-malformed.
+The value is computed in exact fractions, without Python's own parser. An answer with a power or a floor
+division is malformed.
 
 Departures from TinyZero:
 1. The tag may be on any line.
 2. The given numbers are compared with the numbers of the expression by value: 1.5 is one number, and not 1
    and 5.
-3. An expression of more than 256 characters, with more than 32 open brackets, or with a number of more than
-   16 characters is malformed.
+3. An expression is malformed if it has more than 256 characters, more than 32 open brackets, or a number of
+   more than 16 characters.
 """
 
 import json
@@ -51,18 +51,17 @@ def countdown(
     **columns: Any,
 ) -> list[float | None]:
     """Return 1.0 for an answer that uses each number once and is within 1e-5 of the target, 0.1 for any other
-    answer, and 0.0 for a completion without an answer. A record without a task, in either form, has no reward
-    (None).
+    answer, and 0.0 for a completion without an answer. A record without a task has no reward (None).
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}; read for a record whose columns
-            `target` and `nums` have no task.
+        reference: the task as JSON, {"target": 24, "numbers": [4, 6, 1]}. It is read if the columns `target`
+            and `nums` of a record have no task.
         target, nums: the task as two columns, a number and a list of numbers. Text ("24", "[4, 6, 1]") is
-            read too, since all columns of a CSV file are text.
+            accepted too, because all columns of a CSV file are text.
 
     Raises:
-        OracleError: the data have neither a reference nor both columns.
+        OracleError: the data have no reference, and lack one of the two columns.
     """
     if reference is None and (target is None or nums is None):
         raise OracleError(
@@ -83,13 +82,11 @@ def countdown(
 
 
 def grade(response: str, target: _Number, numbers: Sequence[_Number]) -> float:
-    """Return the score of one response.
+    """Return the score of one response: 1.0, 0.1 or 0.0, as `countdown` describes.
 
     Args:
         target: the number to be reached.
         numbers: the numbers to be used, in ascending order.
-    Returns:
-        1.0, 0.1 or 0.0; see `countdown`.
     """
     expression = tagged_answer(response)
     if expression is None:
@@ -133,7 +130,7 @@ def _number(digits: str) -> _Number:
     if len(digits) > _MAX_NUMBER_CHARACTERS:
         raise ValueError("a number that is too long")
     if "." in digits:
-        return Fraction(digits)  # a ValueError for a lone point
+        return Fraction(digits)  # raises ValueError for "."
     if digits[0] == "0" and digits.strip("0"):
         raise ValueError("a leading zero")
     return int(digits)
@@ -181,7 +178,7 @@ def _task_of_json(reference: Any) -> tuple[_Number, list[_Number]] | None:
 
 
 def _of_json(text: Any) -> Any:
-    """Return the value of a JSON text; None if this is no text, is no JSON, or is too long."""
+    """Return the value of a JSON text; None if the argument is no text, is no JSON, or is too long."""
     if not isinstance(text, str) or len(text) > _MAX_JSON_CHARACTERS:
         return None
     try:
@@ -191,7 +188,8 @@ def _of_json(text: Any) -> Any:
 
 
 def _task(target: Any, numbers: Any) -> tuple[_Number, list[_Number]] | None:
-    """Return the target and the numbers in ascending order; None if these values of the data are no task."""
+    """Return the target and the numbers in ascending order; None if the arguments, which come from the data,
+    are no task."""
     numbers = _of_json(numbers) if isinstance(numbers, str) else numbers
     if not isinstance(numbers, list | tuple) or not numbers:
         return None
@@ -211,5 +209,5 @@ def _exact(value: Any) -> _Number | None:
         return None
     try:
         return value if isinstance(value, int) else Fraction(str(value))
-    except ValueError:  # infinite, or not a number
+    except ValueError:  # infinity or NaN
         return None

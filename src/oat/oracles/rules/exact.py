@@ -1,4 +1,4 @@
-"""The rule `exact_match`, which also shows the form of a reward function."""
+"""The rule `exact_match`. It is also an example of a reward function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,8 @@ from typing import Any
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[str | None], **columns: Any
 ) -> list[float | None]:
-    """Return 1.0 for a completion that equals its reference apart from blanks around either, else 0.0; no
-    reward (None) without a reference.
+    """Return 1.0 for a completion that equals its reference, otherwise 0.0. Blanks at the ends are ignored.
+    If there is no reference, there is no reward (None).
 
     The signature is that of TRL's reward functions: lists of the same length, with one entry for each
     completion, and every column of the data by name.

@@ -5,11 +5,11 @@ Departures from the graders that come with the data set:
 2. A minus directly after a letter, a digit or a closing bracket is no sign: 20-5 ends in 5.
 3. A number of more than 100 characters, or with an exponent of more than three digits, equals no number.
 4. A comma is part of a number only between two digits.
-5. After the last "####" only the number that follows directly counts. The text after this number (a unit, a
-   sentence, the /5 of 72/5) is not read; the graders compare all of the text after "####".
-6. The rules return only scores, and not the extracted answers (`info: predicted_answers`), since a reward
-   function returns only numbers. `last_number` and `marked_number` extract the answers from the responses in
-   samples.jsonl.
+5. After the last "####", only the number that follows directly counts. The text after this number (a unit, a
+   sentence, the /5 of 72/5) is ignored; the graders compare all of the text after "####".
+6. The rules return scores only, because a reward function returns only numbers. The graders also return the
+   extracted answers (`info: predicted_answers`). `last_number` and `marked_number` extract them from the
+   responses in samples.jsonl.
 
 Not handled: fractions (3/4 is two numbers), numbers in words, digits of other scripts.
 """
@@ -31,13 +31,13 @@ _NUMBER = re.compile(
 def gsm8k(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """Return 1.0 if the last number of a completion equals the reference's number, else 0.0; no reward (None)
-    if the reference has no number.
+    """Return 1.0 if the last number of a completion equals the reference's number, otherwise 0.0. If the
+    reference has no number, there is no reward (None).
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, which ends in
-            "#### 72".
+        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, which ends in "####
+            72".
     """
     return _grade(completions, reference, last_number)
 
@@ -45,8 +45,8 @@ def gsm8k(
 def gsm8k_marked(
     prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """The rule `gsm8k`, except that the completion must state its answer in the form of the data set: only
-    the number directly after its last "####" counts."""
+    """The rule `gsm8k`, with one difference: in the completion, only the number directly after the last
+    "####" counts."""
     return _grade(completions, reference, marked_number)
 
 
@@ -57,8 +57,8 @@ def last_number(text: str) -> Decimal | None:
 
 
 def marked_number(text: str) -> Decimal | None:
-    """Return the number directly after the last "####" and any blanks and currency sign; None if there is
-    none, or if it is too long."""
+    """Return the number directly after the last "####"; blanks and a currency sign may come before it. Return
+    None if there is no such number, or if it is too long."""
     _, mark, tail = text.rpartition(_MARK)
     found = _NUMBER.match(tail.lstrip()) if mark else None
     return _value(found) if found else None

@@ -1,8 +1,7 @@
-r"""The notation of answers in LaTeX: one normal form for the many ways to write an answer, and the parts of
-matrices and lists.
+r"""The notation of answers in LaTeX: a normal form of an answer, and the parts of matrices and lists.
 
-No function here evaluates an answer. The time that a pattern takes is at most linear in the length of the
-text. Only for texts of at most `MAX_CHARACTERS` it may be quadratic.
+No function here computes the value of an answer. Only the first `MAX_CHARACTERS` of an answer are read,
+because the time of some patterns may grow with the square of the length.
 """
 
 import re
@@ -132,7 +131,7 @@ class Listed(NamedTuple):
     r"""An answer with several elements.
 
     Attributes:
-        fence: the two brackets, such as "()" or "[)", if the order of the elements counts; "" for a set in
+        fence: the two brackets, such as "()" or "[)", if the order of the elements counts. "" for a set in
             braces, and for a list without brackets.
         is_set: True if the elements are in the braces of a set.
         elements: the texts of the elements.
@@ -144,10 +143,15 @@ class Listed(NamedTuple):
 
 
 def normalise(answer: str) -> str:
-    r"""Return the normal form of an answer. The normal form has no $, \left or \right, no unit, no thousands
-    separators, no `x =` of a single equation, no full stop or row end at its end, and no blanks except
-    between a command and a letter. \dfrac becomes \frac; \frac12 and 1/2 become \frac{1}{2}; a matrix becomes
-    an environment such as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`, with the letter that `matrix` describes."""
+    r"""Return the normal form of an answer:
+
+    * These are removed: $, \left and \right, units, thousands separators, the `x =` of a single equation, and
+      full stops and row ends at the end.
+    * Blanks are removed, except between a command and a letter.
+    * \dfrac becomes \frac; \frac12 and 1/2 become \frac{1}{2}.
+    * A matrix becomes an environment such as `\begin{pmatrix}a&b\\c&d\end{pmatrix}`. Its letter, here p,
+      is the kind that the function `matrix` returns.
+    """
     text = _LAYOUT.sub(_layout, _arguments(" ".join(answer[:MAX_CHARACTERS].split())))
     text = _ENVIRONMENT.sub(_canonical, _without_end(" ".join(text.split())))
     for pattern, new in _REPLACED:
@@ -169,16 +173,16 @@ def normalise(answer: str) -> str:
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """Return the kind of a normalised matrix (p: in round or square brackets, or in none; B: in braces; v and
-    V: between lines) and its rows; None if the text is not exactly one matrix."""
+    """Return the kind of a normalised matrix, and its rows; None if the text is not exactly one matrix. The
+    kind is p in round or square brackets or without brackets, B in braces, and v or V between lines."""
     found = _MATRIX.fullmatch(text)
     return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
 
 
 def unnamed(text: str) -> str:
-    r"""Return a normalised answer without the plain name before its first `=`, and without this `=`. Plain
-    names are `A`, `\vec{v}`, `A_1`, `A^{-1}` and `A^T`, but not `2x`, `A^2` or `AB`. An answer that does not
-    begin in this way is returned unchanged."""
+    r"""Return a normalised answer without the plain name at its beginning and the `=` after this name. Plain
+    names are `A`, `\vec{v}`, `A_1`, `A^{-1}` and `A^T`, but not `2x`, `A^2` or `AB`. If an answer does not
+    begin with a plain name and `=`, return it unchanged."""
     name, equals, rest = text.partition("=")
     if not equals or len(name) > _MAX_NAME:
         return text
@@ -189,13 +193,14 @@ def unnamed(text: str) -> str:
 
 
 def is_relation(text: str) -> bool:
-    """True if a normalised answer states a relation, such as equals, is less than, or is in."""
+    """Return True if a normalised answer states a relation: it is equal to, is less than, is in, and similar
+    ones."""
     return _RELATED.search(text) is not None
 
 
 def listed(text: str) -> Listed | None:
-    """Return the elements of a normalised list, set, tuple or interval with at least two and at most
-    `_MAX_ELEMENTS` elements; None for any other text."""
+    """Return the elements of a normalised list, set, tuple or interval, if there are at least two and at most
+    `_MAX_ELEMENTS`. Return None for any other text."""
     places = [0]
     depth = 0
     closed_at = len(text)
@@ -235,8 +240,8 @@ def _layout(found: re.Match[str]) -> str:
 
 
 def _arguments(text: str) -> str:
-    r"""Return the text without commands that only leave space (\phantom{-}, \hspace{2mm}), and with the
-    matrices of plain TeX, such as \pmatrix{1 \cr 2}, as environments."""
+    r"""Return the text without commands that only leave space, such as \phantom{-} and \hspace{2mm}. Matrices
+    of plain TeX, such as \pmatrix{1 \cr 2}, become environments."""
     parts = list[str]()
     opened = list[tuple[str, str, int]]()
     place = 0
@@ -256,8 +261,8 @@ def _arguments(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """Return the text without full stops and row ends at its end. If the text has an environment, commas and
-    semicolons at its end are removed too."""
+    """Return the text without full stops and row ends at its end. If the text has an environment, remove
+    commas and semicolons there too."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text
@@ -292,7 +297,8 @@ def _without_columns(body: str) -> str:
 
 
 def _opened(text: str) -> str:
-    r"""Return the text without braces, or a command such as \mathbf{...}, that enclose all of it."""
+    r"""Return the text without the braces that enclose all of it. A command before them, as in \mathbf{...},
+    is removed too."""
     for _ in range(_MAX_ENCLOSING):
         opening = _ENCLOSING.match(text)
         if opening is None or not text.endswith("}"):

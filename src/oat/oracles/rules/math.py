@@ -2,38 +2,37 @@ r"""The rule of MATH (Hendrycks et al., arXiv:2103.03874): a response is right i
 that of the reference.
 
 The answer of a response is the content of its last closed \boxed{...} (or \fbox) with balanced braces, or
-else its last number. A set never equals an ordered list. A number with a base (`2516_8`) equals only the same
-digits in the same base. Any other two answers are equal if they are equal
+else its last number. Two answers are compared in this order:
 
-1. as texts, after `normalise` (`latex.py`),
-2. as numbers, exactly (whole, decimal and repeating decimal numbers, fractions of two, mixed numbers),
-3. as mathematics, by math-verify, unless `symbolic` is false.
+1. After `normalise` (`latex.py`), two equal texts are equal answers.
+2. Two numbers are compared exactly: whole, decimal and repeating decimal numbers, fractions, mixed numbers.
+3. If `symbolic` is True, math-verify compares any other two answers as mathematics.
 
-Matrices are equal if their kinds, their shapes and all their cells are equal. Round and square brackets are
-the same kind; the lines of a determinant are another kind. Text before a matrix is left out if both answers
-begin with this text and `=`, or if it is a plain name (`A^{-1} =`). An answer with any other text before its
-matrix (`2x =`) does not equal the matrix alone.
+Some kinds of answers have rules of their own:
 
-Lists, sets and tuples that are not equal as a whole are compared element by element. Sets, and lists without
-brackets, are compared in any order.
+* A number with a base (`2516_8`) equals only the same digits in the same base.
+* Matrices are equal if their kinds, their shapes and all their cells are equal. Round and square brackets are
+  the same kind; the lines of a determinant are another kind.
+* Text before a matrix is removed if both answers begin with this text and `=`, or if it is a plain name
+  (`A^{-1} =`). With any other text before its matrix (`2x =`), an answer does not equal the matrix alone.
+* Lists, sets and tuples are compared as texts first, and then element by element. Sets, and lists without
+  brackets, are compared in any order. A set never equals an ordered list.
 
-Only the third way uses a parser of LaTeX. The parser's simplifications may never end, and similar parsers
-evaluate what they read as code. So math-verify runs in confined workers, which are killed when they take too
-long (`plugins/pool.py`). It never gets a text of more than 300 characters.
-
-An answer that cannot be compared in time is wrong (0.0), and not failed: otherwise a text that hangs the
-parser would be worth more than a wrong answer.
+Math-verify parses LaTeX. Its simplifications may never end, and similar parsers evaluate the text as code. So
+it runs in confined workers, which are killed when they take too long (`plugins/pool.py`). It never gets a
+text of more than 300 characters. An answer that cannot be compared in time is wrong (0.0), and not "failed":
+otherwise a text that hangs the parser would be worth more than a wrong answer.
 
 Departures from the grader that comes with the data set:
-1. Percent signs, degrees and units after an answer are not read, in the response or the reference: 50\%
+1. Percent signs, degrees and units after an answer are ignored, in the response and in the reference: 50\%
    equals 50.
-2. Without a box the last number counts.
-3. Two numbers are compared exactly: neither 0.3333 nor 0.333333 is 1/3. Only a number and another expression
-   are compared by math-verify, which rounds to six digits: 1.414214 equals \sqrt{2}.
+2. If a response has no box, its last number counts.
+3. Two numbers are compared exactly: neither 0.3333 nor 0.333333 is 1/3. A number and another expression are
+   compared by math-verify, which rounds to six digits: 1.414214 equals \sqrt{2}.
 4. 1\frac{1}{2} is a mixed number, as in the data set, and not a product, as in LaTeX.
 5. Words that are marked as text (\text) are compared without regard to capitals.
 6. Units are words from our own list, or words that are marked as text. The units of math-verify are turned
-   off, since single letters are among them (3t would equal 3).
+   off, because single letters are among them (3t would equal 3).
 """
 
 import importlib.util
@@ -62,21 +61,23 @@ _BASED = re.compile(r"\(?([-+]?[0-9][0-9a-zA-Z]*)\)?_\{?([0-9]+)\}?")
 _WORDED = re.compile(r"\\(?:text|mbox)")
 
 Prove = Callable[[str, str], bool | None]
-"""Says whether two normalised answers are equal; None: undecided."""
+"""A function that says whether two normalised answers are equal; None: undecided."""
 
 
 class MathRule(CallableOracle):
-    """The oracle `math`: 1.0 for a right answer, else 0.0; no reward (None) without a reference.
+    r"""The oracle `math`: 1.0 for a right answer, otherwise 0.0. If there is no reference, there is no reward
+    (None).
 
-    The reference is a final answer (`\\frac{1}{2}`), or a whole solution with its answer boxed.
+    The reference is a final answer (`\frac{1}{2}`), or a complete solution with its answer boxed.
 
     Args:
         timeout_s: seconds that one comparison by math-verify may take.
         workers: number of processes that compare.
-        symbolic: False compares texts and numbers only, and needs no math-verify.
+        symbolic: True: also compare by math-verify. False: compare texts and numbers only, which does not
+            need math-verify.
 
     Raises:
-        ConfigError: math-verify is not installed, or a number is not above 0.
+        ConfigError: math-verify is needed and not installed, or a number is not above 0.
     """
 
     def __init__(self, timeout_s: float = 5.0, workers: int = 1, symbolic: bool = True):
@@ -136,8 +137,8 @@ class MathRule(CallableOracle):
 
 
 def answer_of(response: str) -> str | None:
-    """Return the answer of a response: the last boxed answer, or else the last number; None if the response
-    has neither."""
+    """Return the answer of a response: the last boxed answer, or else the last number. Return None if the
+    response has neither."""
     found = last_boxed(response)
     if found is not None:
         return found
@@ -146,8 +147,8 @@ def answer_of(response: str) -> str | None:
 
 
 def reference_answer(reference: str) -> str | None:
-    """Return the answer of a reference: the last boxed answer, or else the whole reference; None if this is
-    empty."""
+    """Return the answer of a reference: the last boxed answer, or else the complete reference. Return None if
+    this is empty."""
     found = last_boxed(reference)
     return (reference if found is None else found).strip() or None
 
@@ -177,8 +178,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare(found: str, right: str) -> bool | None:
-    """Return True if two answers are equal as texts or as numbers, also element by element; False if they are
-    unequal; None if math-verify has to decide."""
+    """Compare two answers as texts and as numbers, also element by element. Return True if they are equal,
+    False if they are unequal, and None if math-verify has to decide."""
     if max(len(found), len(right)) > MAX_CHARACTERS:
         return found == right
     one, other = normalise(found), normalise(right)
@@ -192,8 +193,8 @@ def compare(found: str, right: str) -> bool | None:
 
 
 def agree(one: str, other: str, prove: Prove) -> bool | None:
-    """Return True if two normalised answers are equal, False if they are unequal, None if this is undecided.
-    `prove` decides what texts and numbers do not decide."""
+    """Compare two normalised answers. Return True if they are equal, False if they are unequal, None if this
+    is undecided. `prove` is called for parts that texts and numbers do not decide."""
     if one == other or not one or not other:
         return bool(one) and one == other
     based = [_BASED.fullmatch(one), _BASED.fullmatch(other)]
@@ -211,28 +212,28 @@ def agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def verifier() -> Callable[[str, str], bool]:
-    """Make the function that workers call. It says whether a normalised reference and a normalised answer are
-    equal, by `agree` and math-verify."""
+    """Make the function that workers call. It gets a normalised reference and a normalised answer, and
+    returns True if `agree` and math-verify find them equal."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
 
-    logging.disable()  # math-verify warns that its timeouts are off; ours end the process
+    logging.disable()  # math-verify warns that its timeouts are off; the pool's timeout replaces them
     usual: Any = LatexExtractionConfig()
-    # otherwise t would be a unit in 3t
+    # with units, t would be a unit in 3t
     read = replace(usual, normalization_config=replace(usual.normalization_config, units=False))
     how: Any = {"extraction_config": [read], "parsing_timeout": None}
 
     def are_equal(right: str, found: str) -> bool:
         return bool(verify(parse(f"${right}$", **how), parse(f"${found}$", **how), timeout_seconds=None))
 
-    are_equal("x+1", "1+x")  # loads what the first use loads, before the worker may no longer write
+    are_equal("x+1", "1+x")  # loads modules now, while the worker may still write files
     return lambda right, found: bool(agree(right, found, are_equal))
 
 
 def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool | None:
-    """Return True if all pairs are equal. Return False if a pair is unequal or the lengths differ, else None
-    if a pair is undecided."""
+    """Return True if all pairs are equal. Return False if a pair is unequal or the lengths differ. Otherwise
+    return None: a pair is undecided."""
     if len(ones) != len(others):
         return False
     verdicts = {agree(one, other, prove) for one, other in zip(ones, others, strict=True)}
@@ -268,8 +269,8 @@ def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
-    """Return True if the elements are equal, in any order if neither list is ordered; False for a set and an
-    ordered list; None in all other cases, which are undecided."""
+    """Compare two lists. Return True if their elements are equal; without an order, they may be equal in any
+    order. Return False for a set and an ordered list. Return None in all other cases: they are undecided."""
     if one is None or other is None:
         return None
     if one.fence != other.fence:

@@ -1,9 +1,9 @@
-"""The rule `cheerful`, a reward for cheerful stories by VADER, a published lexicon of sentiment (C.J. Hutto
-and E. Gilbert, ICWSM 2014; the package vaderSentiment).
+"""The rule `cheerful`, a reward for cheerful stories. It uses VADER, a published lexicon of sentiment (C.J.
+Hutto and E. Gilbert, ICWSM 2014; the package vaderSentiment).
 
-VADER's `compound` of a sentence is in [-1, 1]. It is the normalised sum of the words' valences, with rules
-for negation, degree and capitals. For a complete story it would be near its limits, so the reward of a story
-is the mean over its sentences.
+VADER's `compound` of a sentence is the normalised sum of the words' valences, in [-1, 1], with rules for
+negation, degree and capitals. For a complete story it would be close to -1 or 1. So the reward of a story is
+the mean over its sentences.
 
 Not handled: languages other than English; the meaning of a sentence beyond its words.
 """
@@ -21,11 +21,11 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Return, for each completion, the mean of VADER's compound over its sentences, from -1 (gloomy) to 1
-    (cheerful); 0 for a completion without a sentence.
+    (cheerful). The score is 0 for a completion without a sentence.
 
     Args:
-        completions: texts; for conversations, lists that hold one assistant message. The prompt does not
-            count, even if the completion ends a sentence that the prompt began.
+        completions: texts; for conversations, lists that hold one assistant message. Only the completion is
+            scored, even if it ends a sentence that the prompt began.
 
     Raises:
         OracleError: the package vaderSentiment is not installed.
@@ -38,7 +38,7 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text. A sentence ends at the end of a line, or at . ! or ? before a blank.
-    Closing quotes and brackets may come before the blank; they are left out. The text after the last end is a
+    Closing quotes and brackets between the mark and the blank are left out. The text after the last end is a
     sentence too. Pieces without a letter are dropped."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 

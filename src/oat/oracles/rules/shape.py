@@ -1,8 +1,8 @@
-"""Rules about the shape of a response, not its content: `format`, `length`, `regex`.
+"""Rules about the form of a response, not its content: `format`, `length`, `regex`.
 
-RE2 matches a pattern in time that is linear in the length of the text, whatever the text is. RE2 lacks
-look-around and back-references. For patterns that need these, the oracle `regex` has `engine: python`, which
-runs Python's `re` in a worker that is killed when it takes too long.
+RE2 matches a pattern in time that is linear in the length of the text. It has no look-around and no
+back-references. For patterns that need these, the oracle `regex` has `engine: python`: Python's `re` runs in
+a worker, which is killed when it takes too long.
 """
 
 import importlib.util
@@ -20,18 +20,19 @@ _TAG = re.compile(r"(<(?:(?!\.\.\.)[^<>])+>)")
 
 
 class RegexRule(CallableOracle):
-    """The oracle `regex`: 1.0 for a response that matches a pattern, else 0.0.
+    """The oracle `regex`: 1.0 for a response that matches a pattern, otherwise 0.0.
 
     Args:
         pattern: a regular expression; a dot matches any character, line ends included.
-        match: "search" finds the pattern anywhere; "whole" requires that all of the response matches, apart
-            from blanks around it.
+        match: "search" finds the pattern anywhere. "whole" requires that all of the response matches, apart
+            from blanks at its ends.
         engine: "re2", or "python" for patterns that RE2 does not take.
-        timeout_s: with "python", seconds for one response; a response that takes longer does not match.
-        workers: with "python", number of processes that match.
+        timeout_s: seconds for one response, with "python" only. A response that takes longer does not match.
+        workers: number of processes that match, with "python" only.
 
     Raises:
-        ConfigError: the pattern is no regular expression, an option is wrong, or google-re2 is not installed.
+        ConfigError: the pattern is no regular expression, an option is wrong, or google-re2 is needed and not
+            installed.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class RegexRule(CallableOracle):
 
 
 class FormatRule(CallableOracle):
-    """The oracle `format`: 1.0 for a response that, as a whole, has the form of a template or of a pattern,
-    else 0.0.
+    """The oracle `format`: 1.0 for a response with the form of a template or of a pattern, otherwise 0.0. All
+    of the response must have the form, apart from blanks at its ends.
 
     Args:
         template: a text such as "<think>...</think> <answer>...</answer>". Each gap `...` matches any text
-            that is not blank. Every tag (a piece such as `<think>`) must occur exactly once in the response,
-            in the order of the template. Blanks between and around tags do not count. The template's other
-            words must occur unchanged, exactly once, between the same tags.
-        pattern: a regular expression of RE2 that all of the response must match, apart from blanks around it.
+            that is not blank. Every tag, such as `<think>`, must occur exactly once in the response, in the
+            order of the template. Blanks between and around tags do not count. The template's other words
+            must occur unchanged, exactly once, between the same tags.
+        pattern: a regular expression of RE2.
 
     Raises:
         ConfigError: neither a template nor a pattern is given, or both are; a template has no gap, or only
@@ -120,14 +121,14 @@ class FormatRule(CallableOracle):
 
 
 class LengthRule(CallableOracle):
-    """The oracle `length`: rewards a response for a length near a target, or punishes a response that is too
+    """The oracle `length`: a reward for a length near a target, or a punishment for a response that is too
     long.
 
     Args:
         target: the length with reward 1. A response of length n gets 1 - |n - target| / target, at least 0.
-        most, buffer: the soft over-long punishment of DAPO (arXiv:2503.14476, Eq. 13): 0 up to most - buffer,
-            from there linearly down to -1 at `most`, and -1 beyond.
-        unit: "tokens", the end of turn included, "characters" or "words" (between blanks).
+        most, buffer: the soft over-long punishment of DAPO (arXiv:2503.14476, Eq. 13). The reward is 0 up to
+            the length most - buffer, falls linearly to -1 at `most`, and is -1 beyond.
+        unit: "tokens" (with the end of turn), "characters", or "words" (separated by blanks).
 
     Raises:
         ConfigError: neither `target` nor `most` is given, or both are; `most` is given without `buffer`, or
@@ -187,7 +188,7 @@ class LengthRule(CallableOracle):
 
 
 def matcher(pattern: str, match: str) -> Callable[[str], bool]:
-    """Make the function that workers call. It says whether a text matches a pattern by Python's `re`.
+    """Make the function that workers call. It returns True if a text matches a pattern by Python's `re`.
 
     Raises:
         ConfigError: the pattern is no regular expression.
@@ -201,7 +202,7 @@ def matcher(pattern: str, match: str) -> Callable[[str], bool]:
 
 
 def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
-    """Return a function that gets texts and returns, for each, whether it matches a pattern by RE2.
+    """Return a function of texts that returns, for each text, True if it matches a pattern by RE2.
 
     Raises:
         ConfigError: RE2 does not take the pattern, or google-re2 is not installed.
@@ -228,10 +229,10 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
 
 
 def _form(template: str) -> Callable[[str], bool]:
-    """Return a function that says whether a text has the form of a template.
+    """Return a function that returns True if a text has the form of a template.
 
-    The tags split template and text into stretches. The words of a stretch split the stretch into gaps; the
-    same words may occur in other stretches.
+    The tags split the template and the text into stretches. The words of a stretch split it into gaps. The
+    same words may occur in several stretches.
     """
     pieces = _TAG.split(template)
     part, fits = _parter(pieces[1::2]), [_stretch(piece) for piece in pieces[::2]]
@@ -244,9 +245,9 @@ def _form(template: str) -> Callable[[str], bool]:
 
 
 def _stretch(template: str) -> Callable[[str], bool]:
-    """Return a function that says whether a text has the form of one stretch of a template: its words, and
-    for each gap a text that is not blank. A stretch is the part between two tags, or before the first tag,
-    or after the last tag."""
+    """Return a function that returns True if a text has the form of one stretch of a template: its words, and
+    for each gap a text that is not blank. A stretch is the part between two tags, before the first tag, or
+    after the last tag."""
     literals = template.split(_GAP)
     if len(literals) == 1:
         return lambda text: text.split() == template.split()
@@ -267,7 +268,7 @@ def _stretch(template: str) -> Callable[[str], bool]:
 
 def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
     """Return a function that splits a text at these literals and returns the pieces before, between and after
-    them. It returns None if the literals do not occur exactly once each, in this order.
+    them. It returns None unless each literal occurs exactly once, in this order.
 
     A blank within a literal matches any blanks. If a literal begins with a letter, no letter may come
     directly before it in the text. If a literal ends with a letter, no letter may come directly after it.
