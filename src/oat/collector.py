@@ -27,7 +27,7 @@ class Collector:
         max_outstanding: largest number of questions that are asked ahead of those that are due.
 
     Attributes:
-        due: number of questions in the plans of all steps so far, added up.
+        due: sum of the numbers of questions in the plans of all steps so far.
     """
 
     def __init__(

@@ -119,8 +119,9 @@ class Ledger(Protocol):
         """Record that a step asks nothing because the budget does not allow this price."""
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Return the price that the budget did not allow. It is read from the newest recorded step of this
-        purpose, at most `step`. Return None if this step could pay everything, or if no step is recorded."""
+        """Find the newest recorded step of this purpose that is not after `step`. Return the price that the
+        budget did not allow in it. Return None if the budget allowed everything, or if no step is
+        recorded."""
 
     def committed(self, purpose: str) -> Price:
         """Return the price of all answers that steps have taken, plus the highest price of every question
@@ -200,10 +201,10 @@ class Learner(Protocol):
         """Return how often a reference that follows the policy has been updated; 0 for any other model."""
 
     def trainable(self, model: str) -> list[str]:
-        """Return the names of the weights of a model that learning changes."""
+        """Return the names of those weights of a model that learning changes."""
 
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite, in place, the weights of a model that learning changes."""
+        """Overwrite, in place, those weights of a model that learning changes."""
 
 
 class Weights(Protocol):
@@ -220,16 +221,17 @@ class Weights(Protocol):
         """Return True if the sampler gets new weights after this step."""
 
     def sync(self, learner: Learner, version: int) -> None:
-        """Load the learner's weights as `version` into every slot but `policy` and `reference`."""
+        """Load the learner's weights, as `version`, into every slot except `policy` and `reference`."""
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load these weights into a slot."""
+        """Load these weights, as `version`, into a slot."""
 
     def follow(self, learner: Learner) -> None:
         """If the learner's reference has changed since the last load, load it into the slot `reference`."""
 
     def restore(self, learner: Learner) -> None:
-        """Load into every slot but `policy` the weights that the slot held at the checkpoint."""
+        """Load into every slot except `policy` the weights that it had at the checkpoint. In a new run, load
+        the learner's first weights."""
 
 
 class Evaluation(Protocol):
@@ -343,8 +345,8 @@ class Checkpoints(Protocol):
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Start to write a checkpoint, and return before it is on disk. If `is_last` is False, the caller may
-        change the tensors at once.
+        """Start to write a checkpoint. The caller may change the tensors at once; if `is_last` is True, only
+        after `wait`.
 
         Args:
             tensors: tensors by name.

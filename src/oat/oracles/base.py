@@ -11,8 +11,8 @@ class Oracle:
     """An oracle, which answers questions. Answers may come late, in any order, or never.
 
     A subclass defines `answers`, `submit` and `collect`; every other member has a default. The ledger uses
-    `submit`, `collect`, `price` and `metrics` during the run, on the run's thread. The other members are read
-    at the start of a run and by `oat check`.
+    `submit`, `collect`, `price` and `metrics` during the run, on the run's thread. A run and `oat check` read
+    the other members before the first question. A run calls `close` at its end.
 
     A user's oracle need not be a subclass: `oat.oracles.users` reads the same members of any object.
     """
@@ -39,17 +39,16 @@ class Oracle:
     """If the oracle's service gives no answer for this many seconds, the oracle ends the run. None: the
     oracle has no service. `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """A text that names everything that answers depend on besides the question, such as the model. The ledger
-    does not use answers of another version again. None: the oracle states no version; the version of a user's
-    function or class is then the hash of its file (`oracles/make.py`)."""
+    """A text that identifies everything besides the question that answers depend on, such as the model. The
+    ledger does not use answers of another version again. None: the oracle states no version. The version of a
+    user's function or class is then the hash of its file (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
     """The facts that `version` depends on, as plain values. Keys are a file and a field; facts that are in no
     file have "options" in place of the file. A continued run compares them with the recorded facts
     (`build/fingerprints.py`):
 
     * If they are unchanged and not empty, the recorded version stays, even if `version` differs.
-    * If a file has changed since the oracle answered, the run ends with an error until the user accepts the
-      change.
+    * If a file has changed since the oracle answered, the run goes on only if the user accepts the change.
     """
 
     where_asked: str = "in this process"
@@ -107,8 +106,9 @@ class Oracle:
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the oracle's threads, processes and connections. A run calls this once, at its end. It does not
-        close an object that was given from Python: the code that made the object closes it."""
+        """End the oracle's threads, processes and connections. A run calls this once, at its end. If the
+        oracle was given from Python as an object, the run does not close it: the code that made the object
+        does."""
 
 
 class _HandedOn:

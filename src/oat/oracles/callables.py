@@ -37,10 +37,10 @@ class CallableOracle(Oracle):
     together. An async function is called once for all questions that are submitted together. All arguments
     are lists with one entry per candidate of these questions, in order:
 
-    * `prompts`, `completions`: strings if the prompt is text in the data. Otherwise a prompt is a list of
-      {"role", "content"}, and a completion is a list of one assistant message.
-    * columns: None if the record has no such field. A function with **kwargs gets all columns; any other
-      function gets those that its parameters name.
+    * `prompts`, `completions`: if the prompt is text in the data, both are strings. Otherwise a prompt is a
+      list of {"role", "content"}, and a completion is a list of one assistant message.
+    * columns: the value in the prompt's record, or None if the record has no such field. A function with
+      **kwargs gets all columns; any other function gets those that its parameters name.
     * `completion_ids`: the token ids of the response, the end of turn included.
 
     If the function returns None for a completion, the mark is "abstain".
@@ -117,8 +117,8 @@ class CallableOracle(Oracle):
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Wait at most `seconds` until an answer to one of these tickets is ready. Before, call the function
-        again for tickets whose call failed. Put the answers of ended calls into `_ready`."""
+        """Call the function again for tickets whose call failed. Then wait at most `seconds` until an answer
+        to one of these tickets is in `_ready`, where the answers of ended calls are put."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)

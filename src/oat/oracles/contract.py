@@ -88,7 +88,7 @@ def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
-    """Check an answer against its question, and return it with plain numbers.
+    """Check all fields of an answer to a question, and return it with plain numbers.
 
     Args:
         most: the most that the answer may cost.

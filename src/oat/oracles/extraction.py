@@ -18,7 +18,7 @@ def load_extractor(name: str) -> Extractor:
         name: one of our names, or a user's `path/to/file.py:function` or `package.module:function`.
 
     Returns:
-        The function. If a user's function fails, or its answer cannot be hashed, a call raises OracleError.
+        The function. A user's function raises OracleError if it fails, or if its answer cannot be hashed.
 
     Raises:
         ConfigError: the name is unknown, its code cannot be loaded, or it is no function.

@@ -116,7 +116,8 @@ class HttpClient:
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
         max_tries: number of failed tries (faults of the second kind above) after which a call ends with
             NoReplyError.
-        max_outage_s: seconds after which an outage ends, with OutageError, each call that has had a fault.
+        max_outage_s: largest number of seconds of an outage. If it lasts longer, each call that has had a
+            fault raises OutageError.
         concurrency: largest number of calls under way together; others wait.
         max_reply_bytes: largest number of bytes in a reply.
         rest_after: number of faults in a row after which a URL rests.

@@ -17,7 +17,7 @@ price of `tries` tries for each call. Each try counts with the most tokens that 
 * `template_tokens` for the endpoint's chat template;
 * `max_tokens` for the reply.
 
-The price of an answer comes from the usage that the replies report. If a failed try reports no usage, it
+The price of an answer comes from the usage that the replies report. If a try reports no usage, it
 counts with the most tokens that it can take, because the endpoint may charge for it.
 
 The key is read from the environment and sent in one header. It is in no file, message or metric. The judged
@@ -224,10 +224,10 @@ class Judge(Oracle):
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """Return True if all calls of a question have ended and can be judged.
+        """Return True if all calls of a question have ended, and it is clear whether an error ends the run.
 
-        A refusal before the endpoint's first answer may concern this question or all questions. It can be
-        judged when the endpoint has answered a call, or when no call is under way.
+        A refusal before the endpoint's first answer may concern this question or all questions. This becomes
+        clear when the endpoint answers a call, or when no call is under way.
         """
         if ticket not in self._open or self._open[ticket].left:
             return False

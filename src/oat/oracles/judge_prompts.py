@@ -65,7 +65,8 @@ the blank of Braille."""
 def comparison(
     question: Question, order: tuple[int, int], *, rubric: str, ties: bool, has_reference: bool
 ) -> tuple[str, str]:
-    """Return two texts for a comparison: the instructions; and the material, with the request for a verdict.
+    """Return two texts for a comparison: the instructions; and the conversation with both responses, followed
+    by the request for a verdict.
 
     Args:
         order: the indices of the candidates that are called "0" and "1".
@@ -84,8 +85,8 @@ def comparison(
 def scoring(
     question: Question, candidate: str, *, rubric: str, low: int, high: int, has_reference: bool
 ) -> tuple[str, str]:
-    """Return two texts for scoring a candidate: the instructions; and the material, with the request for a
-    score.
+    """Return two texts for scoring a candidate: the instructions; and the conversation with the response,
+    followed by the request for a score.
 
     Args:
         low, high: the lowest and the highest score.

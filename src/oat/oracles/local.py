@@ -18,7 +18,7 @@ TOO_LONG = (
 
 class LocalOracle(Oracle):
     """The base of an oracle that computes its answers within `collect`, for all questions that are collected
-    together. The call waits until they are computed.
+    together. `collect` returns when all of these answers are computed.
 
     A subclass defines `values`, which computes them.
 

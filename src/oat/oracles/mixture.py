@@ -92,7 +92,7 @@ class Mixture(Oracle):
         by: a column of the data. Its value chooses the sources that are asked about a row.
         recipe: for each value of that column, as text, a list of labels, or labels with weights; `default` is
             for any other value. Without a recipe, every source is asked about every row.
-        device: default of the option `device` of the sources. Without it, this is the device of
+        device: device of each source that has the option `device` and does not set it; by default that of
             `compute.profile`.
 
     Raises:
@@ -168,9 +168,11 @@ class Mixture(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the sources, and for each source the mean of its scores before normalisation. If
-        several sources report a metric of the same name, the first source's is used. The mean is over the
-        newest round or wave of training in which the source gave scores."""
+        """The metrics of all sources, and the mean score of each source (`oracle/source/LABEL`).
+
+        If several sources report a metric of the same name, the first source's value is used. A mean score is
+        not normalised. It is over the newest round or wave of training in which the source gave scores.
+        """
         return {
             name: value
             for source in [*self._sources.values()][::-1]
@@ -245,12 +247,12 @@ class Mixture(Oracle):
         ]
 
     def bind(self) -> None:
-        """Bind the sources."""
+        """Call `bind` of every source."""
         for source in self._sources.values():
             source.oracle.bind()
 
     def close(self) -> None:
-        """Close the sources."""
+        """Call `close` of every source."""
         for source in self._sources.values():
             source.oracle.close()
 

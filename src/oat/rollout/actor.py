@@ -155,8 +155,8 @@ class Actor:
             * For a slot, (G,): the sum of the raw log-probabilities of a sample's trained tokens, in nats.
               For "sampler" these are the recorded log-probabilities.
             * For "ensemble", (M, G): the reward of each sample by each member.
-            * If "ensemble" is needed, also "features", (G, D): the ensemble's input of D numbers for each
-              sample.
+            * If "ensemble" is needed, also "features", (G, D): the feature of each sample, of D numbers, from
+              which the ensemble computes the rewards.
         """
         scores: dict[str, list[np.ndarray]] = {}
         for name in needs:

@@ -43,7 +43,7 @@ class RemoteOracle(Oracle):
 
     * the server refuses a question with any other status;
     * the server gives no answer at all for `max_outage_s`;
-    * the server has refused a question, has answered none so far, and no question is under way.
+    * the server has refused a question with 400, 413 or 422, has answered none, and none is under way.
 
     If the same command continues the run, the unanswered questions are asked again.
 
@@ -158,7 +158,7 @@ class RemoteOracle(Oracle):
         self._client.close()
 
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
-        """Return the error of each question of `tickets` that has ended; None for a question with an answer.
+        """Return, for each question of `tickets` that has ended, its error, or None if it has an answer.
         Leave out refused questions that are still unclear (`_is_unclear`)."""
         return {
             ticket: self._calls[ticket].future.exception()

@@ -148,7 +148,7 @@ def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
     """Return the values in a reply; None for a value that the server does not give.
 
     Raises:
-        ValueError: the body is no reply, the reply has not `count` values of this kind, or a value is not
+        ValueError: the body is no reply, the number of values of this kind is not `count`, or a value is not
             finite or not a probability.
     """
     try:

@@ -36,8 +36,8 @@ def gsm8k(
 
     Args:
         completions: texts; for conversations, lists that hold one assistant message.
-        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, which ends in "####
-            72".
+        reference: a number ("1,234", "$72", "-3.50", 72), or an answer of the data set, with its number after
+            "####".
     """
     return _grade(completions, reference, last_number)
 

@@ -174,7 +174,7 @@ def normalise(answer: str) -> str:
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
     """Return the kind of a normalised matrix, and its rows; None if the text is not exactly one matrix. The
-    kind is p in round or square brackets or without brackets, B in braces, and v or V between lines."""
+    kinds are p (round or square brackets, or no brackets), B (braces), v and V (lines)."""
     found = _MATRIX.fullmatch(text)
     return (found[1], [row.split("&") for row in found[2].split(r"\\")]) if found else None
 
@@ -193,8 +193,7 @@ def unnamed(text: str) -> str:
 
 
 def is_relation(text: str) -> bool:
-    """Return True if a normalised answer states a relation: it is equal to, is less than, is in, and similar
-    ones."""
+    r"""Return True if a normalised answer states a relation, such as `x<2` or `x\in A`."""
     return _RELATED.search(text) is not None
 
 
@@ -262,7 +261,7 @@ def _arguments(text: str) -> str:
 
 def _without_end(text: str) -> str:
     """Return the text without full stops and row ends at its end. If the text has an environment, remove
-    commas and semicolons there too."""
+    commas and semicolons at its end too."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text

@@ -178,8 +178,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare(found: str, right: str) -> bool | None:
-    """Compare two answers as texts and as numbers, also element by element. Return True if they are equal,
-    False if they are unequal, and None if math-verify has to decide."""
+    """Compare two answers as texts and as numbers; compare lists and matrices element by element. Return True
+    if the answers are equal, False if they are unequal, and None if math-verify has to decide."""
     if max(len(found), len(right)) > MAX_CHARACTERS:
         return found == right
     one, other = normalise(found), normalise(right)
@@ -269,8 +269,9 @@ def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
-    """Compare two lists. Return True if their elements are equal; without an order, they may be equal in any
-    order. Return False for a set and an ordered list. Return None in all other cases: they are undecided."""
+    """Compare two lists. Return True if their elements are equal; if neither list is ordered, they are
+    compared in any order. Return False for a set and an ordered list. Return None in all other cases: they
+    are undecided."""
     if one is None or other is None:
         return None
     if one.fence != other.fence:
