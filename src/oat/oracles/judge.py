@@ -17,8 +17,8 @@ price of `tries` tries for each call. Each try counts with the most tokens that 
 * `template_tokens` for the endpoint's chat template;
 * `max_tokens` for the reply.
 
-The price of an answer comes from the usage that the replies report. If a try reports no usage, it
-counts with the most tokens that it can take, because the endpoint may charge for it.
+The price of an answer comes from the usage that the replies report. If a try reports no usage, it counts
+with the most tokens that it can take, because the endpoint may charge for it.
 
 The key is read from the environment and sent in one header. It is in no file, message or metric. The judged
 responses and all replies are not trusted. The endpoint's owner is trusted, and sees the texts.

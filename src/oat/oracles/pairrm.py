@@ -15,8 +15,8 @@ marker. Two linear layers, with a tanh between them, map this to one output per 
 difference between the two candidates' outputs, averaged over the tasks, is the log-odds that the first wins.
 
 Departures:
-1. Both orders are asked, and the answer is the mean of the two probabilities: compare(A, B) + compare(B, A) =
-   1.
+1. Both orders are asked, and the answer is the mean of the two probabilities. So the answers for (A, B) and
+   (B, A) add up to 1.
 2. A special token in a text is split by a blank, so a text cannot contain a marker.
 
 Not handled: conversations of several messages, because the format has one text; the older

@@ -168,7 +168,7 @@ class RemoteOracle(Oracle):
 
     def _is_unclear(self, ticket: str) -> bool:
         """Return True if a refusal may concern one question or all questions: the server has refused this
-        question, it has answered no question so far, and other questions are under way."""
+        question, no question has an answer so far, and other questions are under way."""
         future = self._calls[ticket].future
         is_refused = future.done() and _is_of_one(future.exception())
         return (
