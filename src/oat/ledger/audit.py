@@ -1,4 +1,4 @@
-"""Checks a ledger against itself: rows that contradict each other, hashes, and the values in its cache."""
+"""Checks that a ledger does not contradict itself: its rows, its hashes, and the values in its cache."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from oat.ledger.reader import Reader
 from oat.types import Mark
 
 UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, LookupError)
-"""The errors that damaged rows raise in code that reads them."""
+"""The errors that code raises when it reads damaged rows."""
 
 _SIZE = "CASE q.kind WHEN 'compare' THEN 1 ELSE json_array_length(q.candidates) END"
 """The number of values in the answer to a question `q`."""
@@ -22,7 +22,8 @@ _MARKS = ", ".join(repr(mark) for mark in get_args(Mark))
 
 
 def _each(column: str) -> str:
-    """Return SQL for the entries of a JSON list. Text that is not JSON has none; another check reports it."""
+    """Return SQL for the entries of a JSON list. If the text is not JSON, the SQL gives no entries, and
+    another check reports the text."""
     return f"json_each(CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END)"
 
 
@@ -93,11 +94,15 @@ _CONTRADICTIONS = {
             SELECT TOTAL(a.cost) FROM questions q JOIN answers a ON a.question = q.id
             WHERE q.purpose = n.purpose AND q.id >= w.first AND q.id < n.first)) > 1e-6 * (1 + n.cost)""",
 }
-"""Queries for rows that a sound ledger does not have, by the message for such a row."""
+"""The queries of the checks, by message. A query finds rows that a sound ledger does not have."""
 
 
 def contradictions(store: Reader) -> list[str]:
-    """Return a sentence for each fault that is found in a ledger; empty for a sound one."""
+    """Check a ledger.
+
+    Returns:
+        A sentence for each fault; empty if the ledger has none.
+    """
     checks: dict[str, Callable[[Reader], Iterator[str]]]
     checks = {
         "the file": _damage,
@@ -136,9 +141,12 @@ def _other_texts(store: Reader) -> Iterator[str]:
 
 
 def _made_up(store: Reader) -> Iterator[str]:
-    """Yield a sentence for each cached value that the step recorded with it did not take from the oracle, or
-    took less often. Whether the value belongs to the right response is not checked, since the cache key is a
-    hash of the response and other things."""
+    """Yield a sentence for each cached value that its step did not take from an oracle.
+
+    The cache records a step for each value. If a value is cached more often than this step took it, each
+    surplus entry is reported. The cache key is a hash, so this check cannot tell which response a value
+    belongs to.
+    """
     given: Counter[tuple[Any, ...]] = Counter()
     sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""

@@ -1,5 +1,5 @@
-"""Encodes the trajectories of a round as bytes, column by column. Encoding each array of each segment by
-itself would cost more than encoding all numbers together."""
+"""Encodes the trajectories of a round as bytes. All arrays of one kind are joined before they are encoded,
+which is faster than encoding them one by one."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,7 +19,7 @@ _COLUMNS = {
     "raw_logps": np.float32,
     "sampled_logps": np.float32,
 }
-"""The arrays of a segment, with one value per token; all except `ids` may be missing."""
+"""The arrays of a segment, with one value per token. All except `ids` may be missing."""
 
 
 def pack(groups: Sequence[Group]) -> bytes:
@@ -63,10 +63,10 @@ def pack(groups: Sequence[Group]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Group]:
-    """Decode the groups of a round from bytes that `pack` made, or `wire.encode` in older ledgers.
+    """Decode the groups of a round. The bytes come from `pack` or, in older ledgers, from `wire.encode`.
 
     Raises:
-        WireError: the bytes are neither.
+        WireError: the bytes come from neither function, or are damaged.
     """
     found = wire.decode(data)
     if isinstance(found, list):
@@ -104,11 +104,10 @@ def unpack(data: bytes) -> list[Group]:
 
 
 def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
-    """Add the arrays of a segment to their columns.
+    """Append each array of a segment to its column in `parts`.
 
     Returns:
-        The arrays that the segment has, as bits: bit i for column i, and the next bit after the last column
-        for kept sets.
+        A bit mask of the arrays that the segment has: bit i for column i, and the highest bit for kept sets.
     """
     bits = 0 if s.kept is None else 1 << len(_COLUMNS)
     for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):

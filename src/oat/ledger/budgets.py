@@ -1,12 +1,18 @@
-"""Checks the prices of questions against budgets: what questions cost, which of them are paid, what is left.
+"""Checks the prices of questions against budgets.
 
-A question is paid or refused when it is recorded. It is paid if three prices together fit the budget of its
-purpose: its own highest price, the price of all answers taken so far, and the highest price of every question
-that waits. A question that costs nothing is always paid. If a question is asked in a wave
-(`ledger/waves.py`), it is paid or refused later, when its wave is formed.
+When a question is recorded, it is paid or refused. It is paid if the sum of three prices fits the budget of
+its purpose:
 
-Whether training can buy anything more depends on what the steps before took and asked, not on answers that
-have come since. So a continued run ends at the same step as the unbroken one, and asks the same questions.
+* the question's own highest price,
+* the price of all answers that steps have taken,
+* the highest price of every question that no step has taken.
+
+A question that costs nothing is always paid. If questions are asked in waves (`ledger/waves.py`), each is
+paid or refused later, when its wave is formed.
+
+Before a step of training, the ledger also decides whether training can buy anything more. This depends only
+on what earlier steps took and asked. When the answers came does not matter, so a continued run ends at the
+same step as the unbroken one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +32,8 @@ class Spending:
     """Prices questions, and checks the prices against the budgets of their purposes.
 
     Args:
-        oracle: returns the oracle at an address.
-        intent: returns a waiting question by its id.
+        oracle: a function that returns the oracle at an address.
+        intent: a function that returns a waiting question by its id.
     """
 
     def __init__(
@@ -47,11 +53,12 @@ class Spending:
         self._warned = set[str]()
 
     def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
-        """Return the terms on which questions are recorded.
+        """Return the terms on which the ledger records these questions.
 
         Returns:
-            Two lists with an entry for each question: its quote, and True if the budget allows it. Questions
-            that are asked in waves are all allowed here, since `Waves.next` decides about them.
+            Two lists with an entry for each question: its quote, and True if the budget allows the question.
+            If the purpose is asked in waves, the second entry is always True, and `Waves.next` checks the
+            budget later.
         """
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
         quotes = []
@@ -71,7 +78,8 @@ class Spending:
         return quotes, paid
 
     def price(self, questions: Sequence[Question]) -> Price:
-        """Return the highest price of these questions if they were asked now; known values cost nothing."""
+        """Return the sum of the highest prices of these questions if they were asked now. Values that are
+        known or awaited cost nothing."""
         asking = dict(self._cache.asking)
         price = Price()
         for question in questions:
@@ -85,11 +93,12 @@ class Spending:
         return min(map(self._price_of, intents), key=in_order, default=None)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """True if training could buy nothing more at the time when the step before had taken its answers.
+        """Return True if training can buy nothing more before this step. The answer depends on what steps
+        before this one took and asked.
 
         Args:
             ahead: True if the questions would be asked ahead of this step. Then waiting questions count at
-                their highest price even if they are asked in waves, since they may take all that is left.
+                their highest price, even if they are asked in waves.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):
@@ -100,11 +109,11 @@ class Spending:
         return self.budgets.get("train", Budget()).used_up(spent) is not None
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """Return the spending at the time when the step before had taken its answers. Return an empty `Spent`
-        if that step has no record, or if this step has already asked or taken questions, since the run then
-        went on.
+        """Return the spending right after the previous step took its answers; answers that came later do not
+        count.
 
-        Answers that have come since change nothing here, so a continued run ends where the unbroken one does.
+        Return an empty `Spent` in two cases: the previous step has no record of a take, or this step has
+        already asked or taken questions.
         """
         if (
             not self.store.has_take(purpose, step - 1)
@@ -123,7 +132,12 @@ class Spending:
         )
 
     def say_unpaid(self, question: Question, price: Price, spent: Price) -> None:
-        """Warn of the first question of a purpose that is not paid; later ones are only counted."""
+        """Warn of an unpaid question. Only the first such question of a purpose gives a warning.
+
+        Args:
+            price: the question's highest price.
+            spent: the spending before the question.
+        """
         purpose = question.key.purpose
         if purpose not in self._warned:
             self._warned.add(purpose)
@@ -141,8 +155,11 @@ class Spending:
         return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
-        """Return the quote of a question; and, for each query that the question would ask itself, the
-        addresses of all values that would then be asked for under that query's cache key."""
+        """Return the quote of a question, and the queries that the question itself would send.
+
+        These queries are a dict by cache key. Its entries are the addresses of all values that would then be
+        asked for under the key, those of earlier questions included.
+        """
         if question.oracle == UNASKED:
             return Quote(), {}
         oracle = self._oracle(question.oracle)

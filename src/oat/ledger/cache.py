@@ -1,22 +1,18 @@
-"""The cache of answers: an oracle that has judged a text, or a pair of texts, is not paid for the same query
-again.
+"""The cache of answers. It stores what oracles said, so an equal query need not be paid again.
 
-A **cache key** names one query: the purpose, the oracle and its version, the prompt with everything that the
-oracle sees of it, and a candidate, or two in either order. The cache stores the query's value under this key:
-a score, or the probability that one of the two candidates wins. Only answers marked `ok` or `tie` are stored.
-Labels are not stored; the ledger makes one for each question.
+A **cache key** names one query: the purpose, the oracle and its version, everything that the oracle sees of
+the prompt, and the candidate. For a comparison the key has two candidates, in either order. The cache stores
+the query's value under this key: a score, or the probability that one of the two candidates wins. Only values
+marked `ok` or `tie` are stored. Labels are not stored; the ledger makes a label for each question. A purpose
+uses only its own answers, so training never uses an answer of an evaluation.
 
-The setting `oracle.repeats` is the number of answers that are bought for a query. Once they are there, their
-mean is the value of every later equal query. If `repeats` is 0, no answer is used again. If the answers of an
-oracle are not a function of the question, the oracle sets `cacheable = False`; its answers are not used again
-either.
+The setting `oracle.repeats` is the number of answers that are bought for a query. Once they are stored, their
+mean is the value of every later equal query. An answer is never used again if `repeats` is 0, or if its
+oracle has `cacheable = False` because its answers are not a function of the question.
 
-An answer is stored when a step takes it, not when it comes. If enough answers to a query are stored or
-already asked for, an equal question is not sent, but awaits those answers. So the values that are known or
-awaited when a round is recorded follow from recorded rounds and steps alone, and a continued run sends the
-same questions as the unbroken one. Each intent also records which of its values were known or awaited.
-
-Purposes share no answers: training never uses those of evaluations, nor the other way round.
+An answer is stored when a step takes it, which may be long after it comes. If enough answers to a query are
+stored or already asked for, an equal question is not sent, but awaits those answers. So recorded rounds and
+takes alone decide which queries are sent, and a continued run sends the same queries as the unbroken one.
 """
 
 import hashlib
@@ -27,23 +23,24 @@ from oat.ledger.store import Store
 from oat.types import Answer, Key, Question
 
 CacheKey = tuple[str, str, str]
-"""Purpose, oracle, and a hash of the rest; the columns `purpose`, `oracle` and `item` of the table
-`cache`."""
+"""Purpose, oracle, and a hash of the remaining parts of the key: the columns `purpose`, `oracle` and `item`
+of the table `cache`."""
 Asking = dict[CacheKey, tuple[ValueAddress, ...]]
-"""For each query, the addresses of the values that questions ask for, in the order they were asked."""
+"""For each query, the addresses of the values that questions ask for, in the order in which they were
+asked."""
 
 
 class Cache:
     """The known answers of one ledger, and the queries that are being asked.
 
     Args:
-        repeats: number of answers to a query that are bought before they are used again; 0: no answer is used
-            again.
+        repeats: number of answers that are bought for a query before they are used again; 0: no answer is
+            used again.
         versions: the oracles' versions, by address. Answers of another version are not used.
         oracles: the addresses of the oracles whose answers may be used again.
 
     Attributes:
-        asking: the queries of questions that no step has taken.
+        asking: the queries that were asked by questions that no step has taken yet.
     """
 
     def __init__(self, store: Store, repeats: int, versions: Mapping[str, str], oracles: Collection[str]):
@@ -60,8 +57,8 @@ class Cache:
             asking: the queries that other questions ask.
 
         Returns:
-            The states. And a dict with each query that the question asks itself: the addresses of all values
-            for which this query is then asked.
+            The states, and the queries that the question itself would send. These queries are a dict in the
+            form of `Asking`; its addresses include those in `asking`.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}
@@ -84,7 +81,7 @@ class Cache:
         """Add the queries of these questions to `asking` after a restart.
 
         Args:
-            intents: questions that no step has taken, the oldest first.
+            intents: questions that no step has taken, oldest first.
         """
         for intent in intents:
             if intent.question.oracle not in self.oracles:
@@ -96,7 +93,11 @@ class Cache:
                     self.asking[key] = (*self.asking.get(key, ()), address)
 
     def forget(self, taken: Collection[Key]) -> None:
-        """Remove the queries of these questions from `asking`."""
+        """Remove the queries of these questions from `asking`.
+
+        Args:
+            taken: the keys of the questions.
+        """
         left = {
             key: tuple(asker for asker in askers if asker.key not in taken)
             for key, askers in self.asking.items()
@@ -104,8 +105,8 @@ class Cache:
         self.asking = {key: askers for key, askers in left.items() if askers}
 
     def keep(self, intent: Intent, answer: Answer, step: int) -> None:
-        """Store the values that a question asked for itself and that are marked `ok` or `tie`, with the step
-        that took them. The caller holds the transaction."""
+        """Store values of an answer that a step takes: those that the question asked for itself, if they are
+        marked `ok` or `tie`. The caller holds the transaction."""
         if intent.question.oracle not in self.oracles:
             return
         fresh = intent.cached or (None,) * intent.question.size
@@ -117,8 +118,8 @@ class Cache:
                 self.store.add_cached(*key, number, known.turned(is_turned), step)
 
     def _keys(self, question: Question) -> list[tuple[CacheKey, bool]]:
-        """Return, for each value, its cache key and True if the question has the key's two texts in the other
-        order."""
+        """Return a pair for each value: its cache key, and True if the question has the key's two texts in
+        reverse order."""
         about = [*filter(None, [self.versions.get(question.oracle)]), text_name(prompt_text(question))]
         names = [text_name(text) for text in question.candidates]
         place = question.key.purpose, question.oracle

@@ -1,4 +1,5 @@
-"""The file of a ledger: opening it, bringing it to this schema version, and writing it in transactions."""
+"""The file of a ledger: opens it, migrates it to the current schema version, and writes it in
+transactions."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -16,14 +17,14 @@ class Connection:
     """The open file of one ledger.
 
     Attributes:
-        is_read_only: True: the file is not changed. If its schema version is older, it is copied to memory
-            and migrated there.
-        lock: a thread holds it during its transactions, and during other work in which no other thread may
-            write.
+        is_read_only: True if the file is not changed. Then a file of an older schema version is copied to
+            memory, and the copy is migrated.
+        lock: a thread holds it during its transactions, and during other work that no other thread may
+            interrupt with a write.
 
     Raises:
-        LedgerError: the file cannot be opened, is not a ledger, has a schema version that cannot be read, or
-            is on a network file system.
+        LedgerError: the file cannot be opened, is not a ledger, has an unknown schema version, or is on a
+            network file system.
     """
 
     is_read_only: ClassVar[bool] = True
@@ -78,7 +79,7 @@ class Connection:
                 self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
 
     def _version(self) -> int | None:
-        """Return the version of the file's schema; 0 if the file does not say it; None if it has no
+        """Return the version of the file's schema; 0 if the file does not say it; None if the file has no
         tables."""
         if not self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
             return None
@@ -88,11 +89,11 @@ class Connection:
         return int(row[0]) if row and row[0].isdigit() else 0
 
     def __enter__(self) -> Self:
-        """Begin a transaction. An error before its end undoes all of it.
+        """Begin a transaction. If an error is raised before the transaction ends, all its changes are undone.
 
         Raises:
-            LedgerError: the file cannot be written, now or before the end of the transaction, is no longer
-                the one that was opened, or another process writes to it too.
+            LedgerError: the file cannot be written, was replaced or deleted since it was opened, or is being
+                written by another process. The end of the transaction raises the same error.
         """
         self.standing.refuse_lost(LedgerError)
         try:
@@ -121,10 +122,10 @@ class Connection:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turn errors of code that reads damaged rows into a LedgerError.
+        """Raise a LedgerError in place of the errors that damaged rows raise.
 
         Raises:
-            LedgerError: a row is not what was written.
+            LedgerError: a row is damaged.
         """
         try:
             yield
@@ -139,7 +140,7 @@ class Connection:
         return LedgerError(f"{self.path}: {what} is not what was written there; {hint}")
 
     def _each(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query with `IN ({})`, for any number of values."""
+        """Yield the rows of a query that contains `IN ({})`, for any number of values."""
         for start in range(0, len(values), 500):
             some = values[start : start + 500]
             yield from self.db.execute(sql.format(", ".join("?" * len(some))), some).fetchall()

@@ -6,7 +6,8 @@ When a question is recorded, each value of its answer is in one of three states:
 * `Awaited`: equal questions that are being asked will bring the value.
 * None: an oracle is asked for the value.
 
-This module says which part of a question is sent, and puts the parts of its answer together.
+This module says which part of a question is sent. It also puts the complete answer together from values of
+all three states.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from oat.types import Answer, Key, Mark, Price, Question
 
 AWAITED: Final = "awaited"
-"""The mark of a value that equal questions have yet to bring, in an answer whose other values are there."""
+"""The mark of a value that equal questions have yet to bring, in an answer that is recorded with its other
+values."""
 
 
 class Known(NamedTuple):
@@ -34,18 +36,18 @@ class Known(NamedTuple):
     scores: tuple[float | None, ...] = ()
 
     def turned(self, is_turned: bool = True) -> "Known":
-        """Return the value for the two texts in the other order, or the same value if `is_turned` is
-        False."""
+        """Return the value for the two texts in reverse order. If `is_turned` is False, return the value
+        unchanged."""
         return Known(1.0 - self.value, self.mark, self.scores[::-1]) if is_turned else self
 
 
 class ValueAddress(NamedTuple):
-    """The address of one value of an answer.
+    """The address of one value in the answer to another question of the same purpose.
 
     Attributes:
-        key: the question, which has the same purpose.
-        place: the index of the value in the answer.
-        is_turned: True if that question has the two texts in the other order.
+        key: the other question's key.
+        place: the index of the value in the other question's answer.
+        is_turned: True if the other question has the two texts in reverse order.
     """
 
     key: Key
@@ -58,8 +60,9 @@ class Awaited:
     """A value that equal questions will bring. These questions are being asked.
 
     Attributes:
-        brought_by: the addresses of the awaited values. The mean of these and of `known` is the value.
-        known: answers that are there already; empty unless `oracle.repeats` is above 1.
+        brought_by: the addresses of the awaited values. The mean of these values and of `known` becomes the
+            value.
+        known: the answers that are stored already; empty unless `oracle.repeats` is above 1.
     """
 
     brought_by: tuple[ValueAddress, ...]
@@ -67,7 +70,8 @@ class Awaited:
 
 
 Value = Known | Awaited | None
-"""The state of a value when its question is recorded; None: it is unknown, so an oracle is asked for it."""
+"""The state of a value when its question is recorded. None: the value is unknown, so an oracle is asked for
+it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Intent:
     Attributes:
         id: the number of its row in the ledger.
         member: the index of its group among the round's groups.
-        ticket: the ticket of a durable oracle, if the ledger had one when this intent was read; else None.
+        ticket: the ticket that a durable oracle gave; None if the ledger had none when it read this intent.
         sent: the time at which that ticket was given, in seconds since 1970; None if the ledger does not have
             it.
         cached: as in `Quote`.
@@ -105,7 +109,7 @@ class Intent:
 
     @property
     def is_sent(self) -> bool:
-        """True if an oracle is asked for any of its values."""
+        """True if an oracle is asked for at least one of the question's values."""
         return not self.cached or None in self.cached
 
     @property
@@ -115,7 +119,7 @@ class Intent:
 
     @property
     def others(self) -> set[Key]:
-        """The other questions that bring some of its values."""
+        """The keys of the other questions that bring some of this question's values."""
         keys = {
             address.key for value in self.cached if isinstance(value, Awaited) for address in value.brought_by
         }
@@ -123,8 +127,8 @@ class Intent:
 
 
 def rest(question: Question, cached: Sequence[Value]) -> Question:
-    """Return the part of a question that is sent. Of a question for scores these are the candidates whose
-    values are neither known nor awaited. A comparison is sent as it is.
+    """Return the part of a question that is sent. A comparison is sent complete. Of a question for scores,
+    only the candidates are sent whose values are neither known nor awaited.
 
     Args:
         cached: as in `Quote`.
@@ -147,12 +151,13 @@ def whole(
     *,
     missing: Mark | Literal["awaited"] = AWAITED,
 ) -> Answer:
-    """Return the answer to a complete question, put together from its parts.
+    """Put the answer to a complete question together from its parts.
 
     Args:
-        answer: the answer to the part that was sent, or the result of an earlier call, which awaits values.
-        brought: the values of the other questions, by key, as far as these are answered.
-        missing: the mark for a value that is not there yet.
+        answer: the answer to the part that was sent, or the result of an earlier call that still awaits
+            values.
+        brought: the values of those other questions that have an answer, by key.
+        missing: the mark for a value that has not come yet.
     """
     if not any(intent.cached):
         return answer
@@ -176,14 +181,15 @@ def whole(
 
 
 def values_of(answer: Answer) -> list[Known]:
-    """The values of an answer, in its order."""
+    """Return the values of an answer, in its order."""
     return [
         Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)
     ]
 
 
 def mean(answers: Sequence[Known]) -> Known:
-    """Return the mean of several answers about the same item; it is a tie only if all of them are ties."""
+    """Return the mean of several answers about one item. Its mark is `tie` if all of them are ties, else
+    `ok`."""
     mark: Mark = "tie" if all(answer.mark == "tie" for answer in answers) else "ok"
     made_of = [tuple(score for score in answer.scores if score is not None) for answer in answers]
     scores = tuple(_mean(each) for each in zip(*made_of, strict=True)) if all(made_of) else ()
@@ -191,18 +197,18 @@ def mean(answers: Sequence[Known]) -> Known:
 
 
 def cached_text(cached: Sequence[Value]) -> str:
-    """Return the states of a question's values as JSON, for the ledger's tables."""
+    """Return the states of a question's values as JSON text for the ledger's tables."""
     return json.dumps([_plain(value) for value in cached]) if cached else "[]"
 
 
 def cached_values(text: str, purpose: str) -> tuple[Value, ...]:
-    """Return the states that `cached_text` wrote for a question of this purpose."""
+    """Return the states from a text that `cached_text` wrote for a question of this purpose."""
     return tuple(_lifted(value, purpose) for value in json.loads(text)) if text != "[]" else ()
 
 
 def prompt_text(question: Question) -> str:
-    """Return a question's messages, reference and columns, and whether it is a chat, as JSON in canonical
-    form."""
+    """Return a question's prompt as JSON in canonical form: messages, reference, columns, and whether it is a
+    chat."""
     messages = [message.parts for message in question.messages]
     content: dict[str, Any] = {
         "messages": messages,
@@ -214,13 +220,16 @@ def prompt_text(question: Question) -> str:
 
 
 def text_name(text: str) -> str:
-    """The name under which a text is stored: the first half of its SHA-256."""
+    """Return the name under which a text is stored: the first half of its SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _brought(awaited: Awaited, found: Mapping[Key, Sequence[Known | None]]) -> Known | None:
-    """Return the mean of the known values and of those that other questions have brought; None if one is
-    missing. If none of them is marked `ok` or `tie`, return the first of them."""
+    """Return the mean of the known values and of the values that other questions have brought.
+
+    Return None if one of the awaited values has not come. If no value is marked `ok` or `tie`, return the
+    first value.
+    """
     values = list(awaited.known)
     for key, place, is_turned in awaited.brought_by:
         value = found[key][place] if key in found else None

@@ -1,29 +1,30 @@
-"""The ledger: what was asked, what came back, and which step learned from it.
+"""The ledger records what was asked, what came back, and which step learned from it.
 
-The ledger records everything before it has an effect:
+Everything is recorded before it has an effect:
 
 * A round of questions, with its trajectories, is on disk before any of it is sent. A recorded question is an
   **intent**.
-* A batch of answers is one transaction, and the first answer of a question wins (`ledger/settling.py`).
-* The answers that a step learns from, and their order, are on disk before the step trains. A step that has
-  such a record gets the same answers again, without waiting.
+* Answers that come together are recorded in one transaction. The first answer of a question wins
+  (`ledger/settling.py`).
+* The answers that a step learns from, and their order, are on disk before the step trains. If a step has such
+  a record, it gets the recorded answers without waiting.
 
 So a run that is killed and continued learns from the same answers in the same order. If an intent had no
-answer at the kill, its oracle may have kept it; then the ledger fetches the answer from there. Otherwise the
-ledger submits the intent again, when a step that has no record yet takes its feedback
+answer at the kill, its oracle may have kept the question. Then the ledger fetches the answer from the oracle.
+Otherwise the ledger submits the intent again when the next step without a record takes its feedback
 (`ledger/outstanding.py`).
 
 Two rules limit what is sent:
 
-* A value is not asked for if earlier answers give it, or if equal questions are already asking for it. The
-  setting `oracle.repeats` says how many answers a query needs for this; with 0, or for an oracle with
-  `cacheable = False`, the rule does not apply (`ledger/cache.py`).
+* A value is not asked for if earlier answers give it, or if equal questions are already asking for it
+  (`ledger/cache.py`). This rule does not apply if `oracle.repeats` is 0, nor to an oracle with
+  `cacheable = False`.
 * A question is not asked if the budget does not allow it. The ledger decides this when it records the intent
-  (`ledger/budgets.py`). But if tokens or money limit training, the questions of a round are asked in waves,
-  and the ledger decides this for a question when it forms the question's wave (`ledger/waves.py`).
+  (`ledger/budgets.py`). If tokens or money limit training, the ledger decides it later, when it forms the
+  wave of the question (`ledger/waves.py`).
 
-The ledger is safe against a kill at any moment, and many threads may ask at once. It does not support two
-processes that write the same file.
+A kill at any moment leaves the ledger sound, and many threads may ask at once. Only one process may write the
+file.
 """
 
 import math
@@ -51,28 +52,28 @@ from oat.types import UNASKED, Answer, Feedback, Group, Item, Price, Question, S
 from oat.types.budget import Budget
 
 _Found = tuple[Intent, Answer, int | None]
-"""A question, its answer, and its label: the place of the candidate that won, or None."""
+"""A question, its answer, and its label: the index of the candidate that won, or None."""
 
 
 class Ledger:
-    """Asks questions, remembers the answers, and hands them out to steps.
+    """Asks questions, records the answers, and gives them to steps.
 
     Args:
         oracles: the oracles, by address.
         labels: as in `Settling`.
         deadline_s: seconds after its submission at which a question without an answer counts as failed.
-        max_wait_s: seconds that a step of training waits for answers; then it goes on with those that it has.
-            None: it waits until each of its questions is answered or has failed.
-        max_age: the largest number of steps between the step that asked a question and a step that learns
-            from its answer; None: no limit.
+        max_wait_s: the longest time that a step of training waits for answers, in seconds; then it learns
+            from those that have come. None: it waits until each of its questions is answered or has failed.
+        max_age: the largest number of steps from the step that asked a question to a step that learns from
+            its answer; None: no limit.
         budgets: the budgets, by purpose.
-        repeats: number of answers to a query that are bought before they are used again; 0: no answer is used
-            again.
-        keep_groups: keep trajectories that no step will read again.
-        known_versions: by address, versions that replace those which the oracles themselves state.
-        check_interrupt: called each time an oracle has been asked for answers, before these are recorded; it
-            may raise.
-        release: called when the ledger is closed, after which no oracle is asked.
+        repeats: number of answers that are bought for a query before they are used again; 0: no answer is
+            used again.
+        keep_groups: True: keep also the trajectories that no step will read again.
+        known_versions: by address, versions that replace those that the oracles themselves state.
+        check_interrupt: a function that may raise. The ledger calls it each time an oracle has been asked for
+            answers, before these are recorded.
+        release: a function that is called when the ledger is closed. No oracle is asked after that.
     """
 
     def __init__(
@@ -116,27 +117,27 @@ class Ledger:
 
     @property
     def reasked(self) -> int:
-        """The number of times that a question was submitted again because a kill came before its answer."""
+        """The number of submissions that repeat an earlier one, because a kill came before the answer."""
         return self.outstanding.reasked
 
     @property
     def reported(self) -> dict[str, float]:
-        """The metrics that the oracles report of themselves. If several oracles report the same name, the
-        value of the first one counts, which is the oracle that training asks."""
+        """The metrics that the oracles report about themselves. If several oracles report the same name, the
+        value of the first of them in `oracles` counts."""
         return {
             name: value for oracle in [*self.oracles.values()][::-1] for name, value in oracle.metrics.items()
         }
 
     def asked(self, step: int, round: int, purpose: str = "train") -> int:
-        """The number of questions in recorded rounds before (step, round). Later rounds are not counted."""
+        """Return the number of questions in recorded rounds before (step, round)."""
         return self.store.asked(purpose, step, round)
 
     def recalls(self, step: int, round: int, purpose: str = "train") -> bool:
-        """True if this round is on disk, so it need not be sampled or asked again."""
+        """Return True if this round is on disk. Then it need not be sampled or asked again."""
         return self.store.has_round(purpose, step, round)
 
     def has_taken(self, step: int, purpose: str = "train") -> bool:
-        """True if the feedback of this step is recorded."""
+        """Return True if the ledger has a record of the step's feedback."""
         return self.store.has_take(purpose, step)
 
     def ask(
@@ -147,14 +148,16 @@ class Ledger:
         questions: Sequence[Question],
         purpose: str = "train",
     ) -> None:
-        """Record a round of questions with its trajectories, then submit questions. A question is submitted
-        if the budget allows it and earlier answers or other questions do not give all its values. If the
-        purpose is asked in waves, only the questions of the next wave are submitted, and only if the previous
-        wave is settled.
+        """Record a round of questions with its trajectories, then submit questions.
+
+        A question is submitted if the budget allows it and at least one of its values is neither known nor
+        awaited. If the purpose is asked in waves, the call submits only the questions of the next wave. It
+        submits none if the previous wave is not settled.
 
         Args:
             groups: one for each prompt.
-            questions: each is about one group, whose prompt has the `occurrence` of the question's key.
+            questions: each is about one group. The prompt of this group has the `occurrence` of the
+                question's key.
 
         Raises:
             OracleError: an oracle raises, or breaks its protocol.
@@ -181,16 +184,16 @@ class Ledger:
     def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
         """Return the feedback of a step. If the step has a record, the feedback is read from it.
 
-        Otherwise the call decides what the step takes, and records it. The step takes the next `count`
-        answered questions in the order they were asked, or all if there are fewer. Questions of rounds after
-        `step` are left for later steps. Unpaid questions count as answered. If `max_age` is set, a step of
-        training does not learn from rounds that are more than `max_age` steps old: their answered questions
-        are recorded as too late.
+        Otherwise the call waits for answers, then decides what the step takes, and records the take:
 
-        The call first waits until the next `count` questions, and all questions that are too old, are
-        answered or have failed at their deadline. So the feedback does not depend on when answers come. If
-        `max_wait_s` is set, a step of training waits less: until `count` paid questions that are not too old
-        are answered, or until `max_wait_s` is over.
+        * The step takes the next `count` answered questions of rounds up to `step`, in the order in which
+          they were asked. If fewer are answered, it takes all of them. Unpaid questions count as answered.
+        * If `max_age` is set, a step of training does not learn from rounds more than `max_age` steps old.
+          Their answered questions are recorded as expired.
+        * The call waits until the next `count` questions, and all older than `max_age`, are answered or have
+          failed. So the feedback does not depend on when answers come.
+        * If `max_wait_s` is set, a step of training waits less: at most `max_wait_s`, and only until `count`
+          paid questions that are not too old are answered.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract.
@@ -215,21 +218,21 @@ class Ledger:
         return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """Return the number of recorded changes after which the first `row` training steps, or the row's
-        evaluation, took answers. Oracles that change together count as one change.
+        """Return how often the versions of oracles had changed before the answers of a row of metrics were
+        taken. Oracles that change together count as one change.
 
         Args:
-            row: the row's number, which is the number of steps before it.
-            is_evaluated: True if the row contains an evaluation, whose answers then count too.
+            row: the row's number, which is the number of training steps before it.
+            is_evaluated: True if the row contains an evaluation. Then a change before its answers counts too.
         """
         return changes(self.store, row, is_evaluated=is_evaluated)
 
     def num_taken(self, step: int) -> int:
-        """The number of questions that a step of training learned from, by its record."""
+        """Return the number of questions in the record of a training step's feedback."""
         return self.store.num_taken("train", step)
 
     def taken(self, step: int) -> tuple[Item, ...]:
-        """The items that a step of training learned from, by its record.
+        """Return the items that a step of training learned from, as the ledger records them.
 
         Raises:
             LedgerError: their trajectories were dropped, or are damaged.
@@ -239,9 +242,12 @@ class Ledger:
         return items
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step that failed, such as an evaluation whose oracle raised. The record of the step has no
-        answers. Questions of this purpose without an answer count as failed, and their answers are not
-        fetched any more. Answers that had come are kept for later equal questions."""
+        """Close a step that failed, such as an evaluation whose oracle raised.
+
+        The step is recorded with no answers to learn from. Unanswered questions of this purpose are recorded
+        as failed, and their answers are not fetched. Answers that came before go into the cache, for later
+        equal questions.
+        """
         with self._collecting, self.store.lock:
             with self.store:
                 close_unanswered(self.store, purpose)
@@ -254,37 +260,40 @@ class Ledger:
         self._forget()
 
     def price(self, questions: Sequence[Question]) -> Price:
-        """The highest price of questions if they were asked now; known values cost nothing."""
+        """Return the sum of the highest prices of questions if they were asked now. Values that are known or
+        awaited cost nothing."""
         with self.store.lock:
             return self.spending.price(questions)
 
     def refuse(self, step: int, purpose: str, price: Price) -> None:
-        """Record that a step asks nothing, since the budget does not allow this price."""
+        """Record that a step asks nothing because the budget does not allow this price."""
         with self.store.lock, self.store:
             self.store.add_take(purpose, step, [], refused=price)
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Return the price that the budget did not allow, from the newest record of a purpose up to this
-        step; None if there is no record, or its step could pay everything."""
+        """Return the price that the budget did not allow, from a purpose's newest record up to this step.
+        Return None if there is no record, or if its step could pay for everything."""
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """As `Spending.is_spent`."""
+        """Return True if training can buy nothing more before this step; see `Spending.is_spent`."""
         return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
-        """The price of the answers that steps have taken, plus the highest price of every question that no
-        step has taken."""
+        """Return the price of the answers that steps have taken, plus the highest price of every question
+        that no step has taken."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """As `Spending.spent_before`."""
+        """Return the spending right after the previous step took its answers; see `Spending.spent_before`."""
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories that only steps before `step - 1` read, since none of these steps will be
-        replayed. The trajectories of `step - 1` stay, since row `step` of the metrics may still need them.
-        With `keep_groups` all trajectories stay."""
+        """Drop the trajectories that only steps before `step - 1` read; these steps are never replayed.
+
+        The trajectories of `step - 1` stay, because row `step` of the metrics may need them. If `keep_groups`
+        is True, all trajectories stay.
+        """
         if not self.keep_groups:
             with self.store.lock, self.store:
                 self.store.drop_groups(step - 1)
@@ -294,16 +303,19 @@ class Ledger:
         self.release()
 
     def _recover(self, changed: Collection[str]) -> None:
-        """Restore what was open before a restart: held waves, questions without an answer, answers that await
-        values, and the queries that are being asked.
+        """Restore the state before a restart: held waves, unanswered questions, answers that await values,
+        and the queries that are being asked.
+
+        If an oracle has changed, its earlier answers give no values to questions that it has yet to answer.
+        So such a question is submitted complete, with two exceptions:
+
+        * If the oracle kept the question, the question is not submitted again.
+        * If the purpose has a budget, the question is submitted without its known values, because no price is
+          reserved for them.
 
         Args:
-            changed: oracles whose version has changed since they answered. An unanswered question to such an
-                oracle is submitted complete, including values that earlier answers gave. There are two
-                exceptions. A question that its oracle kept is not submitted again. A question whose purpose
-                has a budget is submitted without its known values, since the budget has reserved no price for
-                them. New questions do not await values from questions that were put to such an oracle before
-                the restart.
+            changed: oracles whose version has changed since they answered. New questions await no values from
+                questions that these oracles got before the restart.
         """
         with self.store:
             self.waves.begin()
@@ -336,20 +348,19 @@ class Ledger:
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Put the answers that a step took into the cache. Remove the step's questions, and the expired ones,
-        from those that are being asked. The caller holds the transaction."""
+        """Store the answers that a step took in the cache, and end the queries of its questions and of the
+        expired ones. The caller holds the transaction."""
         for intent, answer, _ in found:
             self.cache.keep(intent, answer, step)
         intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]
         self.cache.forget({intent.question.key for intent in intents})
 
     def _settle(self, purpose: str, step: int, count: int, oldest: int, seconds: float) -> None:
-        """Record all answers that have come, also those to questions that the step does not need, and wait
-        for those that it lacks.
+        """Record all answers that have come, and wait until a step has those that it needs.
 
         Args:
             oldest: the first step whose questions are not too old.
-            seconds: the longest wait.
+            seconds: the longest wait, in seconds.
         """
         self.outstanding.ask_again(purpose)
         until = time.monotonic() + seconds
@@ -375,8 +386,11 @@ class Ledger:
                 self.outstanding.submit(wave)
 
     def _next_wave(self, purpose: str) -> list[Intent]:
-        """Record waves until one has questions to send, and return these questions; empty if no more waves
-        can be formed. The caller holds the transaction."""
+        """Record waves until one has questions to send. The caller holds the transaction.
+
+        Returns:
+            The questions to send; empty if no wave with such questions can be formed.
+        """
         sent: list[Intent] = []
         while not sent and (wave := self.waves.next(purpose)):
             self.settling.complete([intent for intent in wave if intent.others])
@@ -387,20 +401,22 @@ class Ledger:
         return sent
 
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
-        """True if a step need not wait any longer: each of its questions, and each older one, is answered;
-        or, with `max_wait_s`, as many paid questions are answered as the step needs."""
+        """Return True if a step need not wait any longer.
+
+        Without `max_wait_s`, each question of the step and each older one must be answered. With it, `count`
+        answered and paid questions suffice.
+        """
         if self.max_wait_s == math.inf:
             return not self.store.lacks(purpose, step, count, oldest)
         return self.store.num_takeable(purpose, step, oldest) >= count
 
     def _forget(self) -> None:
-        """Drop from memory the trajectories of rounds of which no oracle has a question."""
+        """Drop the trajectories of a round from memory if no oracle has a question of this round."""
         self.rounds.forget(self.outstanding.rounds_pending())
 
 
 def _known(intent: Intent, is_paid: bool) -> Answer | None:
-    """Return the answer of a question if no oracle has to be asked for it; None if an oracle is asked, for
-    this question or for an equal one."""
+    """Return the answer to a question if the ledger can give it without an oracle; else None."""
     question = intent.question
     if question.oracle == UNASKED:
         return nothing(question, "tie", UNASKED)

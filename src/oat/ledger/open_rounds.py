@@ -1,5 +1,4 @@
-"""The rounds that a ledger still works with, held in memory: their trajectories, and their waiting
-questions."""
+"""The rounds that a ledger still works with, in memory: their trajectories and their waiting questions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -13,11 +12,11 @@ Place = tuple[str, int, int]
 
 
 class OpenRounds:
-    """Keeps waiting questions and the trajectories of their rounds in memory. What is not there is read from
-    the store.
+    """Keeps waiting questions and the trajectories of their rounds in memory, and reads missing ones from the
+    store.
 
     Attributes:
-        groups: the trajectories of each round that is in memory.
+        groups: the groups of each round that is in memory.
         intents: questions that no step has taken, by id.
     """
 
@@ -27,7 +26,7 @@ class OpenRounds:
         self.intents: dict[int, Intent] = {}
 
     def add(self, place: Place, groups: Sequence[Group], intents: Sequence[Intent]) -> None:
-        """Keep a round that was just recorded."""
+        """Add a round that was just recorded."""
         self.groups[place] = list(groups)
         self.intents.update({intent.id: intent for intent in intents})
 
@@ -38,11 +37,12 @@ class OpenRounds:
         return self.intents[id]
 
     def close(self, id: int) -> Intent:
-        """Return a question that waits no longer, and drop it from memory."""
+        """Return a question that a step takes, and drop the question from memory."""
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:
-        """Return the same question with its token ids, which are stored with the trajectories only."""
+        """Return a question with its token ids. The store has these ids only in the trajectories of the
+        round."""
         if intent.question.ids:
             return intent
         samples = self.group(intent).trajectories
@@ -61,7 +61,7 @@ class OpenRounds:
         return self.groups[place][intent.member]
 
     def item(self, intent: Intent, answer: Answer, label: int | None) -> Item:
-        """The item that a step learns from an answered question."""
+        """Return the item that a step learns from an answered question."""
         return Item(self.group(intent), intent.question, answer, label)
 
     def forget(self, needed: Collection[Place]) -> None:

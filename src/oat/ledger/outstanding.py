@@ -1,5 +1,5 @@
-"""Sends questions to oracles, fetches their answers, fails questions at their deadline, and resumes them
-after a restart."""
+"""Sends questions to oracles, fetches their answers, records questions past their deadline as failed, and
+resumes waiting questions after a restart."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ Ticket = tuple[str, str]
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """A question that an oracle has.
+    """A question that was sent to an oracle and has no answer yet.
 
     Attributes:
         question: the part of the question that was sent.
-        since: when it was sent, on the monotonic clock.
-        most: the highest price that its answer may have; without limits if its purpose has no budget.
+        since: the time at which it was sent, in seconds on the monotonic clock.
+        most: the highest price that its answer may have; no limits if the purpose has no budget.
     """
 
     intent: Intent
@@ -43,13 +43,13 @@ class Outstanding:
     Args:
         budgets: the budgets, by purpose.
         deadline_s: seconds after its submission at which a question without an answer counts as failed.
-        check_interrupt: called each time an oracle has been asked for answers, before these are recorded; it
-            may raise.
+        check_interrupt: a function that may raise. It is called each time an oracle has been asked for
+            answers, before these are recorded.
 
     Attributes:
-        pending: the questions that oracles have.
+        pending: the questions that were sent to oracles and have no answer yet.
         lost: questions from before a restart that have no answer and that their oracles did not keep.
-        reasked: number of times that a question was submitted once more after a restart.
+        reasked: number of submissions that repeat an earlier one after a restart.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Outstanding:
         self.reasked = store.asked_again()
 
     def oracle(self, name: str) -> Oracle:
-        """The oracle at an address.
+        """Return the oracle at an address.
 
         Raises:
-            OracleError: the run has no oracle of that name.
+            OracleError: the run has no oracle at this address.
         """
         if name not in self.oracles:
             raise OracleError(
@@ -87,11 +87,11 @@ class Outstanding:
         return self.oracles[name]
 
     def submit(self, intents: Sequence[Intent]) -> None:
-        """Send questions to their oracles, in one call for each oracle. Only the unknown part of a question
-        is sent.
+        """Send questions to their oracles, in one call for each oracle. Of each question only the unknown
+        part is sent.
 
         Raises:
-            OracleError: an oracle raises, or returns no tickets that can be used.
+            OracleError: an oracle raises, or returns tickets that break the contract.
         """
         for name in sorted({intent.question.oracle for intent in intents}):
             oracle = self.oracle(name)
@@ -113,14 +113,18 @@ class Outstanding:
             )
 
     def is_kept(self, intent: Intent) -> bool:
-        """True if a question that was recorded before a restart has a ticket of a durable oracle."""
+        """Return True if the question has a recorded ticket and its oracle is durable. Such an oracle keeps
+        questions across restarts."""
         oracle = self.oracles.get(intent.question.oracle)
         return oracle is not None and oracle.durable and intent.ticket is not None
 
     def resume(self, intent: Intent) -> None:
-        """Resume an unanswered question after a restart. If its oracle kept it, its ticket is collected
-        again, with the deadline that it had. Otherwise it is `lost` until `ask_again` submits it; a question
-        of which nothing has to be sent is left alone."""
+        """Resume an unanswered question after a restart.
+
+        If the oracle kept the question, its answer is fetched by the old ticket, with the old deadline.
+        Otherwise the question is `lost` until `ask_again` submits it. If no part of the question has to be
+        sent, nothing is done.
+        """
         if self.is_kept(intent):
             age = max(0.0, time.time() - intent.sent) if intent.sent is not None else 0.0
             ticket = (intent.question.oracle, str(intent.ticket))
@@ -130,7 +134,7 @@ class Outstanding:
 
     def ask_again(self, purpose: str) -> None:
         """Submit the lost questions of a purpose. The ledger calls this only for a step without a record, so
-        a finished run, or a replay of one, asks nothing."""
+        a finished run and a replay ask nothing."""
         with self.store.lock:
             lost = [intent for intent in self.lost if intent.question.key.purpose == purpose]
             if not lost:
@@ -142,32 +146,33 @@ class Outstanding:
             self.submit(lost)
 
     def of(self, purpose: str) -> dict[Ticket, Pending]:
-        """The questions of a purpose that oracles have, by ticket."""
+        """Return the pending questions of a purpose, by ticket."""
         return {key: p for key, p in list(self.pending.items()) if p.question.key.purpose == purpose}
 
     def rounds_pending(self) -> set[Place]:
-        """The rounds of which oracles have questions."""
+        """Return the rounds that have pending questions."""
         return {place_of(p.intent) for p in list(self.pending.values())}
 
     def next_deadline(self, purpose: str) -> float:
-        """The time on the monotonic clock at which the oldest question of a purpose fails."""
+        """Return the deadline of the oldest pending question of a purpose, in seconds on the monotonic
+        clock."""
         return min((p.since for p in self.of(purpose).values()), default=0.0) + self.deadline_s
 
     def collect(self, waiting: Mapping[Ticket, Pending], patience: float) -> bool:
-        """Ask each oracle once for answers, and record those of each oracle in one transaction. If no oracle
-        returns an answer, record the questions that are past their deadline as failed.
+        """Ask each oracle once for answers, and record the answers of an oracle in one transaction. If no
+        oracle returns an answer, record the questions past their deadline as failed.
 
         Args:
-            waiting: the questions whose answers are wanted.
-            patience: seconds that an oracle may wait for its first answer; at most 1 s each if there are
-                several oracles.
+            waiting: the questions to fetch answers for.
+            patience: the longest time that an oracle may wait for its first answer, in seconds. If there are
+                several oracles, each may wait at most 1 s.
 
         Returns:
             True if an answer came.
 
         Raises:
-            OracleError: an oracle raises, or gives an answer that breaks the contract; the sound answers that
-                came with it are recorded first.
+            OracleError: an oracle raises, or gives an answer that breaks the contract. Sound answers that
+                came with a broken one are recorded first.
         """
         has_come = False
         names = sorted({oracle for oracle, _ in waiting})
@@ -193,7 +198,7 @@ class Outstanding:
         return has_come
 
     def forget(self, purpose: str) -> None:
-        """Drop the questions of a purpose; their answers are not fetched any more."""
+        """Drop the pending and lost questions of a purpose. Their answers are not fetched any more."""
         self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
         self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
 
@@ -219,8 +224,11 @@ class Outstanding:
 
 
 def _failed(pending: Pending) -> Answer:
-    """Return the answer of a question that failed at its deadline. The oracle may still work on it and be
-    paid, so under a budget the answer has the question's highest price."""
+    """Return the answer of a question that failed at its deadline.
+
+    The oracle may still work on the question and charge for it. So if the purpose has a budget, the answer
+    has the question's highest price.
+    """
     most = pending.most
     answer = nothing(pending.question, "failed", pending.oracle, time.monotonic() - pending.since)
     return replace(answer, queries=most.queries or 0, tokens=most.tokens or 0, cost=most.cost or 0.0)

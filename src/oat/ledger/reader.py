@@ -1,4 +1,4 @@
-"""Reads a ledger's tables: questions, answers, sums and trajectories."""
+"""Reads a ledger's tables: questions, answers, sums of prices, and trajectories."""
 
 import hashlib
 import json
@@ -17,27 +17,28 @@ _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
 
 
 class Reader(Connection):
-    """The tables of one run, read only. `Store` also writes them."""
+    """The tables of one run, read only. Its subclass `Store` also writes them."""
 
     def is_empty(self) -> bool:
-        """True if no round is recorded."""
+        """Return True if no round is recorded."""
         return self._one("SELECT COUNT(*) FROM rounds", ()) == 0
 
     def has_round(self, purpose: str, step: int, round: int) -> bool:
-        """True if a round is recorded."""
+        """Return True if this round is recorded."""
         sql = "SELECT COUNT(*) FROM rounds WHERE (purpose, step, round) = (?, ?, ?)"
         return self._one(sql, (purpose, step, round)) > 0
 
     def asked(self, purpose: str, step: int, round: int) -> int:
-        """The number of questions in recorded rounds before (step, round)."""
+        """Return the number of questions in recorded rounds before (step, round)."""
         sql = "SELECT COALESCE(SUM(questions), 0) FROM rounds WHERE purpose = ? AND (step, round) < (?, ?)"
         return self._one(sql, (purpose, step, round))
 
     def groups(self, purpose: str, step: int, round: int) -> list[Group]:
-        """The trajectories of a recorded round.
+        """Return the groups of a recorded round.
 
         Raises:
-            LedgerError: they were dropped, since every kept checkpoint was past them; or they are damaged.
+            LedgerError: the trajectories were dropped because every kept checkpoint was past them, or they
+                are damaged.
         """
         sql = (
             "SELECT data, hash FROM rounds JOIN blobs ON blobs.hash = rounds.groups "
@@ -55,22 +56,23 @@ class Reader(Connection):
         return blobs.unpack(row[0])
 
     def by_id(self, id: int) -> Intent:
-        """One recorded question."""
+        """Return a recorded question by its id."""
         (row,) = self._questions("", "q.id = ?", (id,))
         return row
 
     def answered(self) -> list[Intent]:
-        """Every answered question, by purpose and in the order they were asked."""
+        """Return every answered question, sorted by purpose and then in the order in which they were
+        asked."""
         return self._questions(
             "JOIN answers a ON a.question = q.id", "TRUE", (), order="q.purpose, q.step, q.round, q.position"
         )
 
     def unanswered(self) -> list[Intent]:
-        """Every question without an answer, of every purpose, oldest first."""
+        """Return every question without an answer, of every purpose, oldest first."""
         return self.waiting(0)
 
     def waiting(self, *answered: int) -> list[Intent]:
-        """Questions of every purpose that no step has taken, oldest first.
+        """Return questions of every purpose that no step has taken, oldest first.
 
         Args:
             answered: the wanted values of the column `answered` (`schema.TABLES`).
@@ -82,8 +84,11 @@ class Reader(Connection):
         )
 
     def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
-        """True if a step has to wait for an answer. A step waits for the next `count` questions of rounds
-        from `oldest` up to `step` that no step has taken, and for all such questions of older rounds."""
+        """Return True if a step has to wait for an answer.
+
+        Of the questions that no step has taken, the step waits for two kinds: the next `count` questions of
+        the steps `oldest` to `step`, and all questions of earlier steps.
+        """
         old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
         rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"
         new = f"SELECT w.answered FROM waiting w WHERE {rounds} ORDER BY w.step, w.round, w.position LIMIT ?"
@@ -91,14 +96,14 @@ class Reader(Connection):
         return bool(self._one(sql, (purpose, oldest, purpose, oldest, step, count)))
 
     def num_takeable(self, purpose: str, step: int, oldest: int = 0) -> int:
-        """The number of paid questions among those that `takeable_ids` returns without a limit."""
+        """Return the number of paid questions among those that `takeable_ids` returns without a limit."""
         return self._one(
             f"SELECT COUNT(*) FROM waiting w WHERE {_TAKEABLE} AND w.answered = 1", (purpose, oldest, step)
         )
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
-        """Return the ids of the answered questions, paid or not, that no step has taken: those of rounds of
-        the steps `oldest` to `step`, in the order they were asked.
+        """Return the ids of answered questions of the steps `oldest` to `step` that no step has taken, in the
+        order in which they were asked. Unpaid questions count as answered.
 
         Args:
             limit: the largest number of ids to return; -1: no limit.
@@ -109,11 +114,11 @@ class Reader(Connection):
         return [id for (id,) in self.db.execute(sql, (purpose, oldest, step, limit))]
 
     def num_open(self, purpose: str) -> int:
-        """The number of questions that are paid for and that no step has taken."""
+        """Return the number of questions that are not refused and that no step has taken."""
         return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
 
     def unpaid_ids(self, purpose: str) -> list[int]:
-        """The ids of questions that were not paid, and that no step has taken."""
+        """Return the ids of unpaid questions that no step has taken."""
         sql = "SELECT question FROM waiting WHERE purpose = ? AND answered = 2"
         return [id for (id,) in self.db.execute(sql, (purpose,))]
 
@@ -128,19 +133,23 @@ class Reader(Connection):
         return None if row is None else values_of(answer_of(key, row)[0])
 
     def answer(self, intent: Intent) -> tuple[Answer, int | None]:
-        """The answer and the label of an answered question."""
+        """Return the answer and the label of an answered question."""
         ((_, answer, label),) = self.answers([intent])
         return answer, label
 
     def answers(self, intents: Sequence[Intent]) -> list[tuple[Intent, Answer, int | None]]:
-        """Answered questions with their answers and labels."""
+        """Return answered questions with their answers and labels."""
         sql = f"SELECT question, {ANSWER_COLUMNS} FROM answers WHERE question IN ({{}})"
         found = {id: answer for id, *answer in self._each(sql, [intent.id for intent in intents])}
         with self._reading():
             return [(intent, *answer_of(intent.question.key, found[intent.id])) for intent in intents]
 
     def cached(self, purpose: str, oracle: str, item: str) -> list[Known]:
-        """The answers that the cache keeps under a key, in the order they were taken."""
+        """Return the answers that the cache has under a key, in the order in which they were taken.
+
+        Args:
+            purpose, oracle, item: the cache key.
+        """
         sql = (
             "SELECT value, mark, scores FROM cache WHERE purpose = ? AND oracle = ? AND item = ? "
             "ORDER BY number"
@@ -149,12 +158,12 @@ class Reader(Connection):
         return [Known(value, mark, list_values(scores)) for value, mark, scores in found]
 
     def has_take(self, purpose: str, step: int) -> bool:
-        """True if the ledger has the record of what a step took."""
+        """Return True if the ledger has a record of what a step took."""
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:
-        """The price of the answers that this step and those before it took. If an older version wrote the
-        record, it is the price of all answers that had come by that time."""
+        """Return the price of all answers that steps have taken, up to and including this step. If an older
+        version of oat wrote the record, return the price of all answers that had come by then."""
         sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
         return Price(*self.db.execute(sql, (purpose, step)).fetchone())
 
@@ -166,14 +175,14 @@ class Reader(Connection):
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
-        """Return `take_refused` of the last step up to this one that has a record; None also if there is no
-        such step."""
+        """Return `take_refused` of the last step with a record, up to this step; None if there is no such
+        step."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))
 
     def taken(self, purpose: str, step: int) -> list[Intent]:
-        """The questions that a step trains on, in recorded order."""
+        """Return the questions that a step trains on, in recorded order."""
         return self._questions(
             "JOIN taken t ON t.question = q.id",
             "t.purpose = ? AND t.step = ? AND t.position >= 0",
@@ -182,37 +191,37 @@ class Reader(Connection):
         )
 
     def num_taken(self, purpose: str, step: int) -> int:
-        """The number of questions that a step trains on."""
+        """Return the number of questions that a step trains on."""
         sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position >= 0"
         return self._one(sql, (purpose, step))
 
     def num_expired(self, purpose: str, step: int) -> int:
-        """The number of answered questions that a step took but does not train on."""
+        """Return the number of answered questions that a step took but does not train on."""
         sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0"
         return self._one(sql, (purpose, step))
 
     def asked_again(self) -> int:
-        """The number of times that a question was submitted once more, over all purposes."""
+        """Return the number of submissions that repeat an earlier one, over all purposes."""
         return self._one("SELECT COALESCE(SUM(again), 0) FROM purses", ())
 
     def spent(self, purpose: str) -> Price:
-        """The price of all answers that have come."""
+        """Return the price of all answers of a purpose that have come."""
         return self._sums("queries, tokens, cost", purpose)
 
     def committed(self, purpose: str) -> Price:
-        """The price of the answers that steps have taken, plus the highest price of every question that no
-        step has taken. It does not depend on when answers come."""
+        """Return the price of the answers that steps have taken, plus the highest price of every question
+        that no step has taken. The sum does not depend on when answers come."""
         sql = "SELECT queries, tokens, cost FROM waiting WHERE purpose = ?"
         rows = self.db.execute(sql, (purpose,)).fetchall()
         queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())
         return self.taken_so_far(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
 
     def taken_so_far(self, purpose: str) -> Price:
-        """The price of the answers that steps have taken."""
+        """Return the price of the answers that steps have taken."""
         return self._sums("taken_queries, taken_tokens, taken_cost", purpose)
 
     def digest(self) -> str:
-        """SHA-256 of the ledger in canonical form (`schema.CANONICAL`)."""
+        """Return the SHA-256 of the ledger in canonical form (`schema.CANONICAL`)."""
         digest = hashlib.sha256()
         for sql in schema.CANONICAL:
             for row in self.db.execute(sql):

@@ -1,4 +1,5 @@
-"""Converts questions and answers to rows of the ledger's tables (`ledger/schema.py`), and back.
+"""Converts questions and answers to rows of the ledger's tables (`ledger/schema.py`), and rows to questions
+and answers.
 
 The functions that read rows raise ValueError, TypeError or LookupError if a row is damaged.
 """
@@ -24,13 +25,14 @@ QUESTION_COLUMNS = (
     f"q.id, {schema.KEY}, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, q.features, "
     "q.member, q.ticket, q.sent, q.cached"
 )
-"""The columns of the table `questions`, alias `q`, that `question_of` reads."""
+"""The columns that `question_of` reads, of the table `questions` under the alias `q`."""
 
 ANSWER_COLUMNS = "vals, marks, label, queries, cost, answered_by, seconds, tokens, scores"
-"""The columns of the table `answers`, without the question's id. `answer_row` fills them in this order."""
+"""The columns of the table `answers`, without the question's id, in the order in which `answer_row` fills
+them."""
 
 _SCALARS = {str, int, float, bool, type(None)}
-"""Types whose values come back unchanged from JSON."""
+"""The types whose values JSON gives back unchanged."""
 
 
 def new_question_row(
@@ -40,8 +42,8 @@ def new_question_row(
 
     Args:
         position: the question's place in its round.
-        prompt: the name (`text_name`) of its prompt's text.
-        candidates: the names of its candidates' texts.
+        prompt: the name of the prompt's text (`text_name`).
+        candidates: the names of the candidates' texts.
     """
     question, key = intent.question, intent.question.key
     place = (intent.id, key.purpose, key.step, key.round, key.occurrence, key.index, position, intent.member)
@@ -51,8 +53,8 @@ def new_question_row(
 
 
 def as_read(question: Question, prompt: str) -> Question:
-    """Return a question as the tables would give it back. They store its columns as JSON, which turns a tuple
-    into a list.
+    """Return a question as the tables would give it back. The tables store the prompt's columns as JSON,
+    which turns a tuple into a list.
 
     Args:
         prompt: the question's `prompt_text`.
@@ -63,15 +65,16 @@ def as_read(question: Question, prompt: str) -> Question:
 
 
 def text_names(row: Sequence[Any]) -> tuple[str, ...]:
-    """The names of the texts of a row of `QUESTION_COLUMNS`: its prompt, then its candidates."""
+    """Return the names of the texts in a row of `QUESTION_COLUMNS`: the prompt's name, then the candidates'
+    names."""
     return (row[8], *json.loads(row[9]))
 
 
 def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
-    """Return the intent of a row of `QUESTION_COLUMNS`.
+    """Return the intent in a row of `QUESTION_COLUMNS`.
 
     Args:
-        texts: the texts by name, at least those of `text_names`.
+        texts: the texts by name; those named by `text_names` must be present.
     """
     id, *address = row[:6]
     kind, oracle, _, _, picks, known, features, member, ticket, sent, cached = row[6:]
@@ -94,13 +97,13 @@ def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
 
 
 def answer_row(answer: Answer, label: int | None) -> tuple[Any, ...]:
-    """A row of `ANSWER_COLUMNS`."""
+    """Return the row of an answer, with the columns `ANSWER_COLUMNS`."""
     took = (answer.queries, answer.cost, answer.by, answer.seconds, answer.tokens)
     return (list_text(answer.values), common_text(answer.marks), label, *took, list_text(answer.scores))
 
 
 def answer_of(key: Key, row: Sequence[Any]) -> tuple[Answer, int | None]:
-    """The answer and the label of a row of `ANSWER_COLUMNS`."""
+    """Return the answer and the label in a row of `ANSWER_COLUMNS`."""
     values, marks, label, queries, cost, by, seconds, tokens, scores = row
     answer = Answer(
         key,
@@ -117,28 +120,28 @@ def answer_of(key: Key, row: Sequence[Any]) -> tuple[Answer, int | None]:
 
 
 def answered_state(answer: Answer) -> int:
-    """The value of the column `answered` of the table `waiting`, for a question with this answer."""
+    """Return the value of the column `answered` of the table `waiting` for a question with this answer."""
     return -1 if AWAITED in answer.marks else 2 if "unpaid" in answer.marks else 1
 
 
 def list_text(values: Sequence[Any]) -> str:
-    """A list as JSON."""
+    """Return a list as JSON text."""
     return json.dumps(values) if values else "[]"
 
 
 def list_values(text: str) -> tuple[Any, ...]:
-    """The values of a list as JSON."""
+    """Return the values of a list that `list_text` wrote."""
     return tuple(json.loads(text)) if text != "[]" else ()
 
 
 @functools.lru_cache(4096)
 def common_text(values: tuple[int | str, ...]) -> str:
-    """Return what `list_text` returns, from a cache. It is for picks and marks, which have few different
+    """Return `list_text` of these values. Results are cached, because picks and marks have few different
     values."""
     return list_text(values)
 
 
 @functools.lru_cache(4096)
 def common_values(text: str) -> tuple[Any, ...]:
-    """Return what `list_values` returns, from a cache."""
+    """Return `list_values` of this text. Results are cached, as in `common_text`."""
     return list_values(text)

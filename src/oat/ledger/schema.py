@@ -2,7 +2,7 @@
 
 VERSION = 6
 KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
-"""The columns of a question's address, in the table `questions` under the alias `q`."""
+"""The columns that identify a question, in the table `questions` under the alias `q`."""
 
 TABLES = {
     "meta": "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -55,18 +55,18 @@ TABLES = {
     queries INTEGER, tokens INTEGER, cost REAL,
     PRIMARY KEY (purpose, number))""",
 }
-"""The statements that make each table and index, in their order.
+"""The statements that make each table and index, in the order in which they run.
 
-* `waiting` has every question that no step has taken, with the highest price of its answer. A step reads this
-  table and not all questions, so steps do not become slower as a run grows. `answered` is 0 if the question
-  has no answer; 1 if it has one; 2 if its answer has values marked `unpaid`, for which no oracle was asked
-  because the budget did not allow it; and -1 if its answer awaits values that equal questions bring.
-* `purses` has, for each purpose, running sums of the price of its answers and of the price of those that
+* `waiting` has every question that no step has taken, with its highest price. A step reads this table instead
+  of all questions, so steps do not become slower as a run grows. Its column `answered` is 0 if the question
+  has no answer, 1 if it has one, 2 if its answer has values marked `unpaid`, and -1 if its answer still
+  awaits values from equal questions.
+* `purses` has two running sums for each purpose: the price of all answers, and the price of the answers that
   steps took.
-* `taken` has the questions of each step. A step does not learn from those at a position below 0: they were
-  too old, or the step failed.
-* `waves` has, for each wave, its first and last question id and the price of all answers before the wave. The
-  price is NULL if the wave did not wait for these answers.
+* `taken` has the questions of each step. A step does not learn from a question at a position below 0: the
+  question was too old, or the step failed.
+* `waves` has the first and the last question id of each wave, and the price of all answers before the wave.
+  If the wave did not wait for these answers, the price is NULL.
 """
 
 RECOUNTS = (
@@ -87,8 +87,8 @@ RECOUNTS = (
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
         GROUP BY q.purpose""",
 )
-"""Statements that fill `waiting` and `purses` from the other tables. An unanswered question that is not in
-`waiting` yet is priced at one query for each candidate."""
+"""The statements that fill `waiting` and `purses` from the other tables. If an unanswered question is not in
+`waiting` yet, its price is set to one query for each candidate."""
 
 MIGRATIONS = {
     2: ("ALTER TABLE questions ADD COLUMN again INTEGER NOT NULL DEFAULT 0",),
@@ -120,7 +120,7 @@ MIGRATIONS = {
     ),
     5: (TABLES["waves"],),
 }
-"""The statements that bring a ledger to the next schema version, by the version that it has."""
+"""By schema version, the statements that bring a ledger of this version to the next one."""
 
 _TAKEN = (
     "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id "
@@ -139,4 +139,4 @@ CANONICAL = (
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
 )
 """The queries whose rows a digest covers. They leave out row numbers, tickets and clock times. They also
-leave out answers that no step has taken, since it is chance which of these have come when a run ends."""
+leave out answers that no step has taken, because chance decides which of these have come when a run ends."""

@@ -1,8 +1,8 @@
-"""Records answers with their labels, and completes the answers that await values from them.
+"""Records answers with their labels, and completes answers that await values.
 
 The first answer of a question wins. A question may have been recorded as awaiting values from an equal
-question (`ledger/cache.py`). The transaction that records these values also completes the answer that awaits
-them.
+question (`ledger/cache.py`). When the equal question is answered, the same transaction also completes the
+answer that awaits its values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ class Settling:
 
     Args:
         labels: how the probability of a comparison becomes a label. "threshold": the more probable candidate
-            wins. "bernoulli": the first candidate wins with that probability, drawn from the question's own
-            generator. In both, a probability of exactly one half gives no label.
+            wins. "bernoulli": the first candidate wins with that probability, drawn from a generator of the
+            question's own. With both, a probability of exactly one half gives no label.
 
     Attributes:
-        awaiting: for each question without an answer, the intents that await its values, by their ids.
+        awaiting: for each unanswered question, the intents that await its values, by their ids.
     """
 
     def __init__(self, store: Store, seeds: Seeds, labels: Literal["threshold", "bernoulli"]):
@@ -34,7 +34,8 @@ class Settling:
         self.awaiting: dict[Key, dict[int, Intent]] = {}
 
     def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
-        """Record answers of oracles, in one transaction with the answers that they complete."""
+        """Record answers of oracles. The same transaction completes the answers that await values from
+        them."""
         with self.store.lock, self.store:
             self.add(answers)
             intents: dict[int, Intent] = {}
@@ -43,14 +44,14 @@ class Settling:
             self.complete(intents.values())
 
     def add(self, answers: Iterable[tuple[Intent, Answer]]) -> None:
-        """Record answers with their labels; the caller holds the transaction."""
+        """Record answers with their labels. The caller holds the transaction."""
         self.store.add_answers(
             [(intent.id, answer, self._label(intent.question, answer)) for intent, answer in answers]
         )
 
     def complete(self, intents: Iterable[Intent]) -> None:
-        """Complete the answers whose awaited values are all recorded; the other intents go into `awaiting`.
-        The caller holds the transaction."""
+        """Complete the answers whose awaited values are all recorded, and add the other intents to
+        `awaiting`. The caller holds the transaction."""
         for intent in intents:
             keys = intent.others | ({intent.question.key} if intent.is_sent else set())
             found = {key: self.store.values(key) for key in keys}
@@ -70,8 +71,8 @@ class Settling:
         self.awaiting = {key: intents for key, intents in self.awaiting.items() if key.purpose != purpose}
 
     def _label(self, question: Question, answer: Answer) -> int | None:
-        """Return the index of the candidate that won; None if the question is for scores or no candidate
-        won."""
+        """Return the index of the candidate that won a comparison. Return None if no candidate won, or if the
+        question is for scores."""
         if question.kind != "compare" or answer.marks[0] != "ok":
             return None
         probability = answer.values[0]
@@ -83,14 +84,14 @@ class Settling:
 
 
 def unanswered(intent: Intent, mark: Literal["failed", "unpaid"]) -> Answer:
-    """Return the answer to record for a question that no oracle answers: its known values, and this mark on
-    every other value."""
+    """Return the answer to record for a question that no oracle answers. It has the question's known values,
+    and this mark on every other value."""
     return whole(intent, nothing(intent.rest, mark, intent.question.oracle), missing=mark)
 
 
 def close_unanswered(store: Store, *purposes: str) -> None:
-    """Record the unanswered questions of these purposes, and the values that answers still await, as failed.
-    The caller holds the transaction."""
+    """Record unanswered questions of these purposes as failed, and also values that answers still await. The
+    caller holds the transaction."""
     store.add_answers(
         (intent.id, unanswered(intent, "failed"), None)
         for intent in store.unanswered()

@@ -1,8 +1,7 @@
-"""Writes a ledger's tables. A ledger has one writer, and changes that must happen together share a
-transaction.
+"""Writes a ledger's tables. A ledger has one writer. Changes that belong together share a transaction.
 
-The trajectories of a round are stored as one blob under its hash. The texts of prompts and candidates are
-stored once each, under their hashes, and stay when the blobs are dropped.
+The trajectories of a round are stored as one blob under its hash. Each text of a prompt or a candidate is
+stored once, under its hash. Dropping a blob leaves the texts in place.
 """
 
 import hashlib
@@ -47,7 +46,7 @@ class Store(Reader):
             quotes: for each question, its quote; None: no value is known, and no question costs anything.
 
         Returns:
-            The recorded questions, as reading them back would give them.
+            The recorded questions, equal to those that a later read gives.
         """
         self._add_trajectories(purpose, step, round, groups, len(questions))
         self.db.execute("INSERT OR IGNORE INTO purses (purpose) VALUES (?)", (purpose,))
@@ -89,13 +88,20 @@ class Store(Reader):
         )
 
     def set_tickets(self, tickets: Iterable[tuple[str, float, int]]) -> None:
-        """Record tickets of oracles, given as (ticket, time of submission in seconds since 1970, question
-        id)."""
+        """Record tickets that oracles gave.
+
+        Args:
+            tickets: tuples of ticket, time of submission in seconds since 1970, and question id.
+        """
         self.db.executemany("UPDATE questions SET ticket = ?, sent = ? WHERE id = ?", tickets)
 
     def add_answers(self, answers: Iterable[tuple[int, Answer, int | None]]) -> None:
-        """Record answers, given as (question id, answer, label). The first answer of a question wins; a later
-        one changes nothing. The caller holds the transaction."""
+        """Record answers. The first answer of a question wins; a later one changes nothing. The caller holds
+        the transaction.
+
+        Args:
+            answers: tuples of question id, answer, and label.
+        """
         given = list(answers)
         open_ids = {
             id
@@ -126,8 +132,8 @@ class Store(Reader):
         )
 
     def complete(self, id: int, answer: Answer) -> None:
-        """Replace the values and marks of an answer that awaited some of its values; its price stays. The
-        caller holds the transaction."""
+        """Replace the values and marks of an answer that awaited values. Its price stays. The caller holds
+        the transaction."""
         self.db.execute(
             "UPDATE answers SET vals = ?, marks = ? WHERE question = ?",
             (list_text(answer.values), common_text(answer.marks), id),
@@ -135,7 +141,7 @@ class Store(Reader):
         self.db.execute("UPDATE waiting SET answered = ? WHERE question = ?", (answered_state(answer), id))
 
     def fail_awaited(self, purpose: str) -> None:
-        """Record as failed the values that answers of a purpose still await. The caller holds the
+        """Mark as failed the values that answers of a purpose still await. The caller holds the
         transaction."""
         awaiting = "SELECT question FROM waiting WHERE answered = -1 AND purpose = ?"
         failed = f"""REPLACE(marks, '"{AWAITED}"', '"failed"')"""
@@ -143,7 +149,7 @@ class Store(Reader):
         self.db.execute("UPDATE waiting SET answered = 1 WHERE answered = -1 AND purpose = ?", (purpose,))
 
     def count_again(self, ids: Iterable[int]) -> None:
-        """Count these questions as submitted once more; the caller holds the transaction."""
+        """Add 1 to each question's number of repeated submissions. The caller holds the transaction."""
         purse = (
             "UPDATE purses SET again = again + 1 WHERE purpose = (SELECT purpose FROM questions WHERE id = ?)"
         )
@@ -152,11 +158,11 @@ class Store(Reader):
             self.db.execute(purse, (id,))
 
     def add_cached(self, purpose: str, oracle: str, item: str, number: int, known: Known, step: int) -> None:
-        """Keep an answer in the cache.
+        """Store an answer in the cache.
 
         Args:
             purpose, oracle, item: the answer's cache key.
-            number: the answer's place among those under the same key, from 0.
+            number: the answer's index among those under this key.
             step: the step that took the answer.
         """
         row = (purpose, oracle, item, number, known.value, known.mark, step, list_text(known.scores))
@@ -170,11 +176,12 @@ class Store(Reader):
         expired: Sequence[int] = (),
         refused: Price | None = None,
     ) -> None:
-        """Record the questions that a step takes, so they wait no longer. The caller holds the transaction.
+        """Record the questions that a step takes, and remove them from `waiting`. The caller holds the
+        transaction.
 
         Args:
             ids: the answered questions that the step trains on, in this order.
-            expired: the answered questions that it does not train on, since they are too old or the step
+            expired: the answered questions that it does not train on, because they are too old or the step
                 failed.
             refused: the price of the cheapest question that was not paid; None if all were paid.
         """
@@ -202,11 +209,11 @@ class Store(Reader):
         )
 
     def drop_groups(self, step: int) -> int:
-        """Drop the trajectories of earlier rounds whose questions were all taken before this step; texts
-        stay. The caller holds the transaction.
+        """Drop the trajectories of rounds before this step, if steps before it took all questions of the
+        round. Texts stay. The caller holds the transaction.
 
         Returns:
-            The number of blobs that were dropped.
+            The number of blobs that were deleted.
         """
         waits = "SELECT 1 FROM waiting w WHERE (w.purpose, w.step, w.round) = (r.purpose, r.step, r.round)"
         taken_later = (
@@ -226,11 +233,11 @@ class Store(Reader):
         return self.db.executemany(unused, names).rowcount if names else 0
 
     def cut(self, step: int, *, evaluated: bool) -> None:
-        """Cut the ledger back to its state before a step of training. The caller holds the transaction.
+        """Restore the state of the ledger before a step of training. The caller holds the transaction.
 
         Args:
-            step: the number of training steps that stay.
-            evaluated: True if the evaluation after these steps stays too.
+            step: the number of training steps to keep.
+            evaluated: True: also keep the evaluation after these steps.
         """
         later = (
             f"(step > {step} OR (step = {step} AND {'purpose = ' + repr('train') if evaluated else 'TRUE'}))"
@@ -251,7 +258,7 @@ class Store(Reader):
             self.db.execute(statement)
 
     def forget_judgements(self) -> None:
-        """Delete the cached answers of evaluations, and the prices that the budgets of evaluations did not
-        allow. The caller holds the transaction."""
+        """Delete the cached answers of evaluations, and the recorded prices that budgets of evaluations did
+        not allow. The caller holds the transaction."""
         self.db.execute("DELETE FROM cache WHERE purpose != 'train'")
         self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")

@@ -1,13 +1,13 @@
 """The versions of a ledger's oracles, and the steps at which they changed.
 
-A run may be continued with an oracle whose version is not the one in which it answered before. The ledger
-records this change (`change N` in the table `meta`). The record has the previous version, and two numbers:
-the first step of training, and the first step of evaluations, that had taken no answers at that time. From
-these steps on, answers may be of the new version. So the number of changes before a row of metrics follows
-from the record alone, also in a replay and after a kill.
+An oracle may have another version when a run is continued than when it answered before. The ledger records
+this change as `change N` in the table `meta`. The record has the previous version and two numbers: the first
+training step and the first evaluation that had no recorded take at that time. From these two on, answers may
+come from the new version. So this record alone tells how many changes there were before a row of metrics,
+also in a replay and after a kill.
 
-If a ledger is cut back to an earlier step for a fork, changes since that step are deleted, and the versions
-before them are restored.
+If a ledger is cut back for a fork, the changes after the cut are deleted, and the earlier versions are
+restored.
 """
 
 import json
@@ -25,12 +25,11 @@ _VERSION, _CHANGE = "version of ", "change "
 
 
 def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
-    """Record the versions of the oracles that will be asked. If oracles have answered in another version
-    before, also record this change and warn of it, since the curves may have a kink there that learning did
-    not cause.
+    """Record the versions of the oracles that will be asked. If an oracle has answered in another version
+    before, also record this change and warn of it.
 
     Args:
-        versions: the versions by address; "" for an oracle without one.
+        versions: the versions by address; "" for an oracle without a version.
 
     Returns:
         The addresses of the oracles that have changed.
@@ -50,12 +49,12 @@ def take_up(store: Store, versions: Mapping[str, str]) -> set[str]:
 
 
 def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = None) -> set[str]:
-    """Return the addresses of the oracles that have answered in another version than in `versions`. If the
-    file is missing or is not a ledger, return an empty set; opening the ledger later raises the error.
+    """Return the addresses of the oracles that have answered in another version than the one in `versions`.
+    Return an empty set if the file does not exist or is not a ledger.
 
     Args:
-        versions: the versions by address; "" for an oracle without one.
-        step: look at the ledger as it was before this step; None: as it is.
+        versions: the versions by address; "" for an oracle without a version.
+        step: compare with the ledger's state before this step; None: with its present state.
     """
     if not ledger.exists():
         return set()
@@ -70,19 +69,21 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
 
 
 def changes_of(store: Reader) -> list[dict[str, Any]]:
-    """The recorded changes, the oldest first. Each is a dict: `before` has the previous version of each
-    changed oracle, by address; `train` and `eval` are the first steps of training and of evaluations that had
-    taken nothing when it was recorded."""
+    """Return the recorded changes as dicts, oldest first.
+
+    Each dict has three keys. `before` is the previous version of each changed oracle, by address. `train` and
+    `eval` are the first training step and the first evaluation that had no recorded take at the change.
+    """
     return list(_changes(store.db).values())
 
 
 def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
-    """Return the number of recorded changes after which the first `row` training steps, or the row's
-    evaluation, took answers. Oracles that change together count as one change.
+    """Return how often the versions of oracles had changed before the answers of a row of metrics were taken.
+    Oracles that change together count as one change.
 
     Args:
-        row: the row's number, which is the number of steps before it.
-        is_evaluated: True if the row contains an evaluation, whose answers then count too.
+        row: the row's number, which is the number of training steps before it.
+        is_evaluated: True if the row contains an evaluation. Then a change before its answers counts too.
     """
     return sum(
         change["train"] < row or (is_evaluated and change["eval"] <= row) for change in changes_of(store)
@@ -90,8 +91,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
 
 def cut(store: Store, step: int) -> None:
-    """Delete the changes whose `train` is `step` or later (`changes_of`), and restore the versions before
-    them. The caller holds the transaction."""
+    """Delete the changes whose number `train` (`changes_of`) is at least `step`, and restore the versions
+    before them. The caller holds the transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
             _put_versions(store, change["before"])
@@ -99,8 +100,8 @@ def cut(store: Store, step: int) -> None:
 
 
 def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | None = None) -> dict[str, str]:
-    """Return the oracles that have answered in another version, each with that version. An oracle whose
-    stored version is empty counts as unchanged.
+    """Return the previous version of each oracle that has answered in another version, by address. If an
+    oracle's stored version is empty, the oracle counts as unchanged.
 
     Args:
         step: as in `changed_since`.
@@ -124,7 +125,7 @@ def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | No
 
 
 def _changes(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """The recorded changes, by their names in the table `meta`, the oldest first."""
+    """Return the recorded changes by their names in the table `meta`, oldest first."""
     found = db.execute("SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CHANGE}*",))
     return {
         name: json.loads(value)

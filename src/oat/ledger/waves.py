@@ -1,23 +1,22 @@
-"""Waves: questions that are asked together, if tokens or money limit what training may spend.
+"""Waves: questions that are sent together, if tokens or money limit training.
 
-The highest price of a question is often a hundred times the real price of its answer, which is known only
-when the answer is there. So the questions of a round are asked in waves:
+The highest price of a question is often a hundred times the real price of its answer. The real price comes
+only with the answer. So the questions of a round are asked in waves:
 
-* A wave is the longest run of questions of a round, in recorded order, whose highest prices together fit into
-  what the answers before them left of the budget. It is recorded before any of it is sent.
+* A wave starts at the first question of the round that is in no wave yet. It takes as many of the following
+  questions, in recorded order, as the budget left by earlier answers can pay at their highest prices. It is
+  recorded before any of it is sent.
 * The next wave is formed only after every question of the previous wave is settled: its answer is recorded,
-  or it has failed at its deadline. The first wave of a round is formed only after all waves of earlier rounds
-  are settled.
-* If a question does not fit although everything before it is settled, it is never paid, since what is spent
-  never becomes less. If a later question was to get a value from it, the later question asks for that value
-  itself.
+  or it has failed at its deadline. A round's first wave also waits for all waves of earlier rounds.
+* If the first question does not fit, it is unpaid and is never asked, because the budget left can only become
+  smaller. If a later question was to get a value from an unpaid question, the later question asks for this
+  value itself.
 
-So the recorded answers, in the order of their questions, decide which questions are paid. The times at which
-the answers came do not matter. So a kill between waves, or inside one, does not change which questions are
-paid.
+So the recorded answers and the order of the questions decide which questions are paid. The times of the
+answers do not matter, and neither does a kill between waves or inside a wave.
 
-Other purposes need no waves, since an evaluation begins only if its highest price fits. A limit in queries
-alone needs no waves either, since a question's queries are known when it is asked.
+Other purposes need no waves, because an evaluation begins only if its highest price fits. A limit in queries
+alone needs no waves either, because the number of a question's queries is fixed when it is asked.
 """
 
 import math
@@ -36,13 +35,13 @@ class Waves:
 
     Args:
         budgets: the budgets, by purpose.
-        price: returns the highest price of a question.
+        price: a function that returns the highest price of a question.
 
     Attributes:
-        limited: the purposes that have a limit in tokens or money and are asked in waves.
+        limited: the purposes that are asked in waves because of a limit in tokens or money.
         held: by purpose, the questions that are in no wave yet, in recorded order.
-        refusals: questions that were not paid, each with its highest price and the price of all answers
-            before it. The caller that reports them clears the list.
+        refusals: unpaid questions, each with its highest price and the spending before it. The caller reports
+            them and then clears the list.
     """
 
     def __init__(self, store: Store, budgets: Mapping[str, Budget], price: Callable[[Question], Price]):
@@ -60,8 +59,9 @@ class Waves:
         )
 
     def begin(self) -> None:
-        """For each limited purpose without waves, record all its questions as one wave without a price before
-        it, since other rules decided which of them are paid. The caller holds the transaction."""
+        """Record a first wave for each limited purpose that has none. It contains all questions asked so far,
+        and it has no price, because other rules decided which of them are paid. The caller holds the
+        transaction."""
         for purpose in self.limited - self._ends.keys():
             (last,) = self.store.db.execute(
                 "SELECT COALESCE(MAX(id), 0) FROM questions WHERE purpose = ?", (purpose,)
@@ -69,22 +69,25 @@ class Waves:
             self._record(purpose, 0, last, None)
 
     def covers(self, purpose: str) -> bool:
-        """True if questions of a purpose are asked in waves. Once they were, they always are. If the run no
-        longer has a limit in tokens or money, all held questions form one wave."""
+        """Return True if questions of a purpose are asked in waves.
+
+        This stays True if a continued run no longer has a limit in tokens or money. Then all held questions
+        form one wave.
+        """
         return purpose in self._ends
 
     def is_held(self, intent: Intent) -> bool:
-        """True if an unanswered question is in no wave yet."""
+        """Return True if an unanswered question is in no wave yet."""
         purpose = intent.question.key.purpose
         return self.covers(purpose) and intent.id > self._ends[purpose]
 
     def hold(self, intents: Iterable[Intent]) -> None:
-        """Keep questions for later waves, in recorded order."""
+        """Add questions to those that wait for a later wave."""
         for intent in intents:
             self.held.setdefault(intent.question.key.purpose, []).append(intent)
 
     def is_ready(self, purpose: str) -> bool:
-        """True if the next wave of a purpose can be formed."""
+        """Return True if a purpose has held questions and its next wave can be formed."""
         if not self.held.get(purpose):
             return False
         sql = "SELECT EXISTS (SELECT 1 FROM waiting WHERE purpose = ? AND answered = 0 AND question <= ?)"
@@ -94,14 +97,14 @@ class Waves:
         )
 
     def next(self, purpose: str) -> list[Intent]:
-        """Form the next wave and record it. If the previous wave is not settled, change nothing. The wave
-        begins with the first held question that fits into the budget; the held questions before it are
-        recorded as unpaid. If no held question fits, all of them are recorded as unpaid. The caller holds the
-        transaction.
+        """Form and record the next wave of a purpose. If the previous wave is not settled, do nothing.
+
+        The wave begins with the first held question that fits the budget. The held questions before it are
+        recorded as unpaid. The caller holds the transaction.
 
         Returns:
-            The wave's questions as they are asked (`as_asked`); empty if no wave was formed. A question of
-            the wave that awaits all its values from other questions is not sent.
+            The questions of the wave, as `as_asked` returns them; empty if no wave was formed. Some may have
+            nothing to send, because they await all their values.
         """
         wave: list[Intent] = []
         if not self.is_ready(purpose):
@@ -138,8 +141,8 @@ class Waves:
         question asks for this value itself.
 
         Args:
-            is_unpaid: returns True for the key of a question that was not paid; None: the ledger's record
-                decides.
+            is_unpaid: a function that returns True for the key of an unpaid question; None: use the ledger's
+                record.
         """
         gone = {key for key in intent.others if (is_unpaid or self._was_unpaid)(key)}
         if not gone:
@@ -153,22 +156,24 @@ class Waves:
         return replace(intent, cached=tuple(values))
 
     def price_of(self, intent: Intent) -> Price:
-        """The highest price of the part of a question that is sent."""
+        """Return the highest price of the part of a question that is sent."""
         is_asked = intent.is_sent and intent.question.oracle != UNASKED
         return self.price(intent.rest) if is_asked else Price()
 
     def outlook(
         self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
     ) -> Spent:
-        """Return the spending before a step that has taken nothing. It depends only on what earlier steps
-        took and asked. A waiting question counts as refused if its highest price, added to the price of all
-        taken answers, exceeds the budget. The other waiting questions count at their highest price. The sum
-        is cut to the budget's limits.
+        """Return the spending before a step that has taken nothing, in a purpose with waves. The result
+        depends only on what earlier steps took and asked.
+
+        It is the price of all taken answers, plus the highest price of each waiting question, lowered to the
+        budget's limits. If a waiting question's highest price does not fit beside the taken answers alone,
+        the question counts as refused instead.
 
         Args:
-            refused: the price of the cheapest question that the step before could not pay; None if it could
+            refused: the price of the cheapest question that the previous step could not pay; None if it could
                 pay all.
-            intent: returns a waiting question by its id.
+            intent: a function that returns a waiting question by its id.
         """
         budget = self.budgets[purpose]
         taken = self.store.taken_so_far(purpose)
@@ -202,8 +207,11 @@ class Waves:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """Return the price of all answers when every wave is settled. It is the price recorded with the
-        newest wave that has one, plus the price of all answers from the start of that wave on."""
+        """Return the price of all answers when every wave is settled.
+
+        The newest wave with a recorded price gives the price before it. The answers from this wave's first
+        question on are added.
+        """
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"
@@ -227,14 +235,14 @@ class Waves:
 
 
 def total(*prices: Price) -> Price:
-    """The sum of prices. Money is rounded once, so the order does not matter."""
+    """Return the sum of prices. Money is rounded once, so the order of the prices does not matter."""
     return Price(
         sum(p.queries for p in prices), sum(p.tokens for p in prices), math.fsum(p.cost for p in prices)
     )
 
 
 def in_order(price: Price) -> tuple[int, int, float]:
-    """The sort key of a price: queries, then tokens, then money."""
+    """Return the sort key of a price: queries, then tokens, then money."""
     return price.queries, price.tokens, price.cost
 
 
