@@ -1,12 +1,13 @@
 """The loop. Read this first.
 
 The function `steps` is the complete loop. It has one line for each box, and it alone decides whether a step
-is the last one. Every box is behind a protocol (`protocols.py`); no algorithm has a loop of its own.
+is the last one. Every box has a protocol (`protocols.py`). No algorithm has a loop of its own.
 
 Rows of metrics are numbered from 0, the start. Row n + 1 closes step n: it has the metrics of this step, and
-those of the evaluation after its update. A checkpoint of step n is the state before step n. If a run is
-interrupted while it samples or evaluates, it saves two things: the state from before the interrupted part,
-and the metrics of the row that was not closed yet.
+those of the evaluation after its update. The checkpoint of step n has the state before step n.
+
+If a run is interrupted while it samples or evaluates, its last checkpoint has the state from before the
+interrupted part. If a row was not closed at that moment, the checkpoint also has the row's known metrics.
 """
 
 import time
@@ -43,12 +44,10 @@ from oat.types import ENSEMBLE, Feedback
 Report = Callable[[int, dict[str, float]], None]
 
 ROW = "row"
-"""The key under which a checkpoint's state, beside the states of the parts, holds the metrics of a row that
-is not closed yet."""
+"""A key in the state of a checkpoint. It holds the metrics of a row that is not closed yet."""
 
 LEARNED = ("learner", "objective", ENSEMBLE)
-"""The parts that learning changes. A roll back restores only these; the other parts record how far the run
-has come, and go on."""
+"""The parts that learning changes. A roll back restores only these parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +56,11 @@ class Run:
 
     Attributes:
         objectives: the objectives that each step learns, one after another; the first one makes the plans.
-        plans: function from the number of a step to its plan.
+        plans: function that returns the plan of a step, given the step's number.
         parts: every part with a state, by name.
-        start: metrics of row 0 beside those of its evaluation.
+        start: metrics of row 0 in addition to those of its evaluation.
         notes: sentences for people, printed before the first step.
-        chosen: the values of settings that the configuration left open, by (section, field), as they were
-            fixed when the run was built.
+        chosen: values that the build fixed for settings left open in the configuration, by (section, field).
         interruption: holds the request of a signal or a callback to end the run.
     """
 
@@ -92,7 +90,7 @@ def train(run: Run, report: Report) -> str:
     is still being written.
 
     Args:
-        report: called with the number and the metrics of each row that this call closes.
+        report: function that is called with the number and the metrics of each row that this call closes.
     Returns:
         The reason why the run ended.
     Raises:
@@ -115,10 +113,11 @@ class Row:
     """A row of metrics, and the step that it closes.
 
     Attributes:
-        number: number of the row, and of the steps that are done when it is closed.
-        metrics: the numbers that are known so far.
-        is_closed: True if the row was written before the loop began; the run goes on after it.
-        feedback: what the step learned from; None before the step has taken it, and in row 0.
+        number: number of the row. When the row is closed, this number of steps are done.
+        metrics: the metrics that are known so far.
+        is_closed: True if the row was written before the loop began.
+        feedback: the feedback that the step learned from. It is None in row 0, and until the step has taken
+            it.
         is_rolled_back: True if an alarm restored the learned parts from a checkpoint.
         is_evaluated: True if an evaluation was due.
         later: metrics of the next row that are known before its step.
@@ -134,7 +133,7 @@ class Row:
 
     @property
     def step(self) -> int:
-        """The step that the row closes; also the version of the weights with which that step begins."""
+        """The step that the row closes. It is also the version of the policy with which that step begins."""
         return self.number - 1
 
     @property
@@ -150,8 +149,9 @@ class Row:
 def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
-    Only after a step has learned is it known whether it was the last one, which is always evaluated and
-    saved. So each turn first closes the row of the step before, then takes the next step.
+    Each turn first closes the row of the previous step, then takes the next step. This order has a reason: a
+    step's row contains an evaluation if the step is the last one, and only after it has learned is it clear
+    whether it is the last.
     """
     row = begin(run, report)
     while True:
@@ -175,10 +175,10 @@ def steps(run: Run, report: Report) -> str:
 
 
 def begin(run: Run, report: Report) -> Row:
-    """Restore the newest checkpoint. A new run writes row 0.
+    """Restore the newest checkpoint. If the run is new, write row 0.
 
     Returns:
-        The newest row. It is not closed yet if the checkpoint was saved before the row was closed.
+        The newest row. It is not closed yet if its checkpoint was saved before the row was written.
     """
     number, known = restore(run)
     run.tracking.open(number, is_closed=known is None)
@@ -194,7 +194,7 @@ def begin(run: Run, report: Report) -> Row:
 
 
 def write_first_row(run: Run, row: Row, report: Report) -> None:
-    """Write row 0, the start, with the metrics of an evaluation if the run has evaluations."""
+    """Write row 0, the start. If the run has evaluations, the row has the metrics of one."""
     with run.interruption.at_once():
         row.is_evaluated = run.evaluation is not None
         if run.evaluation is not None:
@@ -210,7 +210,8 @@ def fill(run: Run, row: Row) -> None:
 
 
 def take(run: Run, row: Row) -> None:
-    """Take the answers that the step learns from; the ledger records them before it hands them out."""
+    """Take the answers that the step learns from. The ledger records the take before it returns the
+    answers."""
     row.feedback = run.ledger.take_feedback(row.step, run.plans(row.step).questions)
 
 
@@ -238,21 +239,25 @@ def react_to_alarms(run: Run, row: Row) -> None:
 
 
 def publish_weights(run: Run, row: Row) -> None:
-    """Load the learner's weights into the slots that answer: into `sampler`, and `ensemble` if there is one,
-    if that is due or the weights were rolled back; into `reference` if the reference has moved."""
+    """Load the learner's weights into the slots of engines.
+
+    If a transfer is due or the weights were rolled back, load the policy into `sampler` and the reward
+    networks into `ensemble`. If the reference has moved, load it into `reference`.
+    """
     if row.is_rolled_back or run.weights.due(row.step):
         run.weights.sync(run.learner, version=row.number)
     run.weights.follow(run.learner)
 
 
 def count(run: Run, row: Row) -> None:
-    """Add to the row what the ledger and the transfer of weights report at the end of the step."""
+    """Add to the row the numbers that the ledger and the transfer of weights report at the end of the
+    step."""
     row.metrics.add({"oracle/reasked": run.ledger.reasked, **run.ledger.reported})
     row.metrics.add({"weights/version": run.weights.sampler_version})
 
 
 def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
-    """Evaluate the new weights if an evaluation is due, as it always is after the last step."""
+    """Evaluate the new weights if an evaluation is due or the run ends."""
     with or_saved(run, row.number, row.metrics.values):
         evaluation = run.evaluation
         if evaluation is not None and (is_last or evaluation.due(row.number, row.taken.queries)):
@@ -269,8 +274,8 @@ def write_row(run: Run, row: Row) -> None:
 
 
 def checkpoint(run: Run, row: Row, *, is_last: bool) -> None:
-    """Save the state after the row if a checkpoint is due, as it always is after the last step. Then let the
-    ledger drop the trajectories that no checkpoint on disk needs."""
+    """Save the state after the row if a checkpoint is due or the run ends. Then let the ledger drop the
+    trajectories that no checkpoint on disk needs."""
     if not (run.checkpoints.due(row.number) or is_last):
         return
     with clock(row.later, "time/save_s"):
@@ -284,9 +289,9 @@ def evaluation_metrics(
 ) -> Metrics:
     """Evaluate after `step` updates, and return the metrics.
 
-    If the evaluation fails with an error of ours, the run warns, sets `eval/failed`, and goes on. Three
-    errors end the run instead, since training depends on the same things: weights that do not verify, an
-    error of the ledger, and a lost run directory.
+    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. Three
+    errors end the run instead, because training would meet them too: weights that do not verify, an error of
+    the ledger, and a lost run directory.
 
     Args:
         feedback: the feedback that the last of these updates learned from; None if there was no update.
@@ -310,12 +315,12 @@ def evaluation_metrics(
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """If a signal or an outage ends the run in the body, save the state from before the body. Nothing is
-    saved if the checkpoint of this step is the one that was last saved or loaded.
+    """If a signal or an outage ends the run in the body, save the state from before the body. If the last
+    saved or loaded checkpoint is of this step already, save nothing.
 
     Args:
-        step: the step of the checkpoint; that is the number of steps done before the body.
-        row: metrics of the row that is not closed yet; None if there is none.
+        step: the step of the checkpoint, which is the number of steps done before the body.
+        row: metrics of the row that is not closed yet; None if there is no such row.
     """
     before, known = states(run), None if row is None else dict(row)
     try:
@@ -328,7 +333,7 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
 
 
 def states(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the state of every part, by the part's name. Its tensors are not copied, so learning changes
+    """Return the state of every part, by the part's name. The tensors are not copies, so learning changes
     them."""
     return {part: box.state for part, box in run.parts.items()}
 
@@ -342,13 +347,13 @@ def save(
     row: Mapping[str, float] | None = None,
     is_last: bool,
 ) -> None:
-    """Start to write a checkpoint of these states: tensors by "part/name", the rest as JSON. The rows of
-    metrics so far are brought to disk first.
+    """Start to write a checkpoint of these states. Tensors are named "part/name"; other values are saved as
+    JSON. The rows of metrics so far are written to disk first.
 
     Args:
         metrics: metrics of the newest row, if it is closed.
         row: metrics of the newest row, if it is not closed yet.
-        is_last: True if nothing is learned after the checkpoint.
+        is_last: True if this process learns nothing after the checkpoint.
     """
     run.tracking.flush()
     tensors: dict[str, torch.Tensor] = {}
@@ -370,7 +375,7 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     """Load the newest checkpoint into every part and every slot.
 
     Returns:
-        The step to go on with, and the metrics of a row that is not closed yet, or None.
+        The next step, and the metrics of a row that is not closed yet, or None if there is no such row.
     """
     step, row = 0, None
     loaded = run.checkpoints.load()
@@ -391,7 +396,7 @@ def take_up(
     """Load the states of these parts from a checkpoint.
 
     Args:
-        tensors: by "part/name".
+        tensors: the tensors, by "part/name".
         plain: the other values of each part's state, by part.
     """
     for part in parts:
@@ -405,7 +410,7 @@ def take_up(
 
 @contextmanager
 def clock(metrics: Metrics, name: str) -> Iterator[None]:
-    """Add the seconds of the body to the metrics."""
+    """Add the seconds that the body takes to the metrics."""
     begin = time.perf_counter()
     yield
     metrics.add({name: time.perf_counter() - begin})

@@ -1,4 +1,4 @@
-"""`oat train` from Python: the same configuration and the same loop, with objects in place of names."""
+"""`oat train` from Python: the same configuration and the same loop, but Python objects may replace names."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -29,25 +29,27 @@ from oat.reports.progress import opening, shown
 from oat.rundir.rows import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
-"""A function that is called with the number of each row and the row as `metrics.jsonl` has it. If it returns
-True, the run ends after this row. Row 0 describes the start, and has the metrics of the evaluation before the
-first step, if the run has evaluations. Row k describes the k-th step. In a run that is continued, the
-function is called only with new rows."""
+"""A function that is called with each new row: its number, and the row's metrics. If it returns True, the run
+ends after this row.
+
+Row 0 describes the start. If the run has evaluations, row 0 has the metrics of the one before the first step.
+Row k describes the k-th step.
+"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of `Trainer.train`; printed, it is the reason why the run ended.
+    """The result of `Trainer.train`. As text it is the reason why the run ended.
 
     Attributes:
         run_dir: the run's directory.
-        reason: why the run ended.
-        is_finished: True if the run came to its end; False if a callback ended it, so that the same lines of
+        reason: the reason why the run ended.
+        is_finished: True if the run came to its end; False if a callback ended it. Then the same lines of
             Python continue it.
-        is_idle: True if the run had already ended before this call, and nothing was left to do.
+        is_idle: True if the run had ended before this call, so the call did nothing.
         step: number of steps that are done.
-        metrics: the last row, as `metrics.jsonl` has it.
-        learned_nothing: if no step taught the policy anything, the likely cause; otherwise None.
+        metrics: the last row, as in `metrics.jsonl`.
+        learned_nothing: the likely cause if no step taught the policy anything; otherwise None.
     """
 
     run_dir: Path
@@ -63,12 +65,12 @@ class Result:
 
 
 class Trainer:
-    """One run, in one directory. The constructor checks everything that the settings alone decide, and loads
-    nothing.
+    """One run, in one directory. The constructor checks everything that the settings alone decide. It loads
+    no model and no data.
 
-    A model or records that are given as Python objects are saved in the run's directory (`given/`). Functions
-    and classes are stored by name (`python:reward`). So the same lines of Python continue the run. A given
-    model is not changed; the run trains a copy.
+    * A model or records given as Python objects are saved in the run's directory (`given/`). Functions and
+      classes are stored by name (`python:reward`). So the same lines of Python continue the run.
+    * The run trains a copy of a given model.
 
     Args:
         model: a hub id, a directory, a model of transformers (then with `tokenizer`), or the section `model`
@@ -76,19 +78,18 @@ class Trainer:
         oracle: the name of a built-in oracle, a reward or comparison function, an oracle of your own, or the
             section. A list of these is the weighted sum of their scores (`mixture`).
         prompts: a path as in the section, an iterable of records, a function that returns an iterable of
-            records, or the section. If neither `epochs` nor a field of `stop` is given, the run goes through
-            the prompts once.
+            records, or the section. If neither `epochs` nor a field of `stop` is set, the run uses each
+            prompt once.
         algorithm: a name, a class, or the section.
         tokenizer: the tokenizer of a model that is given as an object.
-        run_dir: by default `runs/` and the algorithm's name. This path and every other relative path are
-            resolved against the working directory at the time of this call, even if your code changes it
-            later.
+        run_dir: directory of the run; None: `runs/` and the algorithm's name. All relative paths are resolved
+            against the working directory at this call, even if it changes later.
         callbacks: functions that are called with every new row, in this order.
         source: "RUN@STEP" or "RUN": the run begins from that run's checkpoint, as with `oat train --from`.
             The method `fork` sets this argument together with the others.
-        accept_changed: names of inputs that may have changed since the run began. The only one is "reward";
-            questions to a changed reward function are asked again (docs/ledger.md).
-        quiet: True prints nothing; otherwise the lines of `oat train` are printed.
+        accept_changed: names of inputs that may have changed since the run began. Only "reward" is possible.
+            Questions to a changed reward function are asked again (docs/ledger.md).
+        quiet: True: print nothing; False: print the lines of `oat train`.
         sections: every other section and field of a configuration (`src/oat/config/settings.py`), such as
             `learner={"learning_rate": 1e-5}` or `seed=1`.
 
@@ -133,10 +134,10 @@ class Trainer:
             self.config = resolve_tree(plain, self._origins).config
 
     def train(self) -> Result:
-        """Bring the run to its end, from its newest checkpoint.
+        """Bring the run from its newest checkpoint to its end.
 
         Raises:
-            OatError: `oat train` would fail too; the message says what to do.
+            OatError: the run failed, as it would with `oat train`. The message says what to do.
             Interrupted: a signal ended the run. Its state is on disk, and the same lines of Python continue
                 it.
         """
@@ -173,22 +174,22 @@ class Trainer:
         return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
 
     def _resolved(self) -> Resolved:
-        """Resolve the configuration again for each training or evaluation, since the objectives that it makes
-        have a state that the next one must not find."""
+        """Resolve the configuration. Each training and each evaluation needs a new result, because its
+        objectives have a state."""
         return resolve(self.config, self._origins)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":
         """Return the trainer of a new run that begins from a checkpoint of this run, with changed settings.
-        Training makes the new run; afterwards the same lines of Python continue it.
+        Its `train` makes the new run. Later the same lines of Python continue the new run.
 
         Args:
             run_dir: directory of the new run.
             step: step of a checkpoint of this run; None: the newest checkpoint.
-            changes: arguments of `Trainer`. For a section given as a dict, only the fields that differ.
+            changes: arguments of `Trainer`. A section given as a dict needs only the fields that differ.
                 docs/ledger.md ("Forks") says what a fork may change.
 
         Raises:
-            ConfigError: as for `Trainer`; or this run was begun with another model or other records.
+            ConfigError: as for `Trainer`, or this run was begun with another model or other records.
         """
         with seen_from(self._start):
             if (seen(self.run_dir) / "config.yaml").exists():
@@ -198,18 +199,18 @@ class Trainer:
             )
 
     def evaluate(self, **fields: Any) -> dict[str, float]:
-        """Evaluate the newest checkpoint, or the start model if the run has not begun, as `oat eval` does.
-        The run is not changed, and the evaluation has a budget of its own.
+        """Evaluate the newest checkpoint, as `oat eval` does. If the run has not begun, evaluate the start
+        model. The run is not changed, and the evaluation has a budget of its own.
 
         Args:
-            fields: fields of the section `evaluation` that are added to this trainer's or replace them, such
-                as `path=records`, `oracle=other` or `samples=8`.
+            fields: fields of the section `evaluation`, such as `path=records`, `oracle=other` or `samples=8`.
+                They replace this trainer's fields of the same name.
 
         Returns:
             The metrics of the evaluation, and under `step` the step of the weights.
 
         Raises:
-            OatError: `oat eval` would fail too; the message says what to do.
+            OatError: the evaluation failed, as it would with `oat eval`. The message says what to do.
         """
         with tempfile.TemporaryDirectory() as scratch, seen_from(self._start), self._naming():
             self._write_given()
@@ -247,8 +248,8 @@ class Trainer:
         return Trainer(**{**own, **self._sections, **sections, "run_dir": run_dir, "source": source})
 
     def _call_back(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Call every callback. Return True if one of them ends the run. An error of a callback gets a note
-        that says with which row it was called."""
+        """Call every callback. Return True if at least one of them ends the run. If a callback raises an
+        error, add a note to the error that names the row."""
         is_enough = False
         for callback in self.callbacks:
             name = f"the callback {name_of(callback)}"

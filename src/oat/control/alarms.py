@@ -1,18 +1,18 @@
-"""Alarms watch a run's own metrics, so that a collapsing run says so before its budget is spent.
+"""Alarms watch a run's own metrics, so that a run that collapses reports it before its budget is spent.
 docs/alarms.md gives the reason for each alarm.
 
-An alarm is raised when its metric has been out of bounds for `patience` steps in a row; steps without the
-metric are passed over. A raised alarm is counted and printed, and its action follows. It can be raised again
-after its metric has been within bounds, or after a roll back. The alarms depend only on recorded metrics and
-on the settings, so a run that is killed and continued raises the same alarms at the same steps.
+An alarm is raised when its metric has been out of bounds for `patience` steps in a row. Steps without the
+metric are passed over. A raised alarm is counted and printed, and its action follows. The alarm can be raised
+again after its metric has been within bounds, or after a roll back. Alarms depend only on recorded metrics
+and on settings. So a continued run raises the same alarms at the same steps.
 
-The metrics of a step are measured before its update, so they describe the checkpoint before the step. If none
-of the alarms with the action `roll_back` is out of bounds in a step, the checkpoint before it is proven good.
-A roll back goes to the newest proven one of the checkpoints that `checkpoint.every` made. If there is none
-yet, it goes to the state with which the run began, or with which it was first continued with such an alarm.
+The metrics of a step are measured before its update, so they describe the weights of the checkpoint before
+the step. If no alarm with the action `roll_back` is out of bounds in a step, this checkpoint is proven good.
+A roll back goes to the newest proven checkpoint that `checkpoint.every` made. If there is none yet, it goes
+to the state with which the run began, or with which it was first continued with such an alarm.
 
-An evaluation after step k and the metrics of step k + 1 describe the same weights, so the scores of an
-evaluation's second oracle are checked together with step k + 1.
+An evaluation after step k and the metrics of step k + 1 describe the same weights. So the second oracle's
+scores are checked together with step k + 1.
 """
 
 import math
@@ -26,9 +26,9 @@ from oat.errors import warn
 
 LENGTH = "response/length"
 LEVEL_ROWS = 3
-"""The number of first steps whose mean response length is the level at the start."""
+"""The number of first steps whose mean response length is the start level for the alarm `length`."""
 GOLD = ("eval/gold_sampled", "eval/gold_greedy")
-"""The metrics of an evaluation's second oracle. An alarm watches the first one that is reported."""
+"""The metrics of an evaluation's second oracle. The alarm watches the first of them that the run reports."""
 
 METRICS = {
     "kl": ("kl/reference",),
@@ -41,8 +41,7 @@ METRICS = {
     "wasted": (WASTED,),
     "gold": GOLD,
 }
-"""The metrics of each alarm. An alarm watches the first of its metrics that the algorithm, or an evaluation,
-reports."""
+"""The metrics of each alarm. An alarm watches the first of its metrics that the run reports."""
 
 _HINTS = {
     "kl": (
@@ -74,16 +73,16 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm as a run watches it.
+    """An alarm that is on in a run.
 
     Attributes:
         metric: the metric that it watches.
-        patience: the alarm is raised when its metric has been out of bounds for this number of steps in a
-            row.
+        patience: number of steps in a row for which the metric must be out of bounds before the alarm is
+            raised.
         action: the action when it is raised: "warn", "stop" or "roll_back".
-        below, above: bounds of the metric. For the response length, they are multiples of its mean in the
-            first steps (`LEVEL_ROWS`). For the second oracle, they are differences from its best value so
-            far.
+        below, above: bounds of the metric. For the response length, multiples of its mean in the first steps
+            (`LEVEL_ROWS`). For the second oracle, `below` is the negative of the allowed drop from its best
+            value.
     """
 
     metric: str
@@ -94,8 +93,8 @@ class Alarm:
 
 
 def alarms_of(config: AlarmsConfig, watched: Collection[str]) -> dict[str, Alarm]:
-    """Return the alarms of a run, by name. These are the alarms that are not off, have a bound, and watch a
-    metric that the run reports.
+    """Return the alarms of a run, by name. An alarm is left out if it is off, if it has no bound, or if the
+    run does not report its metric.
 
     Args:
         watched: names of the metrics that the run reports.
@@ -121,10 +120,10 @@ class Alarms:
     Args:
         alarms: the alarms by name.
         max_roll_backs: largest number of roll backs in a run. An alarm that calls for one more ends the run.
-        oracle: name of the oracle that training asks, for hints.
+        oracle: name of the oracle that training asks; used in hints.
 
     Attributes:
-        raised: number of times that alarms were raised so far.
+        raised: the number of times that an alarm was raised.
         back: the step whose checkpoint is the target of roll backs; None if no alarm rolls back.
     """
 
@@ -143,19 +142,19 @@ class Alarms:
 
     @property
     def ended(self) -> str | None:
-        """The reason why an alarm ended the run, or None. It stays until the alarm's settings are changed."""
+        """The reason why an alarm ended the run, or None. The reason stays until the alarm's settings are
+        changed."""
         return None if self._end is None else self._end["reason"]
 
     def begin(self, step: int) -> bool:
-        """Choose the state before `step` as the target of roll backs, if any alarm has the action `roll_back`
-        and there is no target yet.
+        """Choose the target of roll backs when a process begins. If there is a target already, or no alarm
+        has the action `roll_back`, do nothing.
 
         Args:
-            step: the step before which this process begins.
+            step: the step before which this process begins. The state before this step becomes the target.
 
         Returns:
-            True if this call chose the target. Its checkpoint must then be on disk: the caller saves one,
-            unless the process began from it.
+            True if this call chose the target. The caller must then make sure that its checkpoint is on disk.
         """
         if self.back is not None or not self.rolling:
             return False
@@ -163,7 +162,7 @@ class Alarms:
         return True
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
-        """Keep the second oracle's scores of an evaluation until the next step is checked."""
+        """Store the second oracle's scores of an evaluation until the next step is checked."""
         self.heard = {
             alarm.metric: values[alarm.metric]
             for alarm in self.alarms.values()
@@ -171,15 +170,15 @@ class Alarms:
         }
 
     def check(self, step: int, values: Mapping[str, float], *, is_saved: bool) -> int | None:
-        """Check the metrics of a step; called once for each step.
+        """Check the metrics of a step. This is called once for each step.
 
         Args:
             step: number of steps that are done, this one included.
             values: the step's metrics, measured before its update.
-            is_saved: True if a checkpoint that was due (`checkpoint.every`) has the state before this step.
+            is_saved: True if a checkpoint that `checkpoint.every` made has the state before this step.
 
         Returns:
-            The step whose checkpoint the run goes back to now, or None.
+            The step whose checkpoint the run goes back to now; None if it goes on.
         """
         values, self.heard = {**values, **self.heard}, {}
         begun = [name for name in self.alarms if self._begins(name, values)]
@@ -213,8 +212,8 @@ class Alarms:
         return self.counts[name] == alarm.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """True if the alarm finds nothing wrong with the state that a step began with. The alarm of the
-        second oracle also needs an evaluation of that state."""
+        """Return True if the alarm's metric is within bounds for the state that a step began with. The alarm
+        of the second oracle also needs an evaluation of that state."""
         metric = self.alarms[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
 
@@ -257,7 +256,8 @@ class Alarms:
         )
 
     def _hint(self, name: str, values: Mapping[str, float]) -> str:
-        """Advice to the user; for missing answers, by the mark that most of the step's questions have."""
+        """Return advice to the user. If answers are missing, the advice depends on the mark that most of the
+        step's questions have."""
         if name not in ("unanswered", "wasted"):
             return _HINTS[name]
         shares = {mark: values.get(metric, 0.0) for mark, metric in CAUSES.items()}
@@ -268,8 +268,11 @@ class Alarms:
         )
 
     def _settings(self) -> dict[str, str]:
-        """Return each alarm as text. If an alarm's text has changed when a run is continued, its counts begin
-        again at 0, so the text of unchanged settings must stay as earlier versions wrote it."""
+        """Return each alarm as text, by name.
+
+        If an alarm's text has changed when a run is continued, its counts begin again at 0. So for the same
+        settings the text must not differ between versions of oat.
+        """
         limits = dict.fromkeys(self.rolling, f", max_roll_backs={self.max_roll_backs}")
         return {
             name: f"{alarm}{limits.get(name, '')}".replace("Alarm(", "Rule(", 1)

@@ -1,16 +1,14 @@
 """SIGTERM and Ctrl-C ask a run to end early.
 
-While a step or an evaluation samples and waits for answers, the first signal ends the run at once. No weights
-change in that time, and the ledger keeps every question and answer that it has recorded. But the prompt
-cursor and the collector's count of due questions do change. So the loop saves the states from before the
-interrupted part. If an evaluation was interrupted, the checkpoint also has the metrics of its row so far. The
-next process first evaluates again and completes that row.
-
-A step that has begun to learn completes its update before the run ends.
-
-A second Ctrl-C ends the process where it is, as a kill would, except that a checkpoint being written is
-completed. The work since the last checkpoint is lost, but no recorded answer is. A second SIGTERM changes
-nothing, since a process manager may send several.
+* While a step samples or waits for answers, the first signal ends the run at once. The same holds during an
+  evaluation. The ledger has every recorded question and answer. The loop saves the other states as they were
+  before the interrupted part.
+* If an evaluation was interrupted, the checkpoint also has the known metrics of its row. The next process
+  evaluates again and completes the row.
+* If a step has begun to learn, it completes its update before the run ends.
+* A second Ctrl-C ends the process at once. A checkpoint that is being written is still completed. The work
+  since the last checkpoint is lost, but recorded answers are not.
+* A second SIGTERM changes nothing, because a process manager may send several.
 """
 
 import os
@@ -24,7 +22,7 @@ from oat.errors import Again, Interrupted
 
 
 class Interruption:
-    """A request to end the run. Signals make a request only within `heard`."""
+    """A request to end the run. Signals make such a request only within the context `heard`."""
 
     def __init__(self) -> None:
         self._asked: int | None = None
@@ -32,7 +30,7 @@ class Interruption:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Handle signals within this context. On a thread other than the main one it does nothing."""
+        """Handle SIGTERM and Ctrl-C within this context. On any thread except the main one, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -54,11 +52,11 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the run at once within this context. A signal that came before the context ends
-        the run at its beginning.
+        """Let a signal end the run at once within this context. If a signal came earlier, the run ends when
+        the context begins.
 
         Raises:
-            Interrupted: a signal came. It is raised where the code within the context is at that moment.
+            Interrupted: a signal came. The error is raised at the place where the code is at that moment.
         """
         self._at_once = True
         try:
@@ -68,8 +66,8 @@ class Interruption:
             self._at_once = False
 
     def check_interrupt(self) -> None:
-        """Raise `Interrupted` within `at_once` if the run was asked to end. User code may have caught the
-        first one.
+        """Raise `Interrupted` within `at_once` if the run was asked to end. This repeats an error that user
+        code may have caught.
 
         Raises:
             Interrupted: a signal or a callback has asked the run to end.

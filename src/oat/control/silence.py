@@ -1,4 +1,4 @@
-"""Warnings and metrics about questions of a step, or of an evaluation, that got no usable answer."""
+"""Warnings and metrics about questions that got no usable answer."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from oat.plugins.registry import ORACLES
 from oat.types import UNASKED, Item
 
 MISSING, WASTED = "answers/missing_frac", "answers/wasted_frac"
-"""The metrics of missing values. Alarms watch them for every algorithm that reads answers."""
+"""The metrics of missing values. Alarms watch them in every run whose algorithm reads answers."""
 CAUSES = {
     "abstain": "answers/abstained_frac",
     "failed": "answers/failed_frac",
@@ -26,8 +26,7 @@ _COSTS = (
 
 
 def why(mark: str, oracle: str) -> str:
-    """Return a text for the user: the likely reason why an oracle's answers have this mark, and what to look
-    at.
+    """Return a text for the user. It says why an oracle's answers probably have this mark, and what to check.
 
     Args:
         mark: "abstain", "failed" or "unpaid".
@@ -45,9 +44,9 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
     """Return two metrics of the values that a step asked an oracle for.
 
     Returns:
-        `MISSING`: the share of these values that are missing. If no value was asked for, this metric is left
-        out. `WASTED`: among the questions that took tokens or money, the share that gave no value at all. If
-        there are no such questions, this metric is left out.
+        `MISSING`: the share of missing values among those asked for. It is left out if no value was asked
+        for. `WASTED`: the share of questions that gave no value, among those whose answers cost tokens or
+        money. It is left out if there are no such questions.
     """
     asked = [item.answer for item in items if item.question.oracle != UNASKED]
     lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]
@@ -60,16 +59,18 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
 
 
 def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[Item]) -> None:
-    """Warn of a step that learns nothing, or of an evaluation without a result, in two cases: no oracle was
-    asked about any of the items; or the oracle abstained or failed on every value that it was asked for. The
-    first warning comes once in a run, the second once for each purpose.
+    """Warn if a step learns nothing, or if an evaluation has no result. There are two warnings:
+
+    * No oracle was asked about any item. This warning comes once in a process.
+    * The oracle abstained or failed on every value that it was asked for. This warning comes once for each
+      purpose.
 
     Args:
-        warned: the warnings that were given: "none" for the first one, a purpose for the second. This
-            function adds to the set.
+        warned: the warnings given so far: "none" for the first one, the purpose for the second. This function
+            adds to the set.
         purpose: the purpose of the questions: "train", "eval" or "gold".
-        step: the step that learns from the items, or the number of steps done before the evaluation.
-        items: all groups of the step or of the evaluation, with their answers.
+        step: the step that learns from the items; for an evaluation, the number of steps before it.
+        items: all items of the step or of the evaluation.
     """
     asked = [item for item in items if item.question.oracle != UNASKED]
     if items and not asked and UNASKED not in warned:

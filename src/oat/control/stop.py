@@ -1,8 +1,8 @@
 """The stop conditions of a run.
 
 If `prompts.epochs` is set, the number of steps is computed when the run is built. So the last step is known
-beforehand, and is evaluated and saved like that of `stop.max_steps`. The state of this part is only the
-running time, so `oat digest` leaves it out.
+beforehand. It is evaluated and saved in the same way as the last step of `stop.max_steps`. `oat digest`
+leaves out the state of this part, which is only the running time.
 """
 
 import time
@@ -13,14 +13,14 @@ from oat.types.budget import Budget
 
 
 class Stop:
-    """The stop conditions of a run. The first that is met ends it, between two steps.
+    """The stop conditions of a run. The first condition that holds ends the run, between two steps.
 
     Args:
-        last: number of steps of the run, from `stop.max_steps` or from `prompts.epochs`; None for no limit.
-        budget: the budget of training. The run ends when the budget cannot buy another question, and steps
-            have taken all questions that were paid for.
-        max_hours: largest number of hours of running time, summed over all processes of the run. Only this
-            condition looks at a clock.
+        last: number of steps of the run, from `stop.max_steps` or `prompts.epochs`; None: no limit.
+        budget: the budget of training. The run ends when the budget cannot pay another question and steps
+            have taken all paid questions.
+        max_hours: largest running time in hours, summed over all processes of the run; None: no limit. Only
+            this condition depends on a clock.
     """
 
     def __init__(self, *, last: int | None, budget: Budget | None = None, max_hours: float | None = None):
@@ -30,7 +30,7 @@ class Stop:
         self.before, self.began = 0.0, time.monotonic()
 
     def reason(self, step: int, spent: Spent) -> str | None:
-        """Return the reason why the run ends before step `step`, or None.
+        """Return the reason why the run ends before step `step`; None if it goes on.
 
         Args:
             spent: the spending of the steps before `step`.
@@ -44,7 +44,8 @@ class Stop:
         return None
 
     def steps_done(self, step: int) -> str | None:
-        """Return the reason why nothing is left to do after `step` steps, or None."""
+        """Return the reason why no step is left after `step` steps; None if steps are left or there is no
+        limit."""
         if self.last is None or step < self.last:
             return None
         if step > self.last:

@@ -1,9 +1,11 @@
-"""Evaluation on held-out prompts. Its questions, budget and random numbers are separate from those of
-training, so it does not change what training learns. docs/evaluation.md explains its metrics.
+"""Evaluation on held-out prompts. It has its own questions, budget and random numbers, so it does not change
+what training learns. docs/evaluation.md explains its metrics.
 
-Every evaluation samples responses to the same prompts with the same random numbers, so the samples of two
-evaluations differ only by the weights. With a scoring oracle, the value of a response is its score. With a
-comparing oracle, the value is the probability that the response wins against the data's reference response.
+Every evaluation samples responses to the same prompts with the same random numbers. So the samples of two
+evaluations differ only because of the weights.
+
+With a scoring oracle, the value of a response is its score. With a comparing oracle, the value is the
+probability that the response wins against the data's reference response.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,18 +32,19 @@ from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Que
 from oat.types.budget import Budget
 
 _Extracted = list[list[Hashable | None]]
-"""The answers extracted from responses: B lists of G; None if no answer was found, or none is looked for."""
+"""The answers extracted from responses: B lists of G answers. An answer is None if none was found in the
+response, or if the evaluation extracts no answers."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to sample responses to the held-out prompts, or a set of responses that exist already.
+    """A way to sample responses to the held-out prompts, or a set of existing responses.
 
     Attributes:
-        name: "sampled", "greedy" or "online"; a part of its metrics' names.
+        name: "sampled", "greedy" or "online"; a part of the mode's metric names.
         samples: number of responses to each prompt.
-        sampling: settings of sampling; None: the responses exist already.
-        groups: the existing responses.
+        sampling: settings of sampling; None: the responses are `groups`.
+        groups: the existing responses; empty if responses are sampled.
     """
 
     name: str
@@ -55,10 +58,10 @@ class EvaluationOracle:
     """An oracle that evaluations ask, and its budget.
 
     Attributes:
-        purpose: purpose of its questions in the ledger.
-        address: its address.
+        purpose: purpose of its questions in the ledger, "eval" or "gold".
+        address: address of the oracle.
         kind: "score", or "compare": each response is compared with `Prompt.reference`.
-        budget: budget of all evaluations together; an evaluation that could exceed it is not begun.
+        budget: budget of all evaluations together. An evaluation that could exceed it does not begin.
     """
 
     purpose: str
@@ -72,12 +75,12 @@ class ExtraMetrics:
     """Metrics that an evaluation may have in addition to means and win rates.
 
     Attributes:
-        kl: estimate the KL divergence between the slot's weights and the reference.
-        intervals: add a 95 % interval to every mean and win rate.
+        kl: True: estimate the KL divergence between the slot's weights and the reference.
+        intervals: True: add a 95 % interval to every mean and win rate.
         pass_at, majority_at: the values of k for pass@k and majority@k.
         success: lowest value with which a response counts as a success for pass@k.
-        extract: returns the answer in a text, or None, for the majority vote.
-        online: also evaluate the responses that training sampled.
+        extract: function that returns the answer in a text, or None; the majority vote uses it.
+        online: True: also evaluate the responses that training sampled.
     """
 
     kl: bool = False
@@ -95,8 +98,8 @@ class _Table:
 
     Attributes:
         values_BG: (B, G) values; one half for a tie, NaN for a response without a value.
-        groups: for each prompt, by its index in `values_BG`, the group of its responses, without the
-            reference.
+        groups: the group of a prompt's responses, by the prompt's index in `values_BG`. It does not contain
+            the reference.
         marks: mark of each response, by (index of the prompt, index of the response).
     """
 
@@ -116,7 +119,11 @@ class _Table:
             self.values_BG[place, pick] = 0.5 if mark == "tie" else value if mark == "ok" else np.nan
 
     def map(self, measure: Callable[[Group, Trajectory], float]) -> np.ndarray:
-        """Return a number for each response, (B, G); 0 for a response that does not exist."""
+        """Return a number for each response, (B, G); 0 for a response that does not exist.
+
+        Args:
+            measure: function that returns the number of one response.
+        """
         found = np.zeros(self.values_BG.shape)
         for place, group in self.groups.items():
             found[place] = [measure(group, response) for response in group.trajectories]
@@ -124,13 +131,13 @@ class _Table:
 
 
 class Evaluation:
-    """Evaluates on held-out prompts. The ledger records all questions and answers, so a run that is killed
+    """Evaluates on held-out prompts. The ledger records all questions and answers. So a run that is killed
     and continued does not pay again for a recorded answer.
 
     Args:
-        oracles: one or two oracles; the second is asked about the same responses as the first.
+        oracles: one or two oracles; the second judges the same responses as the first.
         slot: the slot whose weights sample the responses.
-        measure: returns metrics for which no oracle is asked.
+        measure: function that returns metrics for which no oracle is asked.
     """
 
     def __init__(
@@ -164,7 +171,7 @@ class Evaluation:
 
     def due(self, step: int, queries: int) -> bool:
         """Return True if an evaluation is due after `step` updates and `queries` queries of training. The
-        loop makes two more, one at the start and one at the end."""
+        evaluations at the start and at the end of a run take place in any case."""
         return self.trigger.due(step, queries)
 
     @property
@@ -179,12 +186,13 @@ class Evaluation:
         metrics. If the budget of the first oracle does not suffice, the only metric is `eval/skipped`.
 
         Args:
-            feedback: the feedback of the last step. If `extra.online` is set, its responses are evaluated
+            feedback: the feedback of the last step. If `extra.online` is True, its responses are evaluated
                 too.
 
         Raises:
             OatError: sampling, the first oracle, the extraction of answers or the writing of records failed.
-                A failure of the second oracle only gives a warning and the metric `eval/gold_failed`.
+                If only the second oracle failed, there is a warning and the metric `eval/gold_failed`
+                instead.
             LedgerError: the ledger failed, for either oracle.
         """
         self.trigger.begin(step, queries)
@@ -204,8 +212,8 @@ class Evaluation:
         return metrics
 
     def _exceeds_budget(self, oracle: EvaluationOracle, step: int, price: Price) -> bool:
-        """Return True if an evaluation of this price would exceed the oracle's budget. In this case record
-        the refusal, and warn if it is the first one."""
+        """Return True if an evaluation of this price would exceed the oracle's budget. Then also record the
+        refusal. The first refusal of a purpose gives a warning."""
         spent = self.ledger.committed(oracle.purpose)
         if oracle.budget.allows(spent + price):
             return False
@@ -232,12 +240,12 @@ class Evaluation:
     ) -> bool:
         """Ask those questions of an evaluation that are not on disk yet.
 
-        If none is on disk and their price exceeds the budget, record the price and ask nothing. A later
-        evaluation first checks whether the budget allows the recorded price. If not, it samples nothing.
+        If no question is on disk and their price exceeds the budget, record the price and ask nothing. A
+        later evaluation first compares the recorded price with the budget, before it samples anything.
 
         Args:
             count: number of rounds, one for each mode.
-            groups: function from the index of a round to its groups, as in `_tables`.
+            groups: function that returns the groups of a round, given its index.
 
         Returns:
             True if all questions are on disk now; False if the budget does not suffice.
@@ -259,8 +267,8 @@ class Evaluation:
     def _questions(
         self, oracle: EvaluationOracle, step: int, round: int, groups: Sequence[Group]
     ) -> tuple[Sequence[Group], list[Question]]:
-        """Return the groups, and the questions about them. If the oracle compares, the reference is added to
-        each group after the samples, and each sample is compared with it."""
+        """Return the groups, and the questions about them. If the oracle compares, the reference is appended
+        to each group, and each sample is compared with the reference."""
         if oracle.kind == "compare":
             groups = [
                 replace(group, trajectories=(*group.trajectories, _recorded(group.prompt)))
@@ -286,15 +294,16 @@ class Evaluation:
         modes: Sequence[Mode],
         groups: Callable[[int], Sequence[Group]],
     ) -> list[_Table] | None:
-        """Ask an oracle. Return its values in one table for each mode, or None if the budget does not suffice
-        for all modes.
+        """Ask an oracle about the responses of all modes.
 
-        A kill may have interrupted an earlier evaluation that was not due again. The ledger then also hands
-        out the answers of that evaluation; they are ignored.
+        The ledger may also return answers to an earlier evaluation that a kill interrupted. They are ignored.
 
         Args:
-            groups: function from the index of a mode to its groups. It is not called for a mode whose
-                questions were recorded before a restart.
+            groups: function that returns the groups of a mode, given its index. It is not called for a mode
+                whose questions are already on disk.
+
+        Returns:
+            A table of the oracle's values for each mode; None if the budget does not suffice for all modes.
 
         Raises:
             OatError: the oracle failed, now or before a restart. The ledger records a failure, so the same
@@ -329,8 +338,12 @@ class Evaluation:
     def _second_opinion(
         self, step: int, modes: Sequence[Mode], tables: Sequence[_Table]
     ) -> tuple[dict[str, float], Sequence[_Table]]:
-        """Ask the second oracle about the same responses. Return its metrics, and one table for each mode.
-        There are no tables if there is no second oracle, its budget does not suffice, or it failed."""
+        """Ask the second oracle about the same responses.
+
+        Returns:
+            The second oracle's metrics, and its table for each mode. There are no tables if there is no
+            second oracle, if its budget does not suffice, or if it failed.
+        """
         oracle = self.gold
         if oracle is None:
             return {}, ()
@@ -354,9 +367,12 @@ class Evaluation:
         return {name: value for name, value in found.items() if value is not None}, golds
 
     def _distance(self, modes: Sequence[Mode], tables: Sequence[_Table]) -> dict[str, float]:
-        """Estimate KL(slot || reference) by the estimator k1, in nats per response: the mean, over the
-        responses of the mode `sampled`, of log p_slot - log p_reference, summed over tokens. Both are raw;
-        the slot's were recorded at sampling."""
+        """Estimate KL(slot || reference) in nats per response, by the estimator k1.
+
+        The estimate is the mean of log p_slot - log p_reference, summed over the tokens of a response, over
+        the responses of the mode `sampled`. Both log-probabilities are raw. Those of the slot were recorded
+        at sampling.
+        """
         sampled = next(table for mode, table in zip(modes, tables, strict=True) if mode.name == "sampled")
         groups = [group for _, group in sorted(sampled.groups.items())]
         logps = self.actor.score(groups, ("sampler", "reference"))
@@ -376,7 +392,7 @@ class Evaluation:
         return [found.get(place, [None] * samples) for place in range(prompts)]
 
     def _metrics(self, mode: Mode, table: _Table, extracted: _Extracted) -> dict[str, float]:
-        """Return the metrics of a mode; an empty dict if no response has a value."""
+        """Return the metrics of a mode; empty if no response has a value."""
         name = f"eval/{mode.name}"
         values_BG = table.values_BG
         if np.isnan(values_BG).all():
@@ -436,8 +452,8 @@ class Evaluation:
 
 
 def learned_from(feedback: Feedback) -> list[Mode]:
-    """Return the mode `online`: the responses that a step's questions were about, with as many of each group
-    as the smallest group has. The list is empty if the step took no feedback."""
+    """Return the mode `online`: the responses that a step's questions were about. Each group is cut to the
+    size of the smallest group. Return an empty list if the step took no feedback."""
     responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
     size = min(map(len, responses), default=0)
     groups = [
@@ -458,7 +474,7 @@ def _recorded(prompt: Prompt) -> Trajectory:
 
 
 def _mean_length(table: _Table) -> float:
-    """Return the mean number of tokens that the model wrote in a response."""
+    """Return the mean number of tokens that the model wrote per response."""
     return float(
         np.mean(
             [response.trained.sum() for group in table.groups.values() for response in group.trajectories]

@@ -1,9 +1,9 @@
 """Held-out pairs: recorded pairs from which nothing is learned. An evaluation measures the objective on them:
 its loss, how often it prefers the chosen response, and by how much.
 
-No oracle is asked and nothing is sampled. The loss is that of the objective, over all pairs together, under
-the current weights. Measuring it does not change training. The log-probabilities under the reference are
-computed once in a process, and again after each change of the reference.
+The loss is the objective's loss over all pairs together, under the current weights. No oracle is asked,
+nothing is sampled, and training does not change. The reference's log-probabilities are computed once in a
+process, and again after each change of the reference.
 """
 
 import copy
@@ -21,7 +21,7 @@ from oat.seeds import Seeds
 from oat.types import UNASKED, Answer, Feedback, Item, Key, Mark, Prompt, Question, Trajectory
 
 HELD_OUT = "eval/pairs/"
-"""Prefix of the names of all metrics of held-out pairs."""
+"""The prefix of all metric names of held-out pairs."""
 _OF_PAIRS = "pairs/"
 
 
@@ -29,7 +29,7 @@ class HeldOutPairs:
     """Measures an objective on recorded pairs.
 
     Args:
-        objective: the run's objective, which learns from comparisons; a copy of it is used.
+        objective: the run's objective, which learns from comparisons. Each measurement uses a copy of it.
         prompts: records with both responses of a pair.
     """
 
@@ -50,9 +50,11 @@ class HeldOutPairs:
         self._reference: tuple[int, dict[int, torch.Tensor]] = (-1, {})
 
     def measure(self) -> dict[str, float]:
-        """Return the metrics of the pairs under the learner's current weights. A pair whose data do not say
-        which response is better, or whose responses are equal, is left out. If no pair is left, the only
-        metric is their number, 0."""
+        """Return the metrics of the pairs under the learner's current weights.
+
+        A pair is left out if its data do not say which response is better, or if its responses are equal. If
+        no pair is left, the only metric is the number of pairs, 0.
+        """
         objective = copy.deepcopy(self.objective)
         batch = prepared(
             objective, self._items(), self._forward, self.seeds.at("prepare", objective.name, "held_out")
@@ -88,8 +90,8 @@ class HeldOutPairs:
         return self._feedback
 
     def _forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """Return what `Learner.forward` returns. The reference's raw log-probabilities are kept for each row
-        until the reference changes."""
+        """Return `Learner.forward` of these rows. The reference's raw log-probabilities are stored for each
+        row until the reference changes."""
         if model != "reference" or wants != {"raw"}:
             return self.learner.forward(model, rows, wants)
         if self._reference[0] != self.learner.version(model):
@@ -108,7 +110,7 @@ class HeldOutPairs:
 
 
 class OnlyPairs:
-    """The evaluation of a run that has held-out pairs and no held-out prompts. It samples nothing and asks no
+    """The evaluation of a run that has held-out pairs but no held-out prompts. It samples nothing and asks no
     oracle."""
 
     slot = ""

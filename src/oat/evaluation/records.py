@@ -1,4 +1,4 @@
-"""The records of evaluations: one file for each evaluation, with one line for each response."""
+"""Records of evaluations: one file for each evaluation, with one line for each response."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +23,18 @@ RECORD = (
     "gold_mark",
     "answer",
 )
-"""Fields of a record. It also has two fields for the prompt: one has the name of the prompt's column in the
-data, the other has `format_` before this name."""
+"""The fields of a record, without two fields for the prompt. If the data's prompt column is `prompt`, these
+two are `prompt` and `format_prompt`."""
 
 
 class RecordFiles:
-    """Writes the files `directory/step_XXXXXXXX.jsonl`, one for each evaluation. A file appears only once it
-    is complete.
+    """Writes the files `directory/step_XXXXXXXX.jsonl`, one for each evaluation. Other programs see a file
+    only when it is complete.
 
     Args:
         prompt_key: name of the prompt's column in the data.
         generator: name of the run.
-        decode: returns the text of a prompt's ids.
+        decode: function that returns the text of a prompt's ids.
     """
 
     def __init__(
@@ -47,8 +47,11 @@ class RecordFiles:
         self._standing = Standing(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
-        """Return the record of one response: the prompt as in the data and as the model read it, the
-        response, the reference, the name of the run, and further fields."""
+        """Return the record of one response.
+
+        It has the prompt as the data have it, the prompt as the model read it, the response, the reference,
+        the name of the run, and `fields`.
+        """
         return {
             self.prompt_key: raw_prompt(prompt),
             f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
@@ -65,8 +68,7 @@ class RecordFiles:
             step: number of updates before the evaluation.
 
         Raises:
-            DirectoryError: the folder was there when this object was made or last wrote, and has been removed
-                or replaced since.
+            DirectoryError: the folder existed earlier, and was removed or replaced while this process ran.
             RecordError: the file cannot be written.
         """
         self._standing.refuse_lost(DirectoryError)
@@ -83,7 +85,7 @@ class RecordFiles:
 
 
 def raw_prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
-    """Return a prompt as text if it is a single user message without further fields, else as messages."""
+    """Return a prompt as text if it is a single user message without further fields; else as messages."""
     if len(prompt.messages) == 1 and prompt.messages[0].role == "user" and not prompt.messages[0].fields:
         return prompt.messages[0].content
     return [message.plain for message in prompt.messages]

@@ -1,8 +1,8 @@
 """Pure functions that compute the statistics of an evaluation from the values of its responses.
 
 Axes: B prompts, G responses to each prompt, P pairs of responses. A missing value is NaN and is left out. A
-statistic is None if too few values are left for it. A function that follows a paper names the paper, and
-lists its departures from it.
+statistic is None if too few values are left for it. If a function follows a paper, its docstring names the
+paper and lists the departures from it.
 """
 
 import math
@@ -15,20 +15,20 @@ _LENGTH_VARIANCE = 10.0
 
 
 def average(values_BG: np.ndarray) -> float | None:
-    """Return the mean value. If every prompt has n values, it is average@n, the mean over prompts of the mean
-    over n samples."""
+    """Return the mean value. If every prompt has n values, this is average@n: the mean over prompts of the
+    mean over n samples."""
     known = values_BG[~np.isnan(values_BG)]
     return float(known.mean()) if known.size else None
 
 
 def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
-    """Estimate without bias the probability that one of k samples succeeds (pass@k: Chen et al. 2021,
-    arXiv:2107.03374, Eq. 1).
+    """Estimate without bias the probability that at least one of k samples succeeds (pass@k: Chen et al.
+    2021, arXiv:2107.03374, Eq. 1).
 
     pass@k = mean over prompts of 1 - C(n - c, k) / C(n, k)
 
-    n is the number of a prompt's values, and c is the number of those that are at least `success`. The term
-    of a prompt is the share of its sets of k samples that contain a success. A prompt with fewer than k
+    n is the number of a prompt's values, and c is the number of those that are at least `success`. So a
+    prompt's term is the share of its sets of k samples that contain a success. A prompt with fewer than k
     values is left out.
 
     Args:
@@ -47,17 +47,17 @@ def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | Non
     """Return the mean over prompts of the value of the most frequent answer among k samples
     (self-consistency: Wang et al. 2022, arXiv:2203.11171, Section 2).
 
-    The samples of a prompt that have a value are split, in their order, into groups of k. The value of a
-    prompt is the mean over its groups. Samples that do not fill a group are left out. A prompt without a
-    group is left out too.
-
-    In a group, each sample votes for its answer. The value of an answer is the mean of the values of its
-    samples. If several answers have the most votes, the value of the group is the mean of their values. If no
-    sample has an answer, it is the mean of all values of the group.
+    * Groups: a prompt's samples that have a value are split, in their order, into groups of k. Samples that
+      do not fill a group are left out, and so is a prompt without a group.
+    * Votes: each sample of a group votes for its answer. The value of an answer is the mean value of its
+      samples.
+    * Value of a group: the value of the answer with the most votes. If several answers have the most votes,
+      it is the mean of their values. If no sample has an answer, it is the mean of all values.
+    * Value of a prompt: the mean over its groups.
 
     Args:
-        answers: B sequences of G answers. Equal answers are votes for the same answer; None means that the
-            sample has no answer.
+        answers: B sequences of G answers. Equal answers are votes for the same answer. None: the sample has
+            no answer.
         k: at least 1.
     """
     voted = []
@@ -72,21 +72,21 @@ def majority_at(values_BG: np.ndarray, answers: Sequence[Sequence[Hashable | Non
 
 
 def wins(probabilities: np.ndarray) -> np.ndarray:
-    """Return the win that each probability of winning counts as: 1 above one half, 0 below, one half at
-    exactly one half, NaN for NaN. The mean of the wins is the win rate."""
+    """Return the win for each probability of winning: 1 if it is above one half, 0 if it is below, one half
+    if it is exactly one half, and NaN if it is NaN. The mean of the wins is the win rate."""
     return np.where(np.isnan(probabilities), np.nan, (1.0 + np.sign(probabilities - 0.5)) / 2.0)
 
 
 def bootstrap_interval(
     values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float] | None:
-    """Return the ends of a 95 % confidence interval of `average` for other prompts of the same kind, by
-    percentiles of the bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
+    """Return the ends of a 95 % confidence interval of `average` over prompts of this kind, by percentiles of
+    the bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
 
-    Each resample draws as many prompts as there are, with replacement. A prompt that is drawn brings all of
-    its values, since samples of one prompt are not independent of each other. The ends are the
-    ceil(0.025 resamples)-th and the ceil(0.975 resamples)-th smallest of the resamples' means. A prompt
-    without a value is left out.
+    Each resample draws as many prompts as there are, with replacement, and takes all values of a drawn
+    prompt. (The samples of one prompt are not independent of each other.) The ends are the ceil(0.025
+    resamples)-th and the ceil(0.975 resamples)-th smallest mean of a resample. A prompt without a value is
+    left out.
     """
     known_BG = ~np.isnan(values_BG)
     has_any = known_BG.any(axis=1)
@@ -107,23 +107,21 @@ def length_controlled_win_rate(
 
     P(win) = sigmoid(a + b tanh(d / std(d))),   d = length - other length,   and the rate is sigmoid(a)
 
-    a and b maximise the likelihood of the wins times the prior of b (departure 2). A win may be a fraction.
-    std is the unbiased standard deviation of d.
+    a and b maximise the likelihood of the wins times the prior of b (departure 2). std is the unbiased
+    standard deviation of d. If all d are equal, the result is the plain win rate.
 
     Departures:
-        1. Their third term, the difficulty of an instruction, is left out: they estimate it from the answers
-            of many models, and here there are only one model and its opponent.
-        2. They shrink all terms, with a strength that cross-validation chooses. Here only b has a prior
-            (normal, mean 0, variance 10), so b is finite even if the longer response always wins. a has no
-            prior. So if length has no effect, the result is the plain win rate.
-        3. They add answers of models that were told to be short or long; here none are added. If one side is
-            always longer and always wins, the effects of length and of quality cannot be separated. The wins
-            are then attributed to quality.
-
-    If all d are equal, the result is the plain win rate.
+        1. The paper has a third term, the difficulty of an instruction. It is estimated from the answers of
+            many models. Here there are only one model and its opponent, so the term is left out.
+        2. The paper shrinks all terms, with a strength that cross-validation chooses. Here only b has a prior
+            (normal, mean 0, variance 10), so b is finite even if the longer response always wins. If length
+            has no effect, the result is the plain win rate, because a has no prior.
+        3. The paper adds answers of models that were told to be short or long. Here none are added. If one
+            side is always longer and always wins, the effects of length and of quality cannot be separated.
+            Then the wins are attributed to quality.
 
     Args:
-        wins_P: (P,) 1, one half, 0, or any fraction between.
+        wins_P: (P,) 1, one half or 0; fractions between them are allowed too.
         lengths_P, other_lengths_P: (P,) lengths of the response and of its opponent, in the same unit.
     """
     known = ~np.isnan(wins_P)
@@ -137,9 +135,12 @@ def length_controlled_win_rate(
 
 
 def agreement(first_BG: np.ndarray, second_BG: np.ndarray) -> float | None:
-    """Return the share of pairs of responses that two oracles order in the same way: (gamma + 1) / 2 (Goodman
-    and Kruskal 1954, "Measures of association for cross classifications", Section 6). A pair is two responses
-    to the same prompt; it counts if each oracle gives them different values."""
+    """Return the share of response pairs that two oracles order in the same way: (gamma + 1) / 2 (Goodman and
+    Kruskal 1954, "Measures of association for cross classifications", Section 6).
+
+    A pair is two responses to the same prompt. It counts if each oracle gives the two responses different
+    values.
+    """
     same = told = 0
     for first, second in zip(first_BG, second_BG, strict=True):
         orders = np.sign(np.subtract.outer(first, first)) * np.sign(np.subtract.outer(second, second))
@@ -164,8 +165,8 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _fitted(feature_P: np.ndarray, won_P: np.ndarray) -> np.ndarray:
-    """Return (a, b) of a logistic model with a normal prior on b, fitted by Newton's method. A step that does
-    not lower the loss is halved until it does."""
+    """Return (a, b) of a logistic model with a normal prior on b, fitted by Newton's method. If a Newton step
+    does not lower the loss, it is halved until it does."""
     features = np.stack([np.ones_like(feature_P), feature_P], axis=1)
     precision = np.array([0.0, 1.0 / _LENGTH_VARIANCE])
 

@@ -1,4 +1,4 @@
-"""The times at which evaluations are due."""
+"""Decides at which steps evaluations are due."""
 
 import time
 from collections.abc import Mapping
@@ -6,14 +6,13 @@ from typing import Any
 
 
 class Trigger:
-    """Decides when an evaluation is due. Three conditions must hold, all counted from the beginning of the
-    last evaluation:
+    """Decides when an evaluation is due. Three conditions must hold since the last evaluation began:
 
-    * the number of steps has reached or passed a multiple of `every`;
-    * training has made at least `every_queries` queries;
-    * the run has run for at least `every_hours` hours, those of its earlier processes included.
+    * The number of steps has reached or passed a multiple of `every`.
+    * Training has made at least `every_queries` queries.
+    * The run has run for at least `every_hours` hours. The time of its earlier processes counts too.
 
-    Only the third condition depends on a clock; with 0 hours it always holds.
+    Only the third condition depends on a clock. If `every_hours` is 0, it always holds.
     """
 
     def __init__(self, every: int, every_queries: int = 0, every_hours: float = 0.0):
@@ -41,8 +40,8 @@ class Trigger:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The updates and the queries of training before the last evaluation; and the seconds that the run
-        had run until that evaluation, and until now."""
+        """The updates and the training queries before the last evaluation, and two times in seconds: how long
+        the run had run when that evaluation began, and how long it has run now."""
         return {"step": self.step, "queries": self.queries, "seconds": [self.seconds, self._now()]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
