@@ -1,19 +1,20 @@
 """Reports on a run's ledger: which oracles were asked, what they cost, and whether the file is sound. The
-answers can also be exported as a data set, in one of two layouts:
+answers can also be exported as a data set, in one of two layouts that TRL's trainers read:
 
-    preference    {"prompt", "chosen", "rejected"}, lists of messages. A comparison with a winner makes a row,
-                  and so do the scores of a question if they differ: the highest is chosen, the lowest
-                  rejected.
+    preference    {"prompt", "chosen", "rejected"}, lists of messages. A comparison with a winner makes a row.
+                  A question for scores makes a row of its highest and its lowest score, if they differ.
     scored        {"prompt", "completion", "score"}. Each candidate with a score makes a row.
 
-TRL's trainers read both layouts. A recorded response is written with all of its messages, as in the data. An
-empty response, which the model ended at once, is written as an empty text.
+A recorded response is written with all of its messages, as in the data. A response without tokens is written
+as an empty text.
 
-Answers of two kinds are left out, and warnings say how many. Some are about sampled episodes that had several
-turns, or whose trajectories were dropped: of an episode the ledger itself has only the last message. The
-others are about texts without a prompt.
+Two kinds of answers are left out, and a warning says how many:
 
-The ledger's file is opened read only, so a report can be made while the run writes to it.
+* Answers about an episode that had several turns, or whose trajectory was dropped. The answer itself has only
+  the last message of an episode.
+* Answers about texts without a prompt.
+
+The ledger's file is opened read only, so a report can be made while the run writes to the file.
 """
 
 import importlib
@@ -45,14 +46,13 @@ class Account:
 
     Attributes:
         pending: questions without an answer yet.
-        taken: questions whose answer a step or an evaluation took. A step also takes answers that came too
-            late to be learned from.
+        taken: questions whose answer a step or an evaluation took, including answers that came too late to
+            learn from.
         tied, abstained, failed, unpaid: questions with this mark on at least one value.
-        cached: questions with at least one value from an earlier answer.
-        again: how often questions were asked again after the run was killed. A question counts once for each
-            time.
+        cached: questions with at least one value from an answer to an equal question.
+        again: number of submissions that repeated an earlier one after a kill.
         queries: priced items of the answers.
-        tokens, cost, seconds: sums over the answers; `cost` in the oracle's own currency.
+        tokens, cost, seconds: sums over the answers; `cost` is in the oracle's own currency.
     """
 
     purpose: str
@@ -75,12 +75,12 @@ class Account:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The number of pairs of responses on which two oracles agree.
+    """The number of response pairs on which two oracles agree.
 
     Attributes:
-        judged: number of pairs for which both oracles have a winner, by a comparison or by two different
-            scores.
-        agreed: number of these pairs for which the winner is the same.
+        judged: number of pairs for which both oracles have a winner. A winner comes from a comparison or from
+            two different scores.
+        agreed: number of these pairs for which both winners are the same response.
     """
 
     first: str
@@ -93,11 +93,11 @@ _COLUMNS = tuple(f.name for f in fields(Account))
 
 
 def accounts_table(run_dir: Path) -> str:
-    """Return a table with a line for each purpose and oracle. Below it are a sentence for each change of an
-    oracle, and one for each two oracles that judged the same responses.
+    """Return a table with a line for each purpose and oracle. Below the table is a sentence for each change
+    of an oracle, and one for each two oracles that judged the same responses.
 
     Raises:
-        LedgerError: the directory has no ledger, or it cannot be opened.
+        LedgerError: the directory has no ledger, or the ledger cannot be read.
     """
     with _opened(run_dir) as store:
         rows = [list(_COLUMNS), *(_cells(account) for account in accounts(store))]
@@ -121,12 +121,12 @@ def accounts_table(run_dir: Path) -> str:
 
 
 def problems(run_dir: Path) -> list[str]:
-    """Return one sentence for each fault of a run's ledger: contradictions within it, and what it lacks
-    although the run's checkpoints or metrics rely on it.
+    """Return one sentence for each fault of a run's ledger. A fault is a contradiction within the ledger, or
+    a missing record on which the run's checkpoints or metrics rely.
 
     Raises:
-        LedgerError: as in `accounts_table`. But if the ledger is missing and checkpoints or metrics rely on
-            it, no error is raised: the fault is returned.
+        LedgerError: as in `accounts_table`. If checkpoints or metrics rely on a missing ledger, this is
+            returned as a fault instead.
     """
     found = lacking(run_dir)
     if found and not (run_dir / "ledger.sqlite").exists():
@@ -151,7 +151,7 @@ def accounts(store: Reader) -> list[Account]:
 
 def agreements(store: Reader) -> list[Agreement]:
     """Return the agreement of each two oracles that judged the same responses to the same prompt. If an
-    oracle was asked about them several times, its first question counts."""
+    oracle was asked about the same responses several times, its first question counts."""
     once = (
         "(SELECT MIN(id) AS id, oracle, kind, prompt, candidates FROM questions GROUP BY oracle, kind, "
         "prompt, candidates)"
@@ -170,13 +170,14 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> int:
     """Write the answers of training as a data set. Return its number of rows.
 
     Args:
-        out: file that ends in .jsonl or .parquet, which is its format; its folder is made.
+        out: file that ends in .jsonl or .parquet; the ending selects the format. Its folder is made if it
+            does not exist.
         layout: "preference" or "scored".
 
     Raises:
         ConfigError: the layout or the ending is unknown, the folder cannot be made, the run directory has no
-            config.yaml, Parquet cannot hold the rows, or pyarrow is missing.
-        LedgerError: as in `accounts_table`; or the ledger lacks answers on which the run's checkpoints or
+            config.yaml, Parquet cannot hold the rows, or pyarrow is not installed.
+        LedgerError: as in `accounts_table`, or the ledger lacks answers on which the run's checkpoints or
             metrics rely.
     """
     if layout not in get_args(DatasetLayout):
@@ -225,8 +226,8 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> int:
 
 @contextmanager
 def _opened(run_dir: Path) -> Iterator[Reader]:
-    """Open the ledger of a run. An error of SQLite or of damaged data in the context becomes a LedgerError
-    that names the file."""
+    """Open the ledger of a run. If SQLite or damaged data raise an error within the context, raise a
+    LedgerError that names the file."""
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         raise LedgerError(f"{run_dir}: has no ledger.sqlite; give the directory that `oat train` named")
@@ -243,7 +244,7 @@ def _opened(run_dir: Path) -> Iterator[Reader]:
 def _alike(
     kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]
 ) -> list[bool]:
-    """Return, for each pair that has a winner in both answers, whether the winner is the same."""
+    """Return a bool for each pair that has a winner in both answers: True if the winner is the same."""
     sound = [place for place, both in enumerate(zip(marks, their_marks, strict=True)) if both == ("ok", "ok")]
     if kind == "compare":
         pairs = [(values[place] - 0.5, others[place] - 0.5) for place in sound]
@@ -268,7 +269,7 @@ _Messages = list[dict[str, Any]]
 
 
 class _SeveralTurns(Exception):
-    """The ledger may lack earlier turns of a response."""
+    """The ledger does not have all turns of a response, or it is unclear whether it has."""
 
 
 class _Responses:
@@ -276,7 +277,7 @@ class _Responses:
 
     Args:
         columns: columns of recorded responses; empty if responses are sampled.
-        has_turns: whether a sampled response may have earlier turns.
+        has_turns: True if a sampled response may have several turns.
     """
 
     def __init__(self, store: Reader, columns: Sequence[str], *, has_turns: bool):
@@ -290,7 +291,8 @@ class _Responses:
         """Return the responses that a question is about.
 
         Raises:
-            _SeveralTurns: a response has earlier turns, or may have, since its trajectory was dropped.
+            _SeveralTurns: a response has several turns, or its trajectory was dropped, so it may have
+                several.
         """
         question = intent.question
         if self.columns:

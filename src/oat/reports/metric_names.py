@@ -1,6 +1,5 @@
-"""The names that TRL and the predecessor (the dormant package `oat-llm`) give to metrics, each with the
-metric's name in `oat`. Two tables in docs/metrics.md are made from them, and `oat plot` looks up unknown
-names here.
+"""The names of metrics in TRL and in the predecessor (the dormant package `oat-llm`), each with the metric's
+name in `oat`. Two tables in docs/metrics.md are made from them. `oat plot` looks up unknown names here.
 
 TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT and online DPO. The predecessor's names are
 those of its groups misc, train, actor and eval.
@@ -14,8 +13,8 @@ class Name:
     """The counterpart in `oat` of a metric of TRL or of the predecessor.
 
     Attributes:
-        ours: the nearest metric of `oat`, or "step" for the column of this name; "" if there is none.
-        note: how the two metrics differ, or where to look instead.
+        ours: the nearest metric of `oat`, or "step" for the number of the row; "" if there is none.
+        note: how the two metrics differ, or another place to find the number.
     """
 
     ours: str
@@ -105,7 +104,7 @@ TRL = {
     "val/contain_eos_token": Name("response/truncated_frac", "one minus TRL's number"),
     "beta": Name("", _SETTING),
 }
-"""Metrics of TRL, each with its counterpart in `oat`."""
+"""The metrics of TRL, each with its counterpart in `oat`."""
 
 PREDECESSOR = {
     "misc/pi_beta_version": Name("weights/version"),
@@ -167,11 +166,11 @@ PREDECESSOR = {
     "eval/model_rollout_acc": Name("ensemble/accuracy", "over training pairs"),
     "eval/model_rollout_win_prob": Name("", "an explorer may report its own metrics under `user/`"),
 }
-"""Metrics of the predecessor, each with its counterpart in `oat`."""
+"""The metrics of the predecessor, each with its counterpart in `oat`."""
 
 
 def ours(name: str) -> str:
-    """Return the name in `oat` of a metric of TRL or of the predecessor; "" if `name` is unknown, or the
-    metric has no counterpart."""
+    """Return the name in `oat` of a metric of TRL or of the predecessor. Return "" if `name` is unknown, or
+    if the metric has no counterpart."""
     found = TRL.get(name) or PREDECESSOR.get(name)
     return found.ours if found else ""

@@ -1,5 +1,5 @@
-"""The model card of an exported run: the model's origin, the prompts and oracles that it learned from, their
-cost, a table of metrics, and how to load the model."""
+"""The model card of an exported model. It names the start model, the prompts, and the oracles with their
+cost. It also has a table of metrics, the configuration, and code that loads the model."""
 
 import json
 import re
@@ -75,10 +75,10 @@ def model_card(
 
     Args:
         about: settings of the run.
-        step: step of the checkpoint that is exported.
+        step: step of the exported checkpoint.
         out: directory of the exported model.
-        is_adapter: only a LoRA adapter is exported.
-        is_reward: the model is a reward model.
+        is_adapter: True if only a LoRA adapter is exported.
+        is_reward: True if the model is a reward model.
     """
     base = _public(about.model)
     name = out.resolve().name
@@ -127,8 +127,8 @@ def _sources(run_dir: Path, paths: Sequence[str]) -> str:
 
 
 def _curve(run_dir: Path, last: int) -> str:
-    """Return a table of metrics with at most `_ROWS` rows, up to the step `last`. If several steps have an
-    evaluation, only those are in the table."""
+    """Return a table of metrics with at most `_ROWS` rows, up to the step `last`. If several rows have an
+    evaluation, the table has only such rows."""
     rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl") if row["step"] <= last}
     evaluated = [step for step, row in rows.items() if any(name.startswith("eval/") for name in row)]
     steps = _spread(evaluated if len(evaluated) > 1 else list(rows), _ROWS)
@@ -142,15 +142,15 @@ def _curve(run_dir: Path, last: int) -> str:
 
 
 def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` of the steps, among them the first and the last."""
+    """Return at most `most` of the steps, the first and the last included."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
 def _without_places(value: Any) -> Any:
-    """Return settings as plain data, with absolute paths cut to their last part. The value of a field whose
-    name is that of a secret becomes "***"."""
+    """Return settings as plain data. Absolute paths are cut to their last part. If a field has the name of a
+    secret, its value becomes "***"."""
     if isinstance(value, Mapping):
         return {
             name: "***" if is_secret(name) and item is not None else _without_places(item)

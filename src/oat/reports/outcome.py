@@ -1,9 +1,9 @@
-"""The last lines of a run. If the run learned nothing, they say so and name the likely cause, instead of
-saying that it finished. A warning says the same after the first two steps (`FIRST_STEPS`), unless the run
-ends there.
+"""The last lines of a run. If the run learned nothing, they say so and name the likely cause; otherwise they
+say that it finished. After the first two steps (`FIRST_STEPS`), a warning says the same of a run that has
+learned nothing yet, unless the run ends there.
 
-The outcome is read from the rows of metrics, so it does not depend on how often the run was killed and
-continued. If rows are damaged or missing, the outcome is unknown, and the lines say that the run finished.
+The outcome is read from the rows of metrics, so it does not depend on kills. If rows are damaged or missing,
+the outcome is unknown. Then the lines say that the run finished.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,25 +19,25 @@ from oat.reports.progress import way_on
 from oat.rundir.rows import sound_rows
 
 FIRST_STEPS = 2
-"""Number of steps after which a run warns if it has learned nothing."""
+"""The number of steps after which a run warns if it has learned nothing."""
 SPREAD = "reward/zero_spread_frac"
 TIED = "answers/tied_frac"
 MARKED_BIAS = 0.25
-"""Position bias, of at most 0.5, from which a judge is said to choose by the position of a response rather
-than by its text."""
+"""The smallest position bias with which a judge is said to choose by the position of a response instead of
+its text. The largest possible bias is 0.5."""
 
 Rows = Sequence[Mapping[str, float]]
 
 
 class Outcome:
-    """The outcome of a run, which this object watches from the start of the process.
+    """The outcome of a run. It watches the steps of one process.
 
     Args:
         about: settings of the run.
 
     Attributes:
-        begins: the step at which the run began: 0, or that of its fork.
-        is_idle: whether this process has reported no step.
+        begins: the step at which the run began: 0, or for a fork the step of its first checkpoint.
+        is_idle: True as long as this process has reported no step.
     """
 
     def __init__(self, run: Run, about: About):
@@ -48,7 +48,7 @@ class Outcome:
         self.is_idle = True
 
     def note_step(self, step: int) -> None:
-        """Note that a step was reported. After the first steps of the run, warn if it learned nothing."""
+        """Note that a step was reported. After the first steps of the run, warn if it has learned nothing."""
         self.is_idle = False
         if (
             step == self.begins + FIRST_STEPS
@@ -61,10 +61,9 @@ class Outcome:
         """Return the last lines of a run.
 
         Args:
-            reason: why the run ended.
-            cause: why the run learned nothing; None if it learned something or this is unknown
-                (`nothing_learned`).
-            way_to_export: text that is added to the line if the run learned something.
+            reason: the reason why the run ended.
+            cause: the likely cause if the run learned nothing (`nothing_learned`); otherwise None.
+            way_to_export: text that is added to the first line if `cause` is None.
         """
         place = f"the run lies in {self.about.run_dir}"
         idle = [way_on(self.run, self.about, reason)] if self.is_idle else []
@@ -86,11 +85,14 @@ class Outcome:
 
 
 def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
-    """Return why nothing was learned in the steps of these rows, or None if something was learned.
+    """Return the reason why nothing was learned in the steps of these rows; None if something was learned.
 
-    A run learns nothing if it makes no optimiser step, or if the gradient or the learning rate is 0 in all of
-    them. An algorithm of this package that compares the rewards within a group also learns nothing if they
-    are equal in every group. The gradient may then still differ from 0, because of the KL term.
+    A run learns nothing in each of these cases:
+
+    * It made no optimiser step.
+    * The gradient or the learning rate was 0 in all optimiser steps.
+    * The rewards were equal within every group, and the algorithm is one of this package that compares the
+      rewards of a group. Because of the KL term, the gradient may then differ from 0.
     """
     if not rows:
         return "it made no step"
@@ -108,21 +110,21 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
 
 
 def _names(trained: Collection[str], end: str) -> list[str]:
-    """Return the names of a metric of the learner, such as `grad_norm` for `end`: only that of the run's main
-    model if it is trained, else those of all trained models."""
+    """Return the names of a metric of the learner, such as `grad_norm` for `end`. If the run's main model is
+    trained, this is only the main model's name; else the names of all trained models."""
     return (
         [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
     )
 
 
 def _any(rows: Rows, names: Collection[str]) -> bool:
-    """Return whether any of these metrics differs from 0 in any row."""
+    """Return True if one of these metrics differs from 0 in at least one row."""
     return any(row.get(name, 0.0) != 0.0 for name in names for row in rows)
 
 
 def _is_flat(rows: Rows) -> bool:
-    """Return whether the rewards were equal within every group in every step that had rewards. Return False
-    if no step had any."""
+    """Return True if the rewards were equal within every group, in every step that had rewards. Return False
+    if no step had rewards."""
     known = [row[SPREAD] for row in rows if SPREAD in row]
     return bool(known) and min(known) == 1.0
 
@@ -148,8 +150,8 @@ def _cause_of_no_gradient(rows: Rows, objective: Objective) -> str:
 
 
 def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
-    """Return why probably no optimiser step was made. Causes are tested in a fixed order, and the first that
-    applies is returned."""
+    """Return the likely reason why no optimiser step was made. Causes are tested in a fixed order, and the
+    first that applies is returned."""
     none = "no optimiser step was made"
     if _any(rows[-1:], ["optim/skipped"]):
         return (

@@ -1,13 +1,15 @@
 """`oat plot`: metrics of several runs as a picture and as a table.
 
-Runs whose configurations differ only in the seed, or in other settings listed in `ASIDE`, are drawn as one
-line: the mean of their curves, with a band from the lowest to the highest. A curve is straight between two
-points, so that runs with different points can be averaged. A line covers only the part of the x axis that all
-its runs cover. Against `kl`, the points of a run are ordered by their distance from the reference instead of
-by their steps. `sqrt_kl` is the square root of that distance, as in Gao et al. 2022 (arXiv:2210.10760).
+If configurations differ only in the seed, or in other settings listed in `ASIDE`, their runs are drawn as one
+line. The line is the mean of their curves, with a band from the lowest to the highest value. (Two or three
+seeds are too few for a confidence interval.) A line covers only the part of the x axis that all its runs
+cover.
 
-The band is the range of the runs, because two or three seeds are too few for an interval. Evaluations that
-are due by queries or hours happen at different steps in each run; the straight lines connect them.
+A curve is straight between two points, so runs whose points have different x can be averaged. For example,
+evaluations that are due by queries or hours happen at different steps in each run.
+
+Against `kl`, the points of a run are ordered by their distance from the reference, not by their steps.
+`sqrt_kl` is the square root of that distance, as in Gao et al. 2022 (arXiv:2210.10760).
 """
 
 import csv
@@ -29,13 +31,13 @@ from oat.rundir.rows import read_metrics
 Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
 
 DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
-"""Without a metric, the first of these that every run has is plotted."""
+"""If no metric is chosen, the first of these that every run has is plotted."""
 CHANGES = "oracle/changes"
 KL = "eval/kl"
-"""The policy's distance from the reference."""
+"""The metric of the policy's distance from the reference."""
 GOLD = ("eval/sampled", "eval/gold_sampled")
-"""Without a metric, these are plotted against `KL`: the value of the run's oracle, a proxy, and that of the
-gold oracle."""
+"""If no metric is chosen, these are plotted against `KL`: the value of the run's oracle, which is a proxy,
+and the value of the gold oracle."""
 
 ASIDE = (
     "run_dir",
@@ -47,12 +49,12 @@ ASIDE = (
     "learner.micro_batch_tokens",
     "render.date",
 )
-"""Fields, or whole sections, in which the runs of one line may differ."""
+"""The settings, or complete sections, in which the runs of one line may differ."""
 
 _INCHES = (8.0, 4.5)
 _DPI = 150
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours of Okabe and Ito, which people with colour blindness can tell apart too."""
+"""Colours of Okabe and Ito. People with colour blindness can also tell them apart."""
 _STYLES = ("-", "--", ":")
 _AXES = {
     "steps": ("steps", "steps"),
@@ -62,23 +64,24 @@ _AXES = {
     "kl": ("kl", "KL(policy || reference), nats a response"),
     "sqrt_kl": ("sqrt_kl", "square root of KL(policy || reference), nats a response"),
 }
-"""For each choice of the x axis, its column in the table and its label."""
+"""For each choice of the x axis: its column in the table, and its label."""
 _MOST_FIELDS = 3
-"""If more fields than this differ between lines, a line's name has only as many as tell the lines apart."""
+"""The largest number of settings that are all put into a line's name. If more settings differ between lines,
+the name has only enough of them to tell the lines apart."""
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line of a plot: a metric of the runs of one configuration.
+    """A line of a plot: one metric of the runs of one configuration.
 
     Attributes:
-        name: the settings that distinguish the configuration from the others, and the number of runs if there
-            are several.
+        name: the settings in which this configuration differs from the others, and the number of runs if
+            there are several.
         runs: number of runs.
         x: (points,) float64, ascending.
         mean, low, high: (points,) float64: mean, lowest and highest value of the runs at each x.
-        changes: values of x from which an oracle of one of the runs had changed, so that the line shows two
-            rewards.
+        changes: the values of x at which an oracle of one of the runs changed. From there on the line shows
+            another reward.
     """
 
     name: str
@@ -94,18 +97,18 @@ class Line:
 def plot_runs(
     runs: Sequence[Path], out: Path, metrics: Sequence[str] = (), against: Against = "steps"
 ) -> list[Path]:
-    """Plot metrics of runs. Return the files that were written: a PNG and a CSV with its numbers, or only the
-    CSV if `out` ends in .csv.
+    """Plot metrics of runs, and return the files that were written: a PNG and a CSV with its numbers. If
+    `out` ends in .csv, only the CSV is written.
 
     Args:
-        metrics: names of metrics. If there are none, those in `GOLD` are plotted against `kl` or `sqrt_kl`,
-            and against any other quantity the first of `DEFAULTS` that every run has.
+        metrics: names of metrics. If empty, the default against `kl` or `sqrt_kl` is `GOLD`; against any
+            other quantity it is the first of `DEFAULTS` that every run has.
         against: the quantity of the x axis.
 
     Raises:
         ConfigError: a directory holds no run, a run lacks a metric, `out` is neither PNG nor CSV, or
-            matplotlib is missing.
-        DataError: a file of a run cannot be read.
+            matplotlib is not installed.
+        DataError: a file of a run cannot be read, or the runs of a line have no part of the x axis in common.
     """
     if out.suffix not in (".png", ".csv"):
         raise ConfigError(
@@ -151,7 +154,8 @@ def lines_of(runs: Sequence[Path], metrics: Sequence[str], against: Against) -> 
 
 
 def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the metric, or the default for None.
+    """Return the metric if every run has it. If the metric is None, return the first of `DEFAULTS` that every
+    run has.
 
     Raises:
         ConfigError: a run lacks the metric. The message suggests one that all runs have.
@@ -180,8 +184,8 @@ def _chosen(metric: str | None, rows: Mapping[Path, Sequence[Mapping[str, Any]]]
 def _curve(
     run: Path, rows: Sequence[Mapping[str, Any]], metric: str, against: Against
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of x, ascending and distinct, and the metric at each of them. Points that are not
-    finite are left out. If several rows have the same x, the last counts."""
+    """Return the values of x, ascending and distinct, and the metric at each x. Points that are not finite
+    are left out. If several rows have the same x, the last row counts."""
     x = np.array(_places(run, rows, against))
     y = np.array([math.nan if (value := row.get(metric)) is None else value for row in rows], dtype=float)
     is_known = np.isfinite(x) & np.isfinite(y)
@@ -195,7 +199,7 @@ def _curve(
 
 
 def _changes(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
-    """Return the x of each row that counts more changes of an oracle than the row before it."""
+    """Return the x of each row whose number of oracle changes is larger than that of the row before it."""
     counts = np.array([row.get(CHANGES, 0.0) for row in rows])
     return list(np.array(_places(run, rows, against))[1:][counts[1:] > counts[:-1]]) if counts.any() else []
 
@@ -232,7 +236,7 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
 
 
 def _running_maximum(values: Any) -> list[float]:
-    """Return the running maximum of a cumulative count, which is 0 in rows that do not report it."""
+    """Return the running maximum of a cumulative count. Rows that do not report the count give 0."""
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 
@@ -254,7 +258,7 @@ def _line(
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the fields of a configuration by dotted name."""
+    """Return the settings of a configuration by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -262,8 +266,11 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _within(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with paths in the run directory made relative to it. `oat.Trainer` stores the
-    records that a caller gives it in that directory, so such paths differ from run to run."""
+    """Return the configuration, with paths in the run directory made relative to this directory.
+
+    `oat.Trainer` stores given records in the run directory. So without this, their paths would differ from
+    run to run.
+    """
     own = f"{tree['run_dir']}/"
 
     def cut(value: Any) -> Any:
@@ -279,9 +286,9 @@ def _is_aside(field: str) -> bool:
 
 
 def _names(trees: Sequence[Mapping[str, Any]], directories: Sequence[str]) -> list[str]:
-    """Return the name of each configuration: the fields in which they differ or, if these are many, only
-    enough of them to tell the configurations apart. A configuration without such a field is named by its
-    directory."""
+    """Return a name for each configuration: the settings in which the configurations differ. If there are
+    many, the name has only enough of them to tell the configurations apart. If a configuration has none of
+    these settings, it is named by its directory."""
     fields = [
         field for field in dict.fromkeys(field for tree in trees for field in tree) if not _is_aside(field)
     ]
@@ -315,9 +322,11 @@ def _in_name(field: str, value: Any) -> str:
 
 
 def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """Write the lines as CSV. With a single metric, the column of means has the metric's name. With several,
-    the column `metric` has the name of each row's metric. If an oracle changed, the last column counts the
-    changes up to each point."""
+    """Write the lines as CSV.
+
+    With a single metric, the column of means has the metric's name. With several metrics, the column `metric`
+    names the metric of each row. If an oracle changed, the last column counts the changes up to each point.
+    """
     metrics = list(dict.fromkeys(line.metric for line in lines))
     head = metrics if len(metrics) == 1 else ["metric", "mean"]
     has_changes = any(line.changes for line in lines)
@@ -336,8 +345,8 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """Draw each configuration in its colour, and each metric in its line style. With a single metric, styles
-    tell apart configurations that have the same colour."""
+    """Draw each configuration in its own colour, and each metric in its own line style. If there is only one
+    metric, the style distinguishes configurations that share a colour."""
     names, metrics = (
         list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric")
     )
@@ -394,8 +403,8 @@ def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _literal(text: str) -> str:
-    """Escape a text so that matplotlib draws it literally: it reads `$` as a formula, and a legend omits a
-    label that begins with an underscore."""
+    """Escape a text so that matplotlib draws it literally. Matplotlib reads `$` as a formula, and a legend
+    omits a label that begins with an underscore."""
     return printable(text if not text.startswith("_") else f" {text}").replace("$", r"\$")
 
 

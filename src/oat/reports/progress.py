@@ -1,10 +1,9 @@
-"""The progress of a run: in a terminal a few lines that are redrawn in place, elsewhere one line for each
-step.
+"""The progress of a run. In a terminal it is a few lines that are redrawn in place; elsewhere it is one line
+for each step.
 
-In a terminal, a thread of the library rich draws the lines, four times a second. The thread only reads values
-that the run has stored in the `Display`, so the run never waits for it.
-
-The cursor is never hidden, so a kill leaves the terminal usable.
+In a terminal, a thread of the library rich draws the lines four times a second. The thread only reads values
+that the run has stored in the `Display`, so the run never waits for the thread. The cursor stays visible, so
+the terminal can be used after a kill.
 """
 
 import math
@@ -34,11 +33,11 @@ WATCHED = (
     "pairs/accuracy",
     "loss/total",
 )
-"""The first two of these that a run reports are shown, each with a sparkline."""
+"""The metrics that may be shown with a sparkline. The first two of them that a run reports are shown."""
 
 _SHOWN = 2
 _RECENT = 30
-"""Number of recent rows from which the time left is estimated."""
+"""The number of recent rows from which the time left is estimated."""
 _CELLS = 24
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII = "_.-~=+*#"
@@ -55,7 +54,7 @@ _DOING = {
 
 @contextmanager
 def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
-    """Yield the report that `loop.train` calls after each step. In a terminal, the lines of a `Display` are
+    """Yield the function that `loop.train` calls with each row. In a terminal, the lines of a `Display` are
     drawn until the context ends."""
     if not is_terminal():
         yield lambda step, values: print(step_line(step, run.stop.last, values), flush=True)
@@ -68,8 +67,8 @@ def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
 
 @contextmanager
 def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Count steps outside a run: yield a function that the caller calls after each step. In a terminal, a
-    line counts the steps; elsewhere, a line says how many there will be."""
+    """Count steps outside a run. Yield a function that the caller calls after each step. In a terminal, a
+    line counts the steps; elsewhere, a line is printed once with the number of steps to come."""
     if not is_terminal():
         print(f"{what}: {steps:,} steps", flush=True)
         yield lambda step: None
@@ -100,10 +99,11 @@ def _steps(count: int) -> str:
 
 
 def way_on(run: Run, about: About, reason: str) -> str:
-    """Return a sentence about a run that had already ended when it was started again, with ways to go on.
+    """Return a sentence for a run that had already ended when it was started again. The sentence says how to
+    continue.
 
     Args:
-        reason: why the run ended.
+        reason: the reason why the run ended.
     """
     is_used_up = run.stop.last != about.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
@@ -115,10 +115,10 @@ def way_on(run: Run, about: About, reason: str) -> str:
 
 
 class Display:
-    """The lines of a run in a terminal.
+    """The lines that show a run in a terminal.
 
     Args:
-        rows: rows of metrics of earlier processes.
+        rows: rows of metrics that earlier processes wrote.
     """
 
     def __init__(self, run: Run, rows: Sequence[Mapping[str, float]] = ()):
@@ -135,7 +135,7 @@ class Display:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draw the lines while the context is open. The cursor is shown all the time."""
+        """Draw the lines while the context is open. The cursor stays visible."""
         from rich.live import Live
 
         live = Live(console=self.console, get_renderable=self.lines, redirect_stderr=sys.stderr.isatty())
@@ -148,7 +148,7 @@ class Display:
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
-        """Show that a box is at work while the context is open.
+        """Show the work of a box while the context is open.
 
         Args:
             name: a key of `_DOING`.
@@ -161,7 +161,7 @@ class Display:
             self.now = before
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the state after a step. If the step was evaluated, also print a line that stays."""
+        """Show the state after a step. If the step was evaluated, also print a permanent line."""
         while self.rows and self.rows[-1]["step"] >= step:
             self.rows.pop()
         self.rows.append({"step": step, **values})
@@ -211,9 +211,8 @@ class Display:
         return grid
 
     def _plan(self, step: int, used: Mapping[str, float], limits: Mapping[str, float | None]) -> None:
-        """Set the share of the run that is done and the seconds left. The run ends at the first of several
-        limits: the share is the largest of the limits' shares, and the seconds are the fewest until a limit,
-        at the speed of recent rows."""
+        """Set the share of the run that is done, and the seconds left at the speed of recent rows. If the run
+        has several limits, the limit that it reaches first decides."""
         recent = [row for row in self.rows[-_RECENT:] if row["step"] > 0]
         per_row = sum(
             sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save")) for row in recent
@@ -236,8 +235,8 @@ class Display:
         )
 
     def _changes(self) -> list[tuple[str, str, str]]:
-        """Return a line that says how often an oracle changed, and in which row first, since curves then show
-        two rewards; no line if none changed."""
+        """Return a line that says how often an oracle changed, and in which row first. Return an empty list
+        if none changed."""
         rows = [row for row in self.rows if "oracle/changes" in row]
         if not rows:
             return []
@@ -255,7 +254,8 @@ class Display:
 
 def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
     """Draw values as a line of at most 24 blocks, scaled between the lowest and the highest. If there are
-    more values, each block is the mean of several. Values that are not finite are left out."""
+    more than 24 values, each block is the mean of neighbouring values. Values that are not finite are left
+    out."""
     known = [value for value in values if math.isfinite(value)]
     count = min(_CELLS, len(known))
     ends = [round(place * len(known) / count) for place in range(count + 1)] if count else [0]
@@ -268,7 +268,7 @@ def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration for people: 42 s, 3 min, 2 h 05 min, 4 d 2 h."""
+    """Return a duration as a text for people, such as 42 s, 3 min, 2 h 05 min or 4 d 2 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

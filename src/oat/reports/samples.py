@@ -3,9 +3,9 @@
 Steps are counted as in `metrics.jsonl`: step N shows what the N-th update learned from. The newest step comes
 first.
 
-The responses of training are read from the ledger. It has all groups, with the answers that the step learned
-from, while `samples.jsonl` has only some groups of each step. Evaluations are read from their own records. If
-the run has a gold oracle, these also have its verdicts.
+The responses of training are read from the ledger, which has all groups and their answers. (`samples.jsonl`
+has only some groups of each step.) The responses of evaluations are read from their records, which also have
+the verdicts of a gold oracle.
 """
 
 import math
@@ -25,7 +25,7 @@ from oat.rundir.rows import read_rows
 from oat.types import Answer, FinishReason
 
 _NEVER_MADE = {"length": "cut off", "aborted": "aborted"}
-"""The text that is shown for a response that the model did not end itself, by finish reason."""
+"""By finish reason, the text that is shown for a response that the model did not end itself."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class JudgedResponse:
     """A response and the oracle's verdict.
 
     Attributes:
-        verdict: the score, win, loss or tie; or the mark that says why there is none. It also says if the
-            response was cut off or aborted.
+        verdict: the score, win, loss or tie; without a verdict, the mark that says why. If the response was
+            cut off or aborted, the text says so.
     """
 
     verdict: str
@@ -42,15 +42,15 @@ class JudgedResponse:
 
 
 def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[str]:
-    """Yield one printable text for each question of training, or for each prompt of an evaluation. Lines are
-    not cut.
+    """Yield one printable text for each question of training, or for each prompt of an evaluation. Long lines
+    are not cut.
 
     Args:
-        step: show only this step; None shows all.
-        evaluations: show evaluations instead of training.
+        step: show only this step; None: show all steps.
+        evaluations: True: show evaluations instead of training.
 
     Raises:
-        ConfigError: the directory holds no run, the run has nothing to show yet, or nothing of this step.
+        ConfigError: the directory holds no run, or there is nothing to show of the run or of this step yet.
         LedgerError: the ledger cannot be opened, or lacks answers that the run has learned from.
         DataError: a record of an evaluation cannot be read.
     """
@@ -93,8 +93,8 @@ def _learned_in(store: Reader, step: int) -> Iterator[str]:
 
 
 def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
-    """Return the finish reasons of a round's trajectories, by group; an empty list if the trajectories were
-    dropped or are damaged."""
+    """Return the finish reasons of a round's trajectories, by group. Return an empty list if the trajectories
+    were dropped or are damaged."""
     try:
         return [
             [trajectory.finish_reason for trajectory in group.trajectories]
@@ -150,7 +150,7 @@ def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
     """Yield the records in a file of an evaluation.
 
     Raises:
-        DataError: a line is no record of an evaluation.
+        DataError: a line is not a record of an evaluation.
     """
     for number, row in enumerate(read_rows(file), 1):
         missing = {column, "mode", "sample", "output", "reference", "value", "mark"} - row.keys()
@@ -166,7 +166,8 @@ def _records(file: Path, column: str) -> Iterator[dict[str, Any]]:
 
 
 def _numbered(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each record with the number of its prompt. A record of sample 0 begins the next prompt."""
+    """Yield the number of each record's prompt, and the record. A record of sample 0 begins the next
+    prompt."""
     number = 0
     for row in rows:
         number += row["sample"] == 0
@@ -183,10 +184,10 @@ def _verdict(value: float | None, mark: str) -> str:
 
 
 def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) -> Sequence[int]:
-    """Return all of `steps`, or only `step` if it is given.
+    """Return all of `steps`; if `step` is not None, only `step`.
 
     Raises:
-        ConfigError: `steps` is empty, or does not have `step`.
+        ConfigError: `steps` is empty, or does not contain `step`.
     """
     if not steps:
         raise ConfigError(f"{run_dir}: no {what} yet; let `oat train` go on")
@@ -219,5 +220,5 @@ def _page(
 
 
 def _block(head: str, text: str) -> str:
-    """Return a text after a heading, with all lines of the text aligned."""
+    """Return a text after a heading. All lines of the text are aligned."""
     return head + f"\n{' ' * len(head)}".join(text.split("\n"))

@@ -1,4 +1,4 @@
-"""The terminal: whether there is one, and how it shows more than a screen of text."""
+"""The terminal: detects it, and shows tables and long texts."""
 
 import os
 import shlex
@@ -13,13 +13,13 @@ from oat.errors import printable
 
 
 def is_terminal() -> bool:
-    """Return whether the standard output is a terminal that can redraw lines."""
+    """Return True if the standard output is a terminal that can redraw lines."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb", "unknown")
 
 
 def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
-    """Return a table of numbers by name, below a title. If a metric has an interval, its ends (the numbers
-    `..._low` and `..._high`) are shown in the metric's line."""
+    """Return a table of numbers by name, below a title. If a metric has an interval, its ends (`..._low` and
+    `..._high`) are shown in the metric's line."""
     ends = {
         name: (numbers[f"{name}_low"], numbers[f"{name}_high"])
         for name in numbers
@@ -39,7 +39,8 @@ def numbers_table(title: str, numbers: Mapping[str, float]) -> str:
 
 
 def show_pages(pages: Iterable[str]) -> None:
-    """Print texts with a blank line after each, in a terminal through the pager: `$PAGER`, or less."""
+    """Print texts with a blank line after each. In a terminal they go through the pager: `$PAGER`, or
+    less."""
     rest = iter(pages)
     pages = chain([*islice(rest, 1)], rest)  # an error of the first page is raised before a pager starts
     if (pager := _pager()) is None:
@@ -63,7 +64,8 @@ def show_pages(pages: Iterable[str]) -> None:
 
 
 def _pager() -> list[str] | None:
-    """Return the pager's command and arguments; None outside a terminal, or if it is not installed."""
+    """Return the pager's command and arguments. Return None if the output is not a terminal, or if the pager
+    is not installed."""
     if not is_terminal():
         return None
     words: list[str] = []

@@ -1,11 +1,15 @@
-"""`oat train --profile N`: a trace of N steps, in the format of Chrome, which Perfetto and
-chrome://tracing open.
+"""`oat train --profile N`: a trace of N steps in Chrome's trace format, which Perfetto and chrome://tracing
+open.
 
-The trace shows the boxes at work by name: sample (generating, and sending the questions), take (waiting for
-answers), prepare, update, sync, evaluate, save (copying, and waiting until an older checkpoint is written).
-Tracing slows a run and changes none of its results.
+The trace shows these activities of the boxes by name:
 
-The methods of the boxes are wrapped here, so `loop.py` needs no code for tracing.
+* sample: generate responses and send questions
+* take: wait for answers
+* prepare, update, sync, evaluate
+* save: copy the state, and wait until an older checkpoint is written
+
+Tracing slows a run but does not change its results. The methods of the boxes are wrapped here, so `loop.py`
+needs no code for tracing.
 """
 
 import os
@@ -23,12 +27,13 @@ def train_traced(run: Run, report: Report, directory: Path, steps: int) -> tuple
     process, because the first step does much that happens only once.
 
     Args:
-        directory: folder for the trace. The file is `trace_step_XXXXXXXX.json`, where the number is that of
-            the last step before the trace.
-        steps: number of steps to trace, at least 1; the trace has fewer if the run ends before.
+        directory: folder for the trace. The file is `trace_step_XXXXXXXX.json`; its number is that of the
+            last step before the trace.
+        steps: number of steps to trace, at least 1. If the run ends earlier, the trace has fewer steps.
 
     Returns:
-        Why the run ended, and the file of the trace, or None if the run ended with this process's first step.
+        The reason why the run ended, and the file of the trace. The file is None if this process took fewer
+        than two steps.
     """
     trace = _Trace(directory, steps)
     name_boxes(run, record_function)
@@ -61,7 +66,7 @@ class _Trace:
         self._profiler: Any = None
 
     def after(self, step: int) -> None:
-        """Note that a step has ended. Start the trace after this process's first step, and write it after the
+        """Note that a step has ended. Start the trace after this process's first step. Write it after the
         last step to trace."""
         self.done += 1
         if self.done == 0:
@@ -75,7 +80,7 @@ class _Trace:
             self.end()
 
     def end(self) -> None:
-        """Stop the trace, and write it if it has at least one complete step. Do nothing if no trace runs."""
+        """Stop the trace. If it has at least one complete step, write it. If no trace runs, do nothing."""
         profiler = self._profiler
         self._profiler = None
         if profiler is None:
@@ -93,7 +98,7 @@ def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
     """Decorate the methods of the boxes that a step calls.
 
     Args:
-        within: returns the decorator for the name of what a box does; `record_function` is one.
+        within: function that returns a decorator, given the name of an activity. `record_function` is one.
     """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),
