@@ -113,11 +113,11 @@ class Row:
     """A row of metrics, and the step that it closes.
 
     Attributes:
-        number: number of the row. When the row is closed, this number of steps are done.
+        number: number of the row, which is also the number of steps done when the row is closed.
         metrics: the metrics that are known so far.
         is_closed: True if the row was written before the loop began.
-        feedback: the feedback that the step learned from. It is None in row 0, and until the step has taken
-            it.
+        feedback: the feedback that the step learned from; None in row 0, and until the step has taken its
+            answers.
         is_rolled_back: True if an alarm restored the learned parts from a checkpoint.
         is_evaluated: True if an evaluation was due.
         later: metrics of the next row that are known before its step.
@@ -149,9 +149,8 @@ class Row:
 def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
-    Each turn first closes the row of the previous step, then takes the next step. This order has a reason: a
-    step's row contains an evaluation if the step is the last one, and only after it has learned is it clear
-    whether it is the last.
+    The last step is always evaluated and saved. Only after a step has learned is it known whether it was the
+    last one. So each turn first closes the row of the previous step, then takes the next step.
     """
     row = begin(run, report)
     while True:
@@ -241,8 +240,8 @@ def react_to_alarms(run: Run, row: Row) -> None:
 def publish_weights(run: Run, row: Row) -> None:
     """Load the learner's weights into the slots of engines.
 
-    If a transfer is due or the weights were rolled back, load the policy into `sampler` and the reward
-    networks into `ensemble`. If the reference has moved, load it into `reference`.
+    If a transfer is due or the weights were rolled back, load the policy into `sampler` and the ensemble's
+    networks into `ensemble`. If the reference has changed, load it into `reference`.
     """
     if row.is_rolled_back or run.weights.due(row.step):
         run.weights.sync(run.learner, version=row.number)
@@ -382,7 +381,7 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     if loaded is not None:
         step, tensors, plain = loaded
         row = plain.pop(ROW, None)
-        take_up(run, [part for part in run.parts if part in plain], tensors, plain)  # a fork may have more
+        take_up(run, [part for part in run.parts if part in plain], tensors, plain)  # a fork may have new parts
     run.weights.restore(run.learner)
     return step, row
 

@@ -29,8 +29,8 @@ from oat.reports.progress import opening, shown
 from oat.rundir.rows import read_metrics
 
 Callback = Callable[[int, dict[str, float]], bool | None]
-"""A function that is called with each new row: its number, and the row's metrics. If it returns True, the run
-ends after this row.
+"""A function that is called with the number of each new row, and the row as `metrics.jsonl` has it. If it
+returns True, the run ends after this row.
 
 Row 0 describes the start. If the run has evaluations, row 0 has the metrics of the one before the first step.
 Row k describes the k-th step.

@@ -1,4 +1,4 @@
-"""Alarms watch a run's own metrics, so that a run that collapses reports it before its budget is spent.
+"""Alarms watch a run's own metrics, to report a collapse of the run before its budget is spent.
 docs/alarms.md gives the reason for each alarm.
 
 An alarm is raised when its metric has been out of bounds for `patience` steps in a row. Steps without the
@@ -8,8 +8,8 @@ and on settings. So a continued run raises the same alarms at the same steps.
 
 The metrics of a step are measured before its update, so they describe the weights of the checkpoint before
 the step. If no alarm with the action `roll_back` is out of bounds in a step, this checkpoint is proven good.
-A roll back goes to the newest proven checkpoint that `checkpoint.every` made. If there is none yet, it goes
-to the state with which the run began, or with which it was first continued with such an alarm.
+A roll back goes to the newest proven checkpoint that `checkpoint.every` made. Until there is one, a roll back
+goes to the state before the first step that the run took with such an alarm.
 
 An evaluation after step k and the metrics of step k + 1 describe the same weights. So the second oracle's
 scores are checked together with step k + 1.
@@ -26,7 +26,7 @@ from oat.errors import warn
 
 LENGTH = "response/length"
 LEVEL_ROWS = 3
-"""The number of first steps whose mean response length is the start level for the alarm `length`."""
+"""The number of first steps whose mean response length is the start level of the alarm `length`."""
 GOLD = ("eval/gold_sampled", "eval/gold_greedy")
 """The metrics of an evaluation's second oracle. The alarm watches the first of them that the run reports."""
 
@@ -299,7 +299,7 @@ class Alarms:
         self.lengths = list(state["lengths"])
         self.raised = state["raised"]
         self.roll_backs = state["roll_backs"]
-        # checkpoints of earlier versions lack them
+        # checkpoints of earlier versions lack `best` and `heard`
         self.best, self.heard = state.get("best"), dict(state.get("heard", {}))
         self.back = state["back"] if self.rolling else None
         self._end = state["end"] if state["end"] and state["end"]["rule"] in unchanged else None

@@ -1,8 +1,8 @@
 """SIGTERM and Ctrl-C ask a run to end early.
 
-* While a step samples or waits for answers, the first signal ends the run at once. The same holds during an
-  evaluation. The ledger has every recorded question and answer. The loop saves the other states as they were
-  before the interrupted part.
+* While a step samples or waits for answers, and during an evaluation, the first signal ends the run at once.
+  No recorded question or answer is lost. The loop saves the other states as they were before the interrupted
+  part.
 * If an evaluation was interrupted, the checkpoint also has the known metrics of its row. The next process
   evaluates again and completes the row.
 * If a step has begun to learn, it completes its update before the run ends.
@@ -66,8 +66,8 @@ class Interruption:
             self._at_once = False
 
     def check_interrupt(self) -> None:
-        """Raise `Interrupted` within `at_once` if the run was asked to end. This repeats an error that user
-        code may have caught.
+        """Raise `Interrupted` if the run was asked to end, but only within `at_once`. User code may have
+        caught an earlier `Interrupted`.
 
         Raises:
             Interrupted: a signal or a callback has asked the run to end.

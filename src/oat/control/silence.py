@@ -44,9 +44,10 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
     """Return two metrics of the values that a step asked an oracle for.
 
     Returns:
-        `MISSING`: the share of missing values among those asked for. It is left out if no value was asked
-        for. `WASTED`: the share of questions that gave no value, among those whose answers cost tokens or
-        money. It is left out if there are no such questions.
+        * `MISSING`: the share of missing values among those asked for. It is left out if no value was asked
+          for.
+        * `WASTED`: among the questions that took tokens or money, the share that gave no value. It is left
+          out if there are no such questions.
     """
     asked = [item.answer for item in items if item.question.oracle != UNASKED]
     lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]

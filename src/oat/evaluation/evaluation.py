@@ -98,8 +98,7 @@ class _Table:
 
     Attributes:
         values_BG: (B, G) values; one half for a tie, NaN for a response without a value.
-        groups: the group of a prompt's responses, by the prompt's index in `values_BG`. It does not contain
-            the reference.
+        groups: by a prompt's index in `values_BG`, the group of its responses, without the reference.
         marks: mark of each response, by (index of the prompt, index of the response).
     """
 
@@ -212,8 +211,8 @@ class Evaluation:
         return metrics
 
     def _exceeds_budget(self, oracle: EvaluationOracle, step: int, price: Price) -> bool:
-        """Return True if an evaluation of this price would exceed the oracle's budget. Then also record the
-        refusal. The first refusal of a purpose gives a warning."""
+        """Return True if an evaluation of this price would exceed the oracle's budget. If so, also record the
+        refusal. Only the first refusal of a purpose gives a warning."""
         spent = self.ledger.committed(oracle.purpose)
         if oracle.budget.allows(spent + price):
             return False
@@ -240,8 +239,8 @@ class Evaluation:
     ) -> bool:
         """Ask those questions of an evaluation that are not on disk yet.
 
-        If no question is on disk and their price exceeds the budget, record the price and ask nothing. A
-        later evaluation first compares the recorded price with the budget, before it samples anything.
+        If none of the questions is on disk and their price exceeds the budget, record the price and ask
+        nothing. Before a later evaluation samples anything, it compares this recorded price with the budget.
 
         Args:
             count: number of rounds, one for each mode.
@@ -306,8 +305,8 @@ class Evaluation:
             A table of the oracle's values for each mode; None if the budget does not suffice for all modes.
 
         Raises:
-            OatError: the oracle failed, now or before a restart. The ledger records a failure, so the same
-                evaluation fails again after a restart.
+            OatError: sampling or the oracle failed, now or before a restart. The ledger records the failure,
+                so the same evaluation fails again after a restart.
         """
         tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:
@@ -369,9 +368,9 @@ class Evaluation:
     def _distance(self, modes: Sequence[Mode], tables: Sequence[_Table]) -> dict[str, float]:
         """Estimate KL(slot || reference) in nats per response, by the estimator k1.
 
-        The estimate is the mean of log p_slot - log p_reference, summed over the tokens of a response, over
-        the responses of the mode `sampled`. Both log-probabilities are raw. Those of the slot were recorded
-        at sampling.
+        For each response of the mode `sampled`, log p_slot - log p_reference is summed over its tokens. The
+        estimate is the mean of these sums. Both log-probabilities are raw. Those of the slot were recorded at
+        sampling.
         """
         sampled = next(table for mode, table in zip(modes, tables, strict=True) if mode.name == "sampled")
         groups = [group for _, group in sorted(sampled.groups.items())]

@@ -166,7 +166,7 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 def _fitted(feature_P: np.ndarray, won_P: np.ndarray) -> np.ndarray:
     """Return (a, b) of a logistic model with a normal prior on b, fitted by Newton's method. If a Newton step
-    does not lower the loss, it is halved until it does."""
+    does not lower the loss, the step is halved until it does."""
     features = np.stack([np.ones_like(feature_P), feature_P], axis=1)
     precision = np.array([0.0, 1.0 / _LENGTH_VARIANCE])
 

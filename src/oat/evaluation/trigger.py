@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Trigger:
-    """Decides when an evaluation is due. Three conditions must hold since the last evaluation began:
+    """Decides when an evaluation is due. All of these must have happened since the last evaluation began:
 
     * The number of steps has reached or passed a multiple of `every`.
     * Training has made at least `every_queries` queries.

@@ -22,8 +22,8 @@ _MARKS = ", ".join(repr(mark) for mark in get_args(Mark))
 
 
 def _each(column: str) -> str:
-    """Return SQL for the entries of a JSON list. If the text is not JSON, the SQL gives no entries, and
-    another check reports the text."""
+    """Return an SQL expression that lists the entries of a JSON column. A text that is not JSON has no
+    entries here; another check reports it."""
     return f"json_each(CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END)"
 
 
@@ -141,11 +141,11 @@ def _other_texts(store: Reader) -> Iterator[str]:
 
 
 def _made_up(store: Reader) -> Iterator[str]:
-    """Yield a sentence for each cached value that its step did not take from an oracle.
+    """Yield a sentence for each cached value without a matching answer.
 
-    The cache records a step for each value. If a value is cached more often than this step took it, each
-    surplus entry is reported. The cache key is a hash, so this check cannot tell which response a value
-    belongs to.
+    Each cached value names the step that took it. If the answers of this step have the value less often than
+    the cache, each surplus entry is reported. The check compares values only, because a cache key is a hash
+    that does not show the response.
     """
     given: Counter[tuple[Any, ...]] = Counter()
     sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks

@@ -11,8 +11,8 @@ A question that costs nothing is always paid. If questions are asked in waves (`
 paid or refused later, when its wave is formed.
 
 Before a step of training, the ledger also decides whether training can buy anything more. This depends only
-on what earlier steps took and asked. When the answers came does not matter, so a continued run ends at the
-same step as the unbroken one.
+on what earlier steps took and asked. The times at which answers came do not matter, so a continued run ends
+at the same step as the unbroken one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -93,12 +93,12 @@ class Spending:
         return min(map(self._price_of, intents), key=in_order, default=None)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """Return True if training can buy nothing more before this step. The answer depends on what steps
-        before this one took and asked.
+        """Return True if, before this step, training can buy nothing more. Only what earlier steps took and
+        asked counts.
 
         Args:
-            ahead: True if the questions would be asked ahead of this step. Then waiting questions count at
-                their highest price, even if they are asked in waves.
+            ahead: True: ask this for questions of later steps. Then waiting questions count at their highest
+                price, even if they are asked in waves.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):
@@ -157,8 +157,8 @@ class Spending:
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
         """Return the quote of a question, and the queries that the question itself would send.
 
-        These queries are a dict by cache key. Its entries are the addresses of all values that would then be
-        asked for under the key, those of earlier questions included.
+        These queries are a dict by cache key. Its entry for a key lists the addresses of all values that
+        would then be asked for under this key, those of earlier questions included.
         """
         if question.oracle == UNASKED:
             return Quote(), {}

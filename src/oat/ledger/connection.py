@@ -17,10 +17,10 @@ class Connection:
     """The open file of one ledger.
 
     Attributes:
-        is_read_only: True if the file is not changed. Then a file of an older schema version is copied to
-            memory, and the copy is migrated.
-        lock: a thread holds it during its transactions, and during other work that no other thread may
-            interrupt with a write.
+        is_read_only: True: the file is only read. If its schema version is old, the file is copied to memory,
+            and the copy is migrated.
+        lock: a thread holds it during its transactions, and during other work in which no other thread may
+            write.
 
     Raises:
         LedgerError: the file cannot be opened, is not a ledger, has an unknown schema version, or is on a
@@ -93,7 +93,7 @@ class Connection:
 
         Raises:
             LedgerError: the file cannot be written, was replaced or deleted since it was opened, or is being
-                written by another process. The end of the transaction raises the same error.
+                written by another process. The end of the transaction may raise this error too.
         """
         self.standing.refuse_lost(LedgerError)
         try:

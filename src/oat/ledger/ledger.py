@@ -17,8 +17,8 @@ Otherwise the ledger submits the intent again when the next step without a recor
 Two rules limit what is sent:
 
 * A value is not asked for if earlier answers give it, or if equal questions are already asking for it
-  (`ledger/cache.py`). This rule does not apply if `oracle.repeats` is 0, nor to an oracle with
-  `cacheable = False`.
+  (`ledger/cache.py`). There are two exceptions: with `oracle.repeats: 0`, and for an oracle with
+  `cacheable = False`, each value is asked for.
 * A question is not asked if the budget does not allow it. The ledger decides this when it records the intent
   (`ledger/budgets.py`). If tokens or money limit training, the ledger decides it later, when it forms the
   wave of the question (`ledger/waves.py`).
@@ -155,7 +155,7 @@ class Ledger:
         submits none if the previous wave is not settled.
 
         Args:
-            groups: one for each prompt.
+            groups: the groups of the round, one for each prompt.
             questions: each is about one group. The prompt of this group has the `occurrence` of the
                 question's key.
 
@@ -190,7 +190,7 @@ class Ledger:
           they were asked. If fewer are answered, it takes all of them. Unpaid questions count as answered.
         * If `max_age` is set, a step of training does not learn from rounds more than `max_age` steps old.
           Their answered questions are recorded as expired.
-        * The call waits until the next `count` questions, and all older than `max_age`, are answered or have
+        * The call waits until the next `count` questions, and all that are too old, are answered or have
           failed. So the feedback does not depend on when answers come.
         * If `max_wait_s` is set, a step of training waits less: at most `max_wait_s`, and only until `count`
           paid questions that are not too old are answered.
@@ -276,7 +276,7 @@ class Ledger:
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """Return True if training can buy nothing more before this step; see `Spending.is_spent`."""
+        """Return True if, before this step, training can buy nothing more; see `Spending.is_spent`."""
         return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
@@ -289,7 +289,8 @@ class Ledger:
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories that only steps before `step - 1` read; these steps are never replayed.
+        """Drop the trajectories that only steps before `step - 1` read, because these steps are never
+        replayed.
 
         The trajectories of `step - 1` stay, because row `step` of the metrics may need them. If `keep_groups`
         is True, all trajectories stay.
@@ -348,8 +349,8 @@ class Ledger:
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Store the answers that a step took in the cache, and end the queries of its questions and of the
-        expired ones. The caller holds the transaction."""
+        """Store in the cache the answers that a step took. Its questions, and the expired ones, no longer
+        count as being asked. The caller holds the transaction."""
         for intent, answer, _ in found:
             self.cache.keep(intent, answer, step)
         intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]
@@ -411,7 +412,7 @@ class Ledger:
         return self.store.num_takeable(purpose, step, oldest) >= count
 
     def _forget(self) -> None:
-        """Drop the trajectories of a round from memory if no oracle has a question of this round."""
+        """Drop trajectories from memory: those of all rounds that have no pending question."""
         self.rounds.forget(self.outstanding.rounds_pending())
 
 

@@ -114,7 +114,7 @@ class Reader(Connection):
         return [id for (id,) in self.db.execute(sql, (purpose, oldest, step, limit))]
 
     def num_open(self, purpose: str) -> int:
-        """Return the number of questions that are not refused and that no step has taken."""
+        """Return the number of questions that no step has taken, without the unpaid ones."""
         return self._one("SELECT COUNT(*) FROM waiting WHERE purpose = ? AND answered < 2", (purpose,))
 
     def unpaid_ids(self, purpose: str) -> list[int]:
@@ -175,8 +175,8 @@ class Reader(Connection):
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
-        """Return `take_refused` of the last step with a record, up to this step; None if there is no such
-        step."""
+        """Return `take_refused` of the newest step with a record, up to this step. Return None if there is no
+        such step."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))

@@ -21,7 +21,7 @@ class Settling:
     Args:
         labels: how the probability of a comparison becomes a label. "threshold": the more probable candidate
             wins. "bernoulli": the first candidate wins with that probability, drawn from a generator of the
-            question's own. With both, a probability of exactly one half gives no label.
+            question's own. In both cases a probability of exactly one half gives no label.
 
     Attributes:
         awaiting: for each unanswered question, the intents that await its values, by their ids.
@@ -90,8 +90,8 @@ def unanswered(intent: Intent, mark: Literal["failed", "unpaid"]) -> Answer:
 
 
 def close_unanswered(store: Store, *purposes: str) -> None:
-    """Record unanswered questions of these purposes as failed, and also values that answers still await. The
-    caller holds the transaction."""
+    """Record as failed the unanswered questions of these purposes, and the values that other answers still
+    await. The caller holds the transaction."""
     store.add_answers(
         (intent.id, unanswered(intent, "failed"), None)
         for intent in store.unanswered()

@@ -233,7 +233,7 @@ class Store(Reader):
         return self.db.executemany(unused, names).rowcount if names else 0
 
     def cut(self, step: int, *, evaluated: bool) -> None:
-        """Restore the state of the ledger before a step of training. The caller holds the transaction.
+        """Delete what was recorded after the first steps of training. The caller holds the transaction.
 
         Args:
             step: the number of training steps to keep.

@@ -1,10 +1,10 @@
 """The versions of a ledger's oracles, and the steps at which they changed.
 
-An oracle may have another version when a run is continued than when it answered before. The ledger records
-this change as `change N` in the table `meta`. The record has the previous version and two numbers: the first
-training step and the first evaluation that had no recorded take at that time. From these two on, answers may
-come from the new version. So this record alone tells how many changes there were before a row of metrics,
-also in a replay and after a kill.
+When a run is continued, an oracle may have another version than the one that answered before. The ledger
+records this change as `change N` in the table `meta`. The record has the previous version and two numbers:
+the first training step and the first evaluation that had no recorded take at that time. From this step and
+this evaluation on, answers may come from the new version. So this record alone tells how many changes there
+were before a row of metrics, also in a replay and after a kill.
 
 If a ledger is cut back for a fork, the changes after the cut are deleted, and the earlier versions are
 restored.
@@ -60,7 +60,7 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
         return set()
     try:
         log = ledger.with_name(f"{ledger.name}-wal")
-        # without a log the file has everything
+        # if there is no log, the file is complete
         mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
         with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?{mode}", uri=True)) as db:
             return set(_changed(db, versions, step))

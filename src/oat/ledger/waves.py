@@ -3,9 +3,9 @@
 The highest price of a question is often a hundred times the real price of its answer. The real price comes
 only with the answer. So the questions of a round are asked in waves:
 
-* A wave starts at the first question of the round that is in no wave yet. It takes as many of the following
-  questions, in recorded order, as the budget left by earlier answers can pay at their highest prices. It is
-  recorded before any of it is sent.
+* A wave starts at the first question of the round that is in no wave yet. The following questions join it, in
+  recorded order, as long as the budget that earlier answers left can pay all their highest prices. The wave
+  is recorded before any of it is sent.
 * The next wave is formed only after every question of the previous wave is settled: its answer is recorded,
   or it has failed at its deadline. A round's first wave also waits for all waves of earlier rounds.
 * If the first question does not fit, it is unpaid and is never asked, because the budget left can only become
@@ -13,7 +13,7 @@ only with the answer. So the questions of a round are asked in waves:
   value itself.
 
 So the recorded answers and the order of the questions decide which questions are paid. The times of the
-answers do not matter, and neither does a kill between waves or inside a wave.
+answers do not matter, and a kill changes nothing.
 
 Other purposes need no waves, because an evaluation begins only if its highest price fits. A limit in queries
 alone needs no waves either, because the number of a question's queries is fixed when it is asked.
@@ -166,9 +166,9 @@ class Waves:
         """Return the spending before a step that has taken nothing, in a purpose with waves. The result
         depends only on what earlier steps took and asked.
 
-        It is the price of all taken answers, plus the highest price of each waiting question, lowered to the
-        budget's limits. If a waiting question's highest price does not fit beside the taken answers alone,
-        the question counts as refused instead.
+        The spending is the price of all taken answers, plus the highest price of each waiting question,
+        lowered to the budget's limits. If the price of all taken answers and a question's highest price
+        together exceed the budget, this question counts as refused and adds nothing.
 
         Args:
             refused: the price of the cheapest question that the previous step could not pay; None if it could
@@ -207,11 +207,8 @@ class Waves:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """Return the price of all answers when every wave is settled.
-
-        The newest wave with a recorded price gives the price before it. The answers from this wave's first
-        question on are added.
-        """
+        """Return the price of all answers when every wave is settled. It is the price recorded with the
+        newest wave that has one, plus the price of all answers from this wave's first question on."""
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"

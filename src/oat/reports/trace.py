@@ -70,7 +70,7 @@ class _Trace:
         last step to trace."""
         self.done += 1
         if self.done == 0:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps it from printing when it begins and ends
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from printing
             self._name = f"trace_step_{step:08d}.json"
             self._profiler = profile(
                 activities={ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities()
