@@ -381,7 +381,7 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     if loaded is not None:
         step, tensors, plain = loaded
         row = plain.pop(ROW, None)
-        take_up(run, [part for part in run.parts if part in plain], tensors, plain)  # a fork may have new parts
+        take_up(run, [part for part in run.parts if part in plain], tensors, plain)  # a fork may add parts
     run.weights.restore(run.learner)
     return step, row
 

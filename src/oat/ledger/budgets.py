@@ -109,10 +109,10 @@ class Spending:
         return self.budgets.get("train", Budget()).used_up(spent) is not None
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """Return the spending right after the previous step took its answers; answers that came later do not
+        """Return the spending right after step `step - 1` took its answers. Answers that came later do not
         count.
 
-        Return an empty `Spent` in two cases: the previous step has no record of a take, or this step has
+        Return an empty `Spent` in two cases: step `step - 1` has no record of a take, or this step has
         already asked or taken questions.
         """
         if (

@@ -58,7 +58,7 @@ class Cache:
 
         Returns:
             The states, and the queries that the question itself would send. These queries are a dict in the
-            form of `Asking`; its addresses include those in `asking`.
+            form of `Asking`. An entry also has the addresses that `asking` has for its query.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}

@@ -1,27 +1,20 @@
 """The ledger records what was asked, what came back, and which step learned from it.
 
-Everything is recorded before it has an effect:
+Everything is on disk before it has an effect:
 
-* A round of questions, with its trajectories, is on disk before any of it is sent. A recorded question is an
+* A round of questions, with its trajectories, is recorded before any of it is sent. A recorded question is an
   **intent**.
 * Answers that come together are recorded in one transaction. The first answer of a question wins
   (`ledger/settling.py`).
-* The answers that a step learns from, and their order, are on disk before the step trains. If a step has such
-  a record, it gets the recorded answers without waiting.
+* The answers that a step learns from, and their order, are recorded before the step trains. If a step has
+  such a record, it gets the recorded answers without waiting.
 
-So a run that is killed and continued learns from the same answers in the same order. If an intent had no
-answer at the kill, its oracle may have kept the question. Then the ledger fetches the answer from the oracle.
-Otherwise the ledger submits the intent again when the next step without a record takes its feedback
-(`ledger/outstanding.py`).
+So a run that is killed and continued learns from the same answers in the same order.
 
 Two rules limit what is sent:
 
-* A value is not asked for if earlier answers give it, or if equal questions are already asking for it
-  (`ledger/cache.py`). There are two exceptions: with `oracle.repeats: 0`, and for an oracle with
-  `cacheable = False`, each value is asked for.
-* A question is not asked if the budget does not allow it. The ledger decides this when it records the intent
-  (`ledger/budgets.py`). If tokens or money limit training, the ledger decides it later, when it forms the
-  wave of the question (`ledger/waves.py`).
+* A value is not asked for if the answers to equal questions give it (`ledger/cache.py`).
+* A question is not asked if the budget does not allow it (`ledger/budgets.py`, `ledger/waves.py`).
 
 A kill at any moment leaves the ledger sound, and many threads may ask at once. Only one process may write the
 file.
@@ -285,7 +278,7 @@ class Ledger:
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
-        """Return the spending right after the previous step took its answers; see `Spending.spent_before`."""
+        """Return the spending right after step `step - 1` took its answers; see `Spending.spent_before`."""
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:

@@ -1,5 +1,8 @@
-"""Sends questions to oracles, fetches their answers, records questions past their deadline as failed, and
-resumes waiting questions after a restart."""
+"""Sends questions to oracles, fetches their answers, and records questions past their deadline as failed.
+
+After a restart some questions have no answer. If their oracle kept them, the answers are fetched by the old
+tickets. Otherwise the questions are submitted again when the next step without a record takes its feedback.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -13,10 +13,8 @@ only with the answer. So the questions of a round are asked in waves:
   value itself.
 
 So the recorded answers and the order of the questions decide which questions are paid. The times of the
-answers do not matter, and a kill changes nothing.
-
-Other purposes need no waves, because an evaluation begins only if its highest price fits. A limit in queries
-alone needs no waves either, because the number of a question's queries is fixed when it is asked.
+answers do not matter, and a kill changes nothing. Evaluations are not asked in waves, because an evaluation
+begins only if its highest price fits.
 """
 
 import math

@@ -2,7 +2,7 @@
 answers can also be exported as a data set, in one of two layouts that TRL's trainers read:
 
     preference    {"prompt", "chosen", "rejected"}, lists of messages. A comparison with a winner makes a row.
-                  A question for scores makes a row of its highest and its lowest score, if they differ.
+                  If the scores of a question differ, its best and its worst candidate make a row.
     scored        {"prompt", "completion", "score"}. Each candidate with a score makes a row.
 
 A recorded response is written with all of its messages, as in the data. A response without tokens is written
@@ -125,8 +125,8 @@ def problems(run_dir: Path) -> list[str]:
     a missing record on which the run's checkpoints or metrics rely.
 
     Raises:
-        LedgerError: as in `accounts_table`. If checkpoints or metrics rely on a missing ledger, this is
-            returned as a fault instead.
+        LedgerError: as in `accounts_table`. If the ledger is missing and checkpoints or metrics rely on it,
+            this fault is returned instead.
     """
     found = lacking(run_dir)
     if found and not (run_dir / "ledger.sqlite").exists():
