@@ -149,8 +149,8 @@ class Row:
 def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
-    The last step is always evaluated and saved. Only after a step has learned is it known whether it was the
-    last one. So each turn first closes the row of the previous step, then takes the next step.
+    The last step is always evaluated and saved. Whether a step is the last one is known only after it has
+    learned. So each turn first closes the row of the previous step, then takes the next step.
     """
     row = begin(run, report)
     while True:

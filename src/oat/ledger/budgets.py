@@ -97,8 +97,8 @@ class Spending:
         asked counts.
 
         Args:
-            ahead: True: ask this for questions of later steps. Then waiting questions count at their highest
-                price, even if they are asked in waves.
+            ahead: True if the questions would be asked ahead, for later steps. Then waiting questions count
+                at their highest price, even if they are asked in waves.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):

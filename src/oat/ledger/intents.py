@@ -94,7 +94,8 @@ class Intent:
     Attributes:
         id: the number of its row in the ledger.
         member: the index of its group among the round's groups.
-        ticket: the ticket that a durable oracle gave; None if the ledger had none when it read this intent.
+        ticket: the ticket of a durable oracle, which keeps questions across restarts. None if the ledger had
+            no ticket when it read this intent.
         sent: the time at which that ticket was given, in seconds since 1970; None if the ledger does not have
             it.
         cached: as in `Quote`.

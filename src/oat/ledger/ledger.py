@@ -54,9 +54,10 @@ class Ledger:
     Args:
         oracles: the oracles, by address.
         labels: as in `Settling`.
-        deadline_s: seconds after its submission at which a question without an answer counts as failed.
-        max_wait_s: the longest time that a step of training waits for answers, in seconds; then it learns
-            from those that have come. None: it waits until each of its questions is answered or has failed.
+        deadline_s: a question fails if it has no answer this number of seconds after it was submitted.
+        max_wait_s: the longest time that a step of training waits for answers, in seconds. After that it
+            learns from those that have come. None: it waits until each of its questions is answered or has
+            failed.
         max_age: the largest number of steps from the step that asked a question to a step that learns from
             its answer; None: no limit.
         budgets: the budgets, by purpose.
@@ -216,7 +217,8 @@ class Ledger:
 
         Args:
             row: the row's number, which is the number of training steps before it.
-            is_evaluated: True if the row contains an evaluation. Then a change before its answers counts too.
+            is_evaluated: True if the row contains an evaluation. Then a change before the evaluation's
+                answers counts too.
         """
         return changes(self.store, row, is_evaluated=is_evaluated)
 

@@ -45,7 +45,7 @@ class Outstanding:
 
     Args:
         budgets: the budgets, by purpose.
-        deadline_s: seconds after its submission at which a question without an answer counts as failed.
+        deadline_s: a question fails if it has no answer this number of seconds after it was submitted.
         check_interrupt: a function that may raise. It is called each time an oracle has been asked for
             answers, before these are recorded.
 

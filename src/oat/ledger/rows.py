@@ -130,7 +130,7 @@ def list_text(values: Sequence[Any]) -> str:
 
 
 def list_values(text: str) -> tuple[Any, ...]:
-    """Return the values of a list that `list_text` wrote."""
+    """Return the values in a text that `list_text` wrote."""
     return tuple(json.loads(text)) if text != "[]" else ()
 
 

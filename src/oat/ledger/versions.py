@@ -83,7 +83,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
     Args:
         row: the row's number, which is the number of training steps before it.
-        is_evaluated: True if the row contains an evaluation. Then a change before its answers counts too.
+        is_evaluated: True if the row contains an evaluation. Then a change before the evaluation's answers
+            counts too.
     """
     return sum(
         change["train"] < row or (is_evaluated and change["eval"] <= row) for change in changes_of(store)
@@ -100,8 +101,8 @@ def cut(store: Store, step: int) -> None:
 
 
 def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | None = None) -> dict[str, str]:
-    """Return the previous version of each oracle that has answered in another version, by address. If an
-    oracle's stored version is empty, the oracle counts as unchanged.
+    """Return the previous version of each oracle that has answered in another version than the given one, by
+    address. If an oracle's stored version is empty, the oracle counts as unchanged.
 
     Args:
         step: as in `changed_since`.

@@ -1,6 +1,6 @@
-"""The last lines of a run. If the run learned nothing, they say so and name the likely cause; otherwise they
-say that it finished. After the first two steps (`FIRST_STEPS`), a warning says the same of a run that has
-learned nothing yet, unless the run ends there.
+"""The lines that a run prints last. If the run learned nothing, they say so and name the likely cause;
+otherwise they say that it finished. If a run has learned nothing after its first two steps (`FIRST_STEPS`)
+and goes on, a warning says so.
 
 The outcome is read from the rows of metrics, so it does not depend on kills. If rows are damaged or missing,
 the outcome is unknown. Then the lines say that the run finished.
@@ -111,7 +111,7 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
 
 def _names(trained: Collection[str], end: str) -> list[str]:
     """Return the names of a metric of the learner, such as `grad_norm` for `end`. If the run's main model is
-    trained, this is only the main model's name; else the names of all trained models."""
+    trained, this is one name, `optim/grad_norm`. Otherwise it is one name for each trained model."""
     return (
         [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
     )

@@ -66,8 +66,8 @@ _AXES = {
 }
 """For each choice of the x axis: its column in the table, and its label."""
 _MOST_FIELDS = 3
-"""The largest number of settings that are all put into a line's name. If more settings differ between lines,
-the name has only enough of them to tell the lines apart."""
+"""A line's name has all settings that differ between lines, up to this number. If more settings differ, the
+name has only enough of them to tell the lines apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +236,7 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
 
 
 def _running_maximum(values: Any) -> list[float]:
-    """Return the running maximum of a cumulative count. Rows that do not report the count give 0."""
+    """Return the running maximum of a cumulative count. The values are 0 for rows without the count."""
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 

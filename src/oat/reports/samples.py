@@ -4,8 +4,8 @@ Steps are counted as in `metrics.jsonl`: step N shows what the N-th update learn
 first.
 
 The responses of training are read from the ledger, which has all groups and their answers. (`samples.jsonl`
-has only some groups of each step.) The responses of evaluations are read from their records, which also have
-the verdicts of a gold oracle.
+has only some groups of each step.) The responses of evaluations are read from their records. If the run has a
+gold oracle, the records also have its verdicts.
 """
 
 import math
@@ -33,8 +33,8 @@ class JudgedResponse:
     """A response and the oracle's verdict.
 
     Attributes:
-        verdict: the score, win, loss or tie; without a verdict, the mark that says why. If the response was
-            cut off or aborted, the text says so.
+        verdict: a score, a win, a loss or a tie. If the oracle gave none of these, it is the mark that says
+            why. If the response was cut off or aborted, the verdict says so.
     """
 
     verdict: str
@@ -50,7 +50,8 @@ def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = 
         evaluations: True: show evaluations instead of training.
 
     Raises:
-        ConfigError: the directory holds no run, or there is nothing to show of the run or of this step yet.
+        ConfigError: the directory holds no run, the run has nothing to show yet, or it has nothing of this
+            step.
         LedgerError: the ledger cannot be opened, or lacks answers that the run has learned from.
         DataError: a record of an evaluation cannot be read.
     """
@@ -184,7 +185,7 @@ def _verdict(value: float | None, mark: str) -> str:
 
 
 def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) -> Sequence[int]:
-    """Return all of `steps`; if `step` is not None, only `step`.
+    """Return a list of only `step`; if `step` is None, return all of `steps`.
 
     Raises:
         ConfigError: `steps` is empty, or does not contain `step`.
