@@ -60,7 +60,7 @@ class Run:
         parts: every part with a state, by name.
         start: metrics of row 0 in addition to those of its evaluation.
         notes: sentences for people, printed before the first step.
-        chosen: values that the build fixed for settings left open in the configuration, by (section, field).
+        chosen: values that the build chose for settings that the configuration leaves open, by (section, field).
         interruption: holds the request of a signal or a callback to end the run.
     """
 
@@ -149,8 +149,9 @@ class Row:
 def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
-    The last step is always evaluated and saved. Whether a step is the last one is known only after it has
-    learned. So each turn first closes the row of the previous step, then takes the next step.
+    After its last step a run evaluates and saves, even if that is not due. Whether a step is the last one is
+    known only after it has learned. So each turn first closes the row of the previous step, then takes the
+    next step.
     """
     row = begin(run, report)
     while True:

@@ -46,8 +46,8 @@ def missing(items: Sequence[Item]) -> dict[str, float]:
     Returns:
         * `MISSING`: the share of missing values among those asked for. It is left out if no value was asked
           for.
-        * `WASTED`: among the questions that took tokens or money, the share that gave no value. It is left
-          out if there are no such questions.
+        * `WASTED`: among the questions whose answers cost tokens or money, the share that gave no value. It
+          is left out if there are no such questions.
     """
     asked = [item.answer for item in items if item.question.oracle != UNASKED]
     lacking = [[mark in CAUSES for mark in answer.marks] for answer in asked]

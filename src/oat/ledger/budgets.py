@@ -57,8 +57,8 @@ class Spending:
 
         Returns:
             Two lists with an entry for each question: its quote, and True if the budget allows the question.
-            If the purpose is asked in waves, the second entry is always True, and `Waves.next` checks the
-            budget later.
+            If the purpose is asked in waves, the second list is all True, and `Waves.next` checks the budget
+            later.
         """
         budget = Budget() if purpose in self.waves.limited else self.budgets.get(purpose, Budget())
         quotes = []

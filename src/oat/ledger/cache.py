@@ -3,16 +3,17 @@
 A **cache key** names one query: the purpose, the oracle and its version, everything that the oracle sees of
 the prompt, and the candidate. For a comparison the key has two candidates, in either order. The cache stores
 the query's value under this key: a score, or the probability that one of the two candidates wins. Only values
-marked `ok` or `tie` are stored. Labels are not stored; the ledger makes a label for each question. A purpose
-uses only its own answers, so training never uses an answer of an evaluation.
+marked `ok` or `tie` are stored. A purpose uses only its own answers, so training never uses an answer of an
+evaluation.
 
 The setting `oracle.repeats` is the number of answers that are bought for a query. Once they are stored, their
 mean is the value of every later equal query. An answer is never used again if `repeats` is 0, or if its
 oracle has `cacheable = False` because its answers are not a function of the question.
 
 An answer is stored when a step takes it, which may be long after it comes. If enough answers to a query are
-stored or already asked for, an equal question is not sent, but awaits those answers. So recorded rounds and
-takes alone decide which queries are sent, and a continued run sends the same queries as the unbroken one.
+stored or are being asked for, an equal query is not sent, but gets its value from those answers. So recorded
+rounds and takes alone decide which queries are sent, and a continued run sends the same queries as the
+unbroken one.
 """
 
 import hashlib

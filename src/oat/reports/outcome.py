@@ -30,7 +30,7 @@ Rows = Sequence[Mapping[str, float]]
 
 
 class Outcome:
-    """The outcome of a run. It watches the steps of one process.
+    """The outcome of a run. An instance watches the steps of one process.
 
     Args:
         about: settings of the run.
