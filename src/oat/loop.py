@@ -60,7 +60,7 @@ class Run:
         parts: every part with a state, by name.
         start: metrics of row 0 in addition to those of its evaluation.
         notes: sentences for people, printed before the first step.
-        chosen: values that the build chose for settings that the configuration leaves open, by (section, field).
+        chosen: by (section, field), values that the build chose for settings that the configuration left out.
         interruption: holds the request of a signal or a callback to end the run.
     """
 
