@@ -1,23 +1,19 @@
-"""Attention for engine and learner, over sequences of any lengths that follow each other in one row of tokens
-without padding.
+"""Attention for engine and learner: sequences of any lengths follow each other in one row of tokens, without
+padding.
 
-Transformers' models call `attention` under the name `oat`. If the call has a `layout`, the layout decides
-which token attends to which; otherwise `attention` is transformers' scaled dot-product attention. `Packed`,
-below, is the layout of a row of sequences (spans). `engines/paged_cache.py` has the layouts of a KV cache.
+Transformers' models call `attention`, which is registered there under the name `oat`. If the call has a
+`layout`, the layout computes the attention. If it has none, transformers' scaled dot-product attention does.
+There are two kinds of layout:
 
-`Packed` puts spans of nearly equal length into a bucket and computes a bucket in one call, as the rows of a
-batch. By default, padding makes a span at most an eighth longer, and spans with more than 512 keys share a
-bucket only if their lengths are equal. With the argument `width`, every span is padded to this width. A call
-for each single span took 0.3 ms forward and backward, however short the span. This was half of a tiny model's
-update.
+* `Packed`, in this module, is the layout of a row of complete sequences (spans).
+* `engines/paged_cache.py` has the layouts of a KV cache.
 
-One kernel of variable-length attention computes all spans instead of the buckets, if three conditions are
-met:
+`Packed` computes attention in one of two ways:
 
-* The model computes on a GPU in half precision.
-* No tokens lie between the spans.
-* The kernel's values and gradients agree with those of the buckets. This is checked once for each device,
-  precision and shape of heads.
+* On a GPU in half precision, one kernel of variable-length attention computes all spans. The kernel is used
+  only if no tokens lie between the spans, and if its results agree with those of buckets (`kernel_agrees`).
+* Otherwise, spans of nearly equal length are put into a bucket. They are padded, and one call computes them
+  as the rows of a batch. A call for each span would take 0.3 ms forward and backward, however short the span.
 """
 
 from collections.abc import Sequence
@@ -38,24 +34,23 @@ from oat.models.packing import Span
 
 NAME = "oat"
 _NEAR_UP_TO = 512
-"""Largest number of keys of a span that may share a bucket with spans of nearly equal length. Spans with more
-keys share a bucket only if they are equally long."""
+"""Largest number of keys of a span that may share a bucket with spans of nearly equal length. A span with
+more keys shares a bucket only with spans of exactly its lengths."""
 _AGREEMENT = 5e-2
-"""Largest difference allowed between results of the kernel in half precision and those of the buckets,
-relative to the largest absolute value of the latter."""
+"""Largest allowed difference between a result of the kernel in half precision and that of the buckets,
+relative to the largest absolute value in the buckets' result."""
 
 
 class AttentionLayout(Protocol):
-    """Decides which token attends to which in one forward pass."""
+    """The rule by which tokens attend to each other in one forward pass."""
 
     def attend(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> Tensor:
-        """Compute one layer's attention.
+        """Compute one layer's attention for R rows of L tokens.
 
         Args:
-            module: the layer's attention module; a layout that keeps something for each layer tells the
-                layers apart by it.
+            module: the layer's attention module; it identifies the layer.
             query, key, value: (R, heads, L, head width); key and value may have fewer heads than query.
             scale: factor of the scalar products of queries and keys.
 
@@ -65,15 +60,15 @@ class AttentionLayout(Protocol):
 
 
 class Bounds(NamedTuple):
-    """S spans in the form that a kernel of variable-length attention takes: S sequences of queries, and S
-    sequences of keys, each end to end.
+    """The S spans of a row in the form that the kernel of variable-length attention takes: S sequences of
+    queries and S sequences of keys. Each sequence begins where the one before it ends.
 
     Attributes:
-        queries, keys: (S + 1,) int32, the index at which each sequence begins; last, the index at which the
-            last sequence ends.
+        queries, keys: (S + 1,) int32 bounds of the sequences of queries and of keys. Entry i is the index at
+            which sequence i begins; the last entry is the index at which the last sequence ends.
         longest_query, longest_key: length of the longest sequence of queries and of keys.
-        tokens: for each key, the index of its token. The tokens of a shared prefix are repeated for every
-            span that attends to them. None: each token is a key once, in order.
+        tokens: for each key, the index of its token in the row. A token of a shared prefix is a key in every
+            sequence that attends to it. None: every token is a key once, in order.
     """
 
     queries: Tensor
@@ -85,7 +80,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Bucket:
-    """Spans of nearly equal length, whose attention one call computes.
+    """Spans of nearly equal length. One call computes their attention.
 
     Attributes:
         count: number of spans.
@@ -103,19 +98,17 @@ class Packed:
     """Layout of one row of tokens as disjoint spans, in order. The outputs at tokens between spans have no
     meaning.
 
-    If spans are computed in buckets, a shorter span is padded on the right with copies of its last token. No
-    real token attends to these copies, since attention is causal. A shorter prefix is padded on the left, and
-    the mask hides its padding.
+    If spans are computed in buckets, spans share a bucket if their padded lengths and those of their prefixes
+    are equal. A span is padded on the right with copies of its last token; since attention is causal, no real
+    token attends to the copies. A prefix is padded on the left, and a mask hides its padding.
 
     Args:
-        width: number of tokens to which every span is padded, its prefix not counted; spans with equally long
-            prefixes then share a bucket. None: the lengths of prefix and span are each rounded up to the next
-            of eight equal steps between two powers of two, and spans with the same two results share a
-            bucket. A span that has more than 512 keys, its prefix included, shares a bucket only with spans
-            of exactly its lengths.
+        width: number of tokens to which every span is padded; prefixes are then not padded. None: prefix and
+            span are each padded by at most an eighth of their length; if they have more than 512 tokens
+            together, they are not padded.
 
     Attributes:
-        uses: number of calls of `attend`, one for each layer of each pass.
+        uses: number of calls of `attend`: one for each layer of each pass.
     """
 
     def __init__(self, spans: Sequence[Span], *, width: int | None = None):
@@ -149,8 +142,7 @@ class Packed:
         return variable_length(query_THd, key_THd, value_THd, bounds, scale)[None]
 
     def bounds(self, device: torch.device) -> Bounds:
-        """Return the spans in the form that the kernel takes. The kernel aligns the last query of a sequence
-        with its last key."""
+        """Return the spans in the form that `variable_length` takes."""
         own = [np.arange(span.start, span.stop) for span in self.spans]
         keys = [
             ids if span.prefix is None else np.concatenate([own[span.prefix], ids])
@@ -189,8 +181,9 @@ class Packed:
         """Put the spans into buckets.
 
         Returns:
-            The buckets; the tokens that are the buckets' queries; the tokens that are their keys; and, for
-            each token, its index among the outputs of the buckets.
+            The buckets, and three selections. The first selects the tokens that are queries of the buckets.
+            The second selects the tokens that are their keys. The third selects, from the outputs of all
+            buckets, the output of each token.
         """
         groups: dict[tuple[int, int], list[int]] = {}
         before = [0 if span.prefix is None else _length(self.spans[span.prefix]) for span in self.spans]
@@ -225,16 +218,15 @@ class Packed:
         return buckets, queries, keys, Rows(back_T, place, like.device)
 
     def _shape(self, before: int, own: int) -> tuple[int, int]:
-        """Return the padded lengths of prefix and span in the bucket of a span. The span has `before` tokens
-        in its prefix, and `own` tokens of its own."""
+        """Return the padded lengths of a prefix of `before` tokens and of its span of `own` tokens."""
         if self.width is not None:
             return before, self.width
         return (before, own) if before + own > _NEAR_UP_TO else (_near(before), _near(own))
 
 
 class Rows:
-    """Selects rows of a matrix; a row may be selected several times. The gradient of a row is the sum of the
-    gradients of its copies.
+    """A selection of rows of a matrix. A row may be selected several times; its gradient is then the sum of
+    the gradients of its copies.
 
     Args:
         numbers: indices of the selected rows.
@@ -267,8 +259,8 @@ class _Take(torch.autograd.Function):
 
 
 def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Compute the attention of a bucket, (count * queries, heads, value width). Query heads that share a key
-    head become an axis of their own, so that no key is copied for them."""
+    """Compute the attention of a bucket, (count * queries, heads, value width). The query heads that share a
+    key head get an axis of their own. The key is expanded along this axis, which copies no memory."""
     heads, key_heads = query.shape[1], key.shape[1]
     query = (
         query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1)
@@ -323,14 +315,16 @@ def _length(span: Span) -> int:
 
 
 def _near(length: int) -> int:
-    """Round a length up to the next of the eight equal steps between two powers of two."""
+    """Round a length up by at most an eighth, to one of eight values between two neighbouring powers of
+    two."""
     step = max(1, (1 << length.bit_length()) // 16)
     return -(-length // step) * step
 
 
 def half_dtype(like: Tensor) -> torch.dtype | None:
-    """Return the half precision, of autocast or else of the tensor `like`, in which a GPU computes the
-    attention of this tensor; None if the tensor is not on a GPU, or the precision is higher."""
+    """Return the half precision in which a GPU computes the attention of the tensor `like`: the dtype of
+    autocast if it is on, else the tensor's. Return None if the tensor is not on a GPU, or this dtype is no
+    half precision."""
     if not like.is_cuda:
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else like.dtype
@@ -340,8 +334,8 @@ def half_dtype(like: Tensor) -> torch.dtype | None:
 def variable_length(
     query_THd: Tensor, key_SHd: Tensor, value_SHd: Tensor, bounds: Bounds, scale: float
 ) -> Tensor:
-    """Compute causal attention within each sequence by torch's kernel; return (T, heads, value width). The
-    last query of a sequence is aligned with its last key."""
+    """Compute causal attention within each sequence by torch's kernel. The last query of a sequence is
+    aligned with the sequence's last key. Return (T, heads, value width)."""
     from torch.nn.attention.varlen import varlen_attn
 
     # the causal window is aligned at the lower right, as in flash attention since 2.1
@@ -355,10 +349,12 @@ def variable_length(
 def kernel_agrees(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int
 ) -> bool:
-    """Return true if the kernel's values and gradients agree with those of the buckets, for spans with and
-    without a prefix; false if they do not agree, or if the kernel fails or does not exist.
+    """Return True if the kernel's values and gradients agree with those of the buckets, for spans with a
+    prefix and without. Return False if they differ, or if the kernel fails or does not exist. The answer is
+    computed once for each combination of arguments.
 
-    The caller's autograd graph, and its hooks on saved tensors, do not see this computation.
+    The computation is no part of the caller's autograd graph, and the caller's hooks on saved tensors are not
+    called.
     """
     packed = Packed([Span(0, 5), Span(5, 8, prefix=0), Span(8, 9, prefix=0), Span(9, 20)])
     scale = width**-0.5
@@ -405,8 +401,7 @@ def attention(
     """Compute the attention of one layer. Transformers calls this function in every layer.
 
     Raises:
-        ModelError: there is a layout, and the layer needs more than scaled dot products: soft caps, sinks or
-            a position bias.
+        ModelError: there is a layout, and the layer's attention has soft caps, sinks or a position bias.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

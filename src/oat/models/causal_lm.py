@@ -20,18 +20,19 @@ from oat.models.linear import Linear
 from oat.models.packing import pack, pack_groups
 
 NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""A mask of four axes. If transformers is given such a mask, it makes none of its own. Layouts ignore the
-mask."""
+"""An attention mask with four axes. If transformers is given such a mask, it makes no mask of its own.
+Layouts ignore the mask."""
 
 
 class CausalLM:
-    """A transformers module with the operations that engine and learner need.
+    """A module of transformers with the operations that engine and learner need.
 
     Attributes:
-        module: the `...ForCausalLM` module itself; the code that trains it sets its mode and its gradients.
+        module: the `...ForCausalLM` module; the code that trains it switches between training and evaluation
+            mode.
         adapter: PEFT's object for the LoRA layers within the module (`oat.models.lora`), or None.
-        is_base: if true, the operations compute without the adapter.
-        takes_layouts: if true, the module's attention is ours (`oat.models.attention`), so sequences need no
+        is_base: True if the operations compute without the adapter.
+        takes_layouts: True if the module's attention is ours (`oat.models.attention`). Sequences then need no
             padding.
     """
 
@@ -44,7 +45,7 @@ class CausalLM:
         self.takes_layouts = takes_layouts
 
     def base(self) -> "CausalLM":
-        """Return the model without its adapter. It uses the same module, so there is no second copy of the
+        """Return the model without its adapter. Both use the same module, so there is no second copy of the
         weights."""
         return CausalLM(self.module, adapter=self.adapter, is_base=True, takes_layouts=self.takes_layouts)
 
@@ -54,19 +55,19 @@ class CausalLM:
 
     @property
     def has_weights(self) -> bool:
-        """False for an outline (`oat.models.outline`), whose tensors have shapes and no values."""
+        """False for an outline (`oat.models.outline`): its tensors have shapes and no values."""
         return has_memory(next(self.module.parameters()))
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text, according to the model's generation config; empty if it names none."""
+        """The ids that end a text, from the model's generation config; empty if the config has none."""
         eos = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
     @property
     def vocab_rows(self) -> int:
-        """Number of rows of the output embeddings, which is the number of logits of a token; often larger
-        than the tokenizer's vocabulary."""
+        """Number of rows of the output embeddings, and so of logits for each token. It is often larger than
+        the tokenizer's vocabulary."""
         return len(self.module.get_output_embeddings().weight)
 
     @property
@@ -75,15 +76,14 @@ class CausalLM:
 
     @property
     def context_length(self) -> int | None:
-        """Largest number of tokens of a sequence; None if the model states no limit.
-
-        It is the lowest of these limits, as far as the model has them:
+        """Largest number of tokens of a sequence: the lowest of the model's limits. None if the model has
+        none of these limits:
 
         * The number of positions.
-        * The sliding window or the attention chunk. Only full attention is computed here, and it equals the
-          model's attention up to this length.
-        * With the position encoding "longrope", the length at which the encoding would change for tokens that
-          are already in the KV cache.
+        * The sliding window or the attention chunk. Our attention is full attention, which equals the model's
+          attention up to this length.
+        * With the position encoding "longrope", the length above which the encoding would change for tokens
+          that are already in the KV cache.
         """
         config = self.module.config.get_text_config()
         layer_types = getattr(config, "layer_types", None)
@@ -100,16 +100,16 @@ class CausalLM:
     def hidden(
         self, input_ids: Tensor, *, positions: Tensor | None = None, layout: AttentionLayout | None = None
     ) -> Tensor:
-        """Compute the last hidden states of the backbone. Gradients flow in training and in evaluation mode.
+        """Compute the last hidden states of the backbone. Gradients are computed in evaluation mode too.
 
         Args:
-            input_ids: (R, L).
+            input_ids: (R, L) token ids, R rows of L tokens.
             positions: (R, L), the position of each token; None: 0 to L - 1 in each row.
-            layout: decides which token attends to which; only for a model that `takes_layouts`. None: each
-                token attends causally within its row.
+            layout: the rule by which tokens attend to each other; only for a model that `takes_layouts`.
+                None: each token attends causally within its row.
 
         Returns:
-            (R, L, D).
+            (R, L, D), where D is the hidden size.
         """
         inputs: dict[str, Any] = {"input_ids": input_ids}
         if positions is not None:
@@ -123,16 +123,16 @@ class CausalLM:
         self, sequences: Sequence[np.ndarray], prefixes: Sequence[int] | None = None
     ) -> tuple[Tensor, list[np.ndarray]]:
         """Compute the last hidden states of sequences of any lengths in one pass. If the model takes layouts,
-        the sequences follow each other without padding; else each is padded on the right.
+        the sequences follow each other without padding. Otherwise each is padded on the right.
 
         Args:
             sequences: the ids of each sequence.
-            prefixes: for each sequence, the number of tokens at its beginning that are computed once for all
-                sequences that begin with them; less than its length. None, or a model that takes no layouts:
-                nothing is shared.
+            prefixes: for each sequence, the length of its prefix, less than the sequence's own; 0 for no
+                prefix. If the model takes layouts, equal prefixes are computed once. None: no sequence has a
+                prefix.
 
         Returns:
-            Last hidden states (T, D); and for each sequence the indices of its tokens among the T.
+            (T, D) last hidden states of the pass; and for each sequence, the indices of its tokens along T.
         """
         if not self.takes_layouts:
             width = max(len(ids) for ids in sequences)
@@ -151,21 +151,21 @@ class CausalLM:
             return self.module.get_output_embeddings()(hidden)
 
     def linear_head(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return the head's weight (V, D) and its bias (V,), which may be None. Return None instead of both
-        if the head is not a plain linear layer, for example if it has an adapter."""
+        """Return the head's weight (V, D) and its bias, (V,) or None. If the head is not a plain linear
+        layer, for example if it has an adapter, return None instead of both."""
         head = self.module.get_output_embeddings()
         return (head.weight, head.bias) if type(head) in (torch.nn.Linear, Linear) else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every parameter and every buffer of the model's state, by name. A tied parameter is there
-        once, under its first name."""
+        """Return every parameter of the model, and every buffer of its state dict, by name. A tied parameter
+        appears once, under its first name."""
         state = self.module.state_dict(keep_vars=True)
         buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in state}
         return {**dict(self.module.named_parameters()), **buffers}
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters that learning may change, by name: those of the adapter, or all parameters if
-        there is no adapter."""
+        """Return the parameters that learning may change, by name. If there is an adapter, these are the
+        adapter's parameters; otherwise all parameters."""
         return {
             name: parameter
             for name, parameter in self.module.named_parameters()
@@ -193,8 +193,8 @@ class CausalLM:
 
     @contextmanager
     def as_seen(self) -> Iterator[None]:
-        """Turn the adapter off in the body if `is_base`. Unlike PEFT's own switch, this method leaves every
-        `requires_grad` as it is."""
+        """If `is_base`, turn the adapter off within the body. Unlike PEFT's own switch, this method leaves
+        every `requires_grad` as it is."""
         layers = (
             [module for module in self.module.modules() if hasattr(module, "_disable_adapters")]
             if self.is_base
@@ -210,10 +210,11 @@ class CausalLM:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return true if a tensor has values; false if it has only a shape, as on `meta` or in a fake tensor."""
+    """Return True if a tensor has values. Return False if it has only a shape: a tensor on `meta`, or a fake
+    tensor."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def is_adapter(name: str) -> bool:
-    """Return true if the tensor of this name belongs to the model's LoRA adapter."""
+    """Return True if the tensor of this name belongs to the model's LoRA adapter."""
     return "lora_" in name

@@ -21,7 +21,7 @@ LIBRARY_ERRORS = (
     ImportError,
     SafetensorError,
 )
-"""Errors that transformers, and the libraries that it calls, may raise for a model."""
+"""Errors that transformers, or a library that it calls, may raise for a model."""
 _HEAD_TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
 
@@ -46,9 +46,9 @@ def check_head(lm: CausalLM, path: str) -> None:
 
 @torch.no_grad()
 def check_outlined_head(lm: CausalLM, path: str) -> None:
-    """Check, for a model without weights, that its logits are its head applied to its last hidden states. A
-    hook replaces the backbone's hidden states by known ones, and a small known head replaces the model's. If
-    the model's code fails on them, nothing is checked here.
+    """Check, for a model without weights, that its logits are its head applied to its last hidden states. For
+    the check, known hidden states replace the backbone's output, and a small known head replaces the model's
+    head. If the model's code fails with these replacements, the function returns without an error.
 
     Args:
         lm: an outline on the device `meta`.
@@ -97,8 +97,9 @@ def _refuse_other_logits(lm: CausalLM, path: str, difference: float) -> None:
 
 @torch.no_grad()
 def give_layouts(lm: CausalLM) -> None:
-    """Replace the model's attention by ours, if the model's code accepts this, and two packed sequences then
-    have nearly the same hidden states as each alone. Otherwise the model keeps transformers' "sdpa"."""
+    """Replace the model's attention by ours if two conditions hold: the model's code accepts our attention,
+    and two sequences packed in one row have nearly the hidden states that each has alone. Otherwise the model
+    keeps transformers' "sdpa"."""
     sequences = [np.arange(count) % lm.vocab_rows for count in (5, 3)]
     ids_1T, positions_1T, spans = pack(sequences, lm.device)
     plain = torch.cat([lm.hidden(torch.from_numpy(ids)[None].to(lm.device))[0] for ids in sequences])

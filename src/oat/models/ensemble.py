@@ -2,8 +2,9 @@
 EE4LLM, arXiv:2402.00396).
 
 Each member is x -> act(W1 x + b1) -> act(W2 x + b2) -> W3 x + b3, a scalar. Members differ by their initial
-weights: normal with standard deviation 1 / (2 sqrt(inputs)), truncated at two standard deviations; initial
-biases are 0. The initial parameters are kept as the anchor; the prior pulls the parameters towards it.
+weights. These are normal with standard deviation 1 / (2 sqrt(inputs)), truncated at two standard deviations.
+Initial biases are 0. The initial parameters are kept as the anchor. The prior, a term of the loss, pulls the
+parameters towards the anchor.
 """
 
 import math
@@ -20,8 +21,8 @@ _ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
 
 
 class Ensemble(torch.nn.Module):
-    """M networks on D features. In a learner, `outputs` reads the batch's column `features_N`, (N, D), and
-    computes "rewards", (N, M), and "prior", ().
+    """M reward networks on D features. In a learner, `outputs` reads the batch's column `features_N`, (N, D),
+    and computes "rewards", (N, M), and "prior", ().
 
     Args:
         features: D.

@@ -1,18 +1,21 @@
-"""Identity of a model, its tokenizer and its adapter: the content of their files that decides what is
-computed. If another program saves the same content again, the identity stays equal; if a field of the content
-changes, the identity changes. Weights are identified by samples in float32. So a change of the weights
-changes the identity only if it changes one of the samples.
+"""The identity of a model, its tokenizer and its adapter: the content of their files that decides what is
+computed.
+
+If a program saves the same content again, the identity stays equal. If a field of the content changes, the
+identity changes. Of weights, only samples count, in float32. A change of other weights leaves the identity
+equal.
 
 | section | content |
 | --- | --- |
 | `config.json` | each field that affects a computation, as transformers reads it, without dropout |
 | `generation_config.json` | the ids that end a text; without such a file, those of `config.json` |
-| `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as in memory |
+| `tokenizer.json` | vocabulary, merges, added tokens and every stage of the tokenizer, as loaded |
 | `tokenizer_config.json` | the special tokens |
-| `weights` | for all tensors whose names differ only in their numbers (`*`): a checksum of their samples |
+| `weights` | for each set of tensors whose names differ only in numbers: a checksum of samples |
 | `adapter_config.json` | rank, scale and layers of an adapter |
 
-A short value is kept as it is. A long value is kept as a hash, with its number of entries or characters.
+A short value is kept as it is. A long value is kept as its hash, with its number of entries or characters. In
+the section `weights`, `*` replaces the numbers in a name.
 """
 
 import hashlib
@@ -31,7 +34,7 @@ from oat.files import parse_json, seen
 from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
 
 Identity = dict[str, dict[str, Any]]
-"""Plain values, by section and then by field."""
+"""An identity: the values of each section, by section and then by field."""
 
 _IRRELEVANT = {
     "transformers_version",
@@ -50,12 +53,12 @@ _IRRELEVANT = {
     "bos_token_id",
     "eos_token_id",
 }
-"""Fields of a configuration that are left out. Most of them affect no computation; the ids that end a text
-are kept in a section of their own."""
+"""Fields of a configuration that its identity leaves out. Most of them affect no computation. The ids that
+end a text are kept in a section of their own."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
 _MOST_ENTRIES = 64
-"""Largest number of entries of a dict whose fields are kept one by one."""
+"""Largest number of entries of a dict that is kept field by field."""
 _MOST_CHARACTERS = 200
 """Largest number of characters of a value, as JSON, that is kept as it is."""
 _SHOWN = 80
@@ -83,8 +86,8 @@ def model_identity(config: Any) -> Identity:
 
 
 def tokenizer_identity(tokenizer: Any) -> Identity:
-    """Return the identity of a tokenizer. If the tokenizer has no backend of the library `tokenizers`, its
-    vocabulary and its special tokens identify it."""
+    """Return the identity of a tokenizer. If the tokenizer has no backend of the library `tokenizers`, the
+    identity has only its vocabulary and its special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts: dict[str, Any] = (
         json.loads(backend.to_str()) if backend is not None else {"model": {"vocab": tokenizer.get_vocab()}}
@@ -102,7 +105,7 @@ def tokenizer_identity(tokenizer: Any) -> Identity:
 
 def weights_identity(path: str) -> Identity:
     """Return the identity of the weights of a model or an adapter in a directory, or of a hub model in the
-    local cache. It is empty if no safetensors files are found, or one of them is missing."""
+    local cache. Return an empty identity if there are no safetensors files, or one of them is missing."""
     sums: dict[str, int] = {}
     for name, found in sorted(found for file in _weight_files(path) for found in _tensors(file)):
         group = re.sub(r"\d+", "*", name)
@@ -133,16 +136,16 @@ def differences(
     *,
     same_readers: bool = True,
 ) -> list[str]:
-    """Describe the differences of two identities, in the sections that both have: a line for each field that
-    differs, with both values.
+    """Describe the differences of two identities: one line for each field that differs. Only sections that
+    both identities have are compared.
 
     All differences of the weights make one line. Only tensors that both identities have are compared, since a
-    program may leave out tensors that no model reads. If the two have no tensor in common, this is a
+    program may leave out tensors that no model reads. If the identities have no tensor in common, this is a
     difference.
 
     Args:
-        same_readers: both identities were read with the same versions of the libraries. If not, a field that
-            only one identity has is ignored, since one version may not know it.
+        same_readers: True: both identities were read with the same versions of the libraries. False: a field
+            that only one identity has is ignored, since one of the versions may not have the field.
     """
     lines = []
     for section in [name for name in before if name in now]:
@@ -160,7 +163,7 @@ def differences(
 
 
 def are_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return true if two identities have the same sections and no differences."""
+    """Return True if two identities have the same sections and no differences."""
     return before.keys() == now.keys() and not differences(before, now)
 
 
@@ -176,7 +179,8 @@ def _is_irrelevant(name: Sequence[str], value: Any) -> bool:
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a tree of dicts with their dotted names; a long value as a hash."""
+    """Yield the dotted name and the value of each leaf in a tree of dicts. A long value is replaced by its
+    size and its hash."""
     for name, value in tree.items():
         if isinstance(value, dict) and 0 < len(value) <= _MOST_ENTRIES:
             yield from _flat(value, f"{prefix}{name}.")
@@ -203,8 +207,8 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _weight_files(path: str) -> list[Path]:
-    """Return the safetensors files of a model on this machine, or the weights file of an adapter. Return an
-    empty list if a model has no such files or one of them is missing. An adapter's file is returned even if
+    """Return the safetensors files of a model on this machine, or the weights file of an adapter. If a model
+    has no such files, or one of them is missing, return an empty list. An adapter's file is returned even if
     it is missing."""
 
     def find(name: str) -> Path | None:
@@ -247,8 +251,8 @@ def _tensors(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def _in_float32(data: bytes, kind: str) -> bytes:
-    """Convert floating-point numbers to float32, so that a model keeps its identity when it is saved in a
-    wider type. Other numbers stay as they are.
+    """Convert floating-point numbers to float32. A model then keeps its identity when it is saved in a wider
+    type. Other numbers stay as they are.
 
     Args:
         data: the numbers' bytes, as in the file.

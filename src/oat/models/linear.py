@@ -1,8 +1,7 @@
-"""Linear layers that compute with our matrix products (`functional/products.py`). Otherwise they are those of
-torch and transformers.
+"""Linear layers of torch and transformers that compute with our matrix products (`functional/products.py`).
 
-Loading a model changes the class of its linear layers to these. Linear layers that PEFT adds later stay
-torch's.
+Loading a model changes the class of its linear layers to `Linear` or `Transposed`. Linear layers that PEFT
+adds later stay torch's.
 """
 
 import torch
@@ -13,8 +12,8 @@ from oat.functional.products import linear
 
 
 def use_fast_matmul(model: torch.nn.Module) -> None:
-    """Make the linear layers of a model compute with `linear`. A layer whose class is a subclass of a linear
-    layer stays as it is."""
+    """Make the linear layers of a model compute with our matrix product `linear`. A layer whose class is a
+    subclass of a linear layer stays as it is."""
     for layer in model.modules():
         if kind := {torch.nn.Linear: Linear, Conv1D: Transposed}.get(type(layer)):
             layer.__class__ = kind

@@ -48,8 +48,8 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        ModelError: there is no model or no such `dtype`; the model cannot be read, or is no causal language
-            model; tensors are missing or have another shape; or the logits are not the head applied to the
+        ModelError: the model is missing, cannot be read, or is no causal language model; there is no such
+            `dtype`; tensors are missing or have another shape; or the logits are not the head applied to the
             last hidden states.
     """
     config, attention = causal_config(path, dtype)
@@ -71,12 +71,12 @@ def causal_config(path: str, dtype: str) -> tuple[Any, str]:
     """Load the configuration of a causal language model, without dropout.
 
     Returns:
-        The configuration; and the name of transformers' attention to load the model with, "sdpa" if the
+        The configuration; and the attention of transformers with which to load the model: "sdpa" if the
         model's code supports it, else "eager".
 
     Raises:
-        ModelError: there is no configuration that can be read, it is that of another kind of model, or there
-            is no such `dtype`.
+        ModelError: the configuration is missing or cannot be read, the model is of another kind, or there is
+            no such `dtype`.
     """
     if dtype not in DTYPES:
         raise ModelError(f"no dtype `{dtype}` for a model: {did_you_mean(dtype, DTYPES)}")
@@ -97,7 +97,7 @@ def refusing(what: str, path: str) -> Iterator[None]:
     """Turn errors of transformers, and of the libraries that it calls, into a `ModelError`.
 
     Args:
-        what: "model" or "tokenizer", whichever the body loads.
+        what: "model" or "tokenizer": the kind of thing that the body loads.
         path: the directory that the body loads from, or the name of a hub model.
     """
     try:
@@ -221,9 +221,9 @@ def module_from_files(
     """Make a module with its weights. The files must have every tensor of the module.
 
     Args:
-        where: the directory, or the name of the hub model, to load from; None: `options` contains the
-            weights.
+        where: the directory or hub model to load from; None: `options` contains the weights.
         path: the name of the model in messages.
+        config: the model's configuration.
         mapping: maps types of configurations to classes of modules; it must contain the type of `config`.
         options: further arguments of `from_pretrained`.
 

@@ -3,15 +3,13 @@
     W x + (alpha / rank) B A x
 
 PEFT puts the layers into the model's own module, so a model with an adapter is a `CausalLM` like any other.
-If the reference is the base model, it is the same module with the adapter off. B starts at zero; PEFT draws
+If the reference is the base model, it is the same module with the adapter off. B starts at zero. PEFT draws
 the initial A from the given seed. The adapter has neither dropout nor biases.
 
-The setting `model.adapter` names the directory of an existing adapter; `model.path` names its base model. If
-`model.path` named the adapter, it would be open whether the adapter is trained further or merged. Besides,
-tokenizer and context length come from the base model.
-
-When the configuration of a run with an existing adapter is resolved, `model.lora` is set from the adapter's
-own description. So other code reads rank, scale and layers from `model.lora`, wherever the adapter came from.
+To begin with an existing adapter, the setting `model.adapter` names the adapter's directory, and `model.path`
+names its base model. Tokenizer and context length come from the base model. When such a configuration is
+resolved, `model.lora` is set from the adapter's own description. So other code reads rank, scale and layers
+from `model.lora`, for new and existing adapters.
 """
 
 import os
@@ -49,20 +47,20 @@ _OTHER_KINDS = (
     "alora_invocation_tokens",
     "arrow_config",
 )
-"""Fields of PEFT's configuration. If one of them is set, the adapter is of a kind that this code does not
-compute."""
+"""Fields of PEFT's configuration. An adapter with one of these fields set is refused, since this code does
+not compute its kind."""
 
 
 class LoadPlain(Protocol):
-    """Loads a model without an adapter: `load_lm`, or the method of `Outlines` that makes a model without
-    weights."""
+    """A function that loads a model without an adapter: `load_lm`, or the method of `Outlines` that makes a
+    model without weights."""
 
     def __call__(self, path: str, *, dtype: str, device: torch.device | str) -> CausalLM: ...
 
 
 class LoadModel(Protocol):
-    """Loads the model of a configuration: `load_model`, or a method of `Outlines` that makes a model without
-    weights."""
+    """A function that loads the model of a configuration: `load_model`, or a method of `Outlines` that makes
+    a model without weights."""
 
     def __call__(
         self,
@@ -118,7 +116,7 @@ def described_adapter(path: str) -> tuple[LoraConfig, str]:
     """Read the description in an adapter's directory.
 
     Returns:
-        The adapter's settings, and the name of the model that it was trained beside.
+        The adapter's settings; and the name of its base model, or "" if the description names none.
 
     Raises:
         ModelError: there is no adapter that can be read, or it is of a kind that this code does not compute.
@@ -199,8 +197,8 @@ def add_adapter(
     Args:
         rank: width of the adapter's matrices.
         alpha: the adapter's output is scaled by alpha / rank.
-        targets: "all-linear" (every linear layer but the head), or names of layers by their last part, such
-            as `q_proj` or `lm_head`.
+        targets: "all-linear" for every linear layer except the head; or names of layers by their last part,
+            such as `q_proj` or `lm_head`.
         seed: 64-bit seed of the initial A.
 
     Raises:
@@ -226,8 +224,8 @@ def add_adapter(
 
 
 def share_base(lm: CausalLM, other: CausalLM) -> None:
-    """Let the model `lm`, which has an adapter, use the frozen weights of the model `other` instead of its
-    own copy. Both must have the same base model; their adapters may differ."""
+    """Replace the frozen weights of the model `lm`, which has an adapter, by those of the model `other`,
+    without a copy. Both must have the same base model; their adapters may differ."""
     base = {_plain_name(name): parameter for name, parameter in other.module.named_parameters()}
     for name, parameter in lm.module.named_parameters():
         if not is_adapter(name):
@@ -240,9 +238,9 @@ def _plain_name(name: str) -> str:
 
 
 def merged(lm: CausalLM) -> CausalLM:
-    """Merge the adapter into the weights, and return a model without an adapter. The given model must not be
-    used afterwards. Quantised weights are unpacked for this. They are not replaced by the weights of the
-    model's files, since the adapter was trained beside the quantised ones."""
+    """Merge the adapter into the weights, and return a model without an adapter. Do not use the given model
+    afterwards. Quantised weights are unpacked, and not read again from the model's files, since the adapter
+    was trained beside the quantised weights."""
     dequantize(lm)
     return lm if lm.adapter is None else CausalLM(lm.adapter.merge_and_unload())
 
@@ -251,7 +249,7 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
     """Write a model's adapter in PEFT's format.
 
     Args:
-        base: path or hub id of the model that the adapter belongs to, which the files name.
+        base: path or hub id of the base model, which is written into the adapter's configuration.
         out: the directory to write.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -276,8 +274,8 @@ def _peft() -> Any:
 
 
 def _check_targets(lm: CausalLM, names: str | list[str]) -> None:
-    """Check that each target names a layer, and that no target names an embedding or head if the two are
-    tied: an adapter of a tied weight could not be merged.
+    """Check that each target names a layer. If embedding and head are tied, also check that no target names
+    one of them, since their adapter could not be merged.
 
     Raises:
         ConfigError: a target names no layer.

@@ -1,27 +1,21 @@
 """Frozen linear layers in four bits (QLoRA, arXiv:2305.14314, Section 3): NF4 in blocks of 64 weights, with
 the blocks' scales in eight bits ("double quantisation"), 4.13 bits per weight.
 
-bitsandbytes packs (quantises) and unpacks weights. The matrix product is ours. It unpacks the weights, in the
-precision of its input, for the forward product and again for the backward product; after each product it
-frees them.
+bitsandbytes packs (quantises) and unpacks weights. The matrix product is ours. It unpacks the weights in the
+precision of its input, and frees them after the product. The backward pass unpacks them again.
 
 Departures:
 1. The head and the embeddings stay unpacked, as in the paper's code. Layers whose class is a subclass of the
    linear layer stay unpacked too.
-2. Weights are unpacked before every product, even if the input is a single row. There is no special kernel
-   for decoding; it would round differently from learning.
+2. Weights are unpacked before every product, even if the input is a single row. A special kernel for decoding
+   would round differently from learning.
 3. The complete model is read and packed on the CPU before it moves to its device. The mean of the scales is
-   rounded once (`math.fsum`).
+   rounded once (`math.fsum`). So the checksums that exports and continued runs compare agree across machines
+   and numbers of threads.
 
-Exports and continued runs compare the checksum of their weights, also on other machines. Sums by several
-threads, or on other devices, differ in the last bit; hence departure 3.
-
-bitsandbytes' own layers are not used. They decode single rows by a kernel that rounds differently from
-learning, and they keep state that our checks do not see. In our layers, packed weights and scales are
-parameters. So the proof of weights, sharing, checksums and the memory estimate include them.
-
-An export merges the adapter into the unpacked weights, not into the weights in the model's files, since the
-adapter was trained beside the unpacked weights.
+bitsandbytes' own layers are not used, since they decode single rows by such a special kernel, and they keep
+state that our checks do not see. In our layers, packed weights and scales are parameters. So the proof of
+weights, sharing, checksums and the memory estimate include them.
 """
 
 import logging
@@ -44,9 +38,15 @@ _SCALES = 256
 
 
 class Nf4Linear(torch.nn.Linear):
-    """A linear layer whose weight is packed and frozen. `weight`, (n / 2, 1), holds n weights, two in each
-    byte. `scales` are the scales of the blocks, in eight bits; `scale_scales` are the scales of `scales`, and
-    `offset` is the mean of the blocks' scales. All of these are frozen too."""
+    """A linear layer whose weight is packed and frozen.
+
+    Attributes:
+        weight: (n / 2, 1) uint8, the n weights, two in each byte.
+        scales: the scales of the blocks, in eight bits.
+        scale_scales: the scales of `scales`.
+        offset: the mean of the blocks' scales, which was subtracted before `scales` were packed.
+        code, scale_code: tables that map each code of `weight` and of `scales` to its value.
+    """
 
     scales: torch.nn.Parameter
     scale_scales: torch.nn.Parameter
@@ -106,8 +106,11 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Pack a weight. Return two dicts by name: the packed weight with its scales; and the tables that map
-    each code to its value. The mean of the scales does not depend on the number of threads."""
+    """Pack a weight. The mean of the scales does not depend on the number of threads.
+
+    Returns:
+        The packed weight with its scales, by name; and the tables that map each code to its value, by name.
+    """
     functional = functional_of_bitsandbytes()
     packed, found = functional.quantize_4bit(
         weight_OI, blocksize=_BLOCK, compress_statistics=False, quant_type="nf4"
@@ -121,8 +124,8 @@ def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return, for a weight without memory, tensors without memory in the shapes of those that `_packed`
-    returns."""
+    """Return tensors without memory, in the shapes of those that `_packed` returns, for a weight without
+    memory."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
     shapes = {
@@ -143,7 +146,7 @@ def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 class _Product(torch.autograd.Function):
-    """Computes x @ weight.T. For the backward pass it keeps only the layer, whose weight is packed."""
+    """Computes x @ weight.T. Only the layer, with its packed weight, is kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
@@ -157,9 +160,9 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack every linear layer except the head and layers of a subclass, one after the other. Then move the
-    model to `device`. Callers load the model on the CPU, so an export or a continued run on another device
-    packs to the same numbers.
+    """Pack the model's linear layers one after another, then move the model to `device`. The head and layers
+    of a subclass stay unpacked. Callers load the model on the CPU. So an export, or a run that continues on
+    another device, packs to the same numbers.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or cannot pack weights on this machine; or the model has
@@ -191,8 +194,8 @@ def dequantize(lm: CausalLM) -> None:
 
 
 def count(lm: CausalLM) -> dict[str, int]:
-    """Return the number of weights in each of the model's parameters, by name. A packed weight counts as
-    before packing, and its scales count 0."""
+    """Return the number of weights in each of the model's parameters, by name. For a packed weight, the
+    number before packing is returned; for its scales, 0."""
     packed = [module for module in lm.module.modules() if isinstance(module, Nf4Linear)]
     counts = {
         id(scale): 0 for module in packed for scale in (module.scales, module.scale_scales, module.offset)

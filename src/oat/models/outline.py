@@ -1,9 +1,11 @@
 """Models without weights (outlines), made from their configuration: every tensor has a shape and no memory.
 
 For each path and precision, `Outlines` makes one module on torch's device `meta`, and returns copies of it.
-There are two kinds of copies. The tensors of a copy on `meta` have shapes alone. The tensors of a fake copy
-also state the device that the model would be on. So, within a `FakeTensorMode`, a run can be built with fake
-copies, and the run's memory can be counted. No copy has values.
+There are two kinds of copies, both without values:
+
+* On `meta`: the tensors have only shapes.
+* Fake: the tensors also state the device that the model would be on. Within a `FakeTensorMode`, a run can be
+  built with fake copies, to count its memory.
 """
 
 import copy
@@ -28,7 +30,7 @@ from oat.models.weight_files import described
 
 
 class Outlines:
-    """The models without weights that one command needs. Each is made when it is first asked for."""
+    """The models without weights that one command needs. Each is made at the first request for it."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], CausalLM] = {}
@@ -76,9 +78,10 @@ class Outlines:
 def _outline(path: str, dtype: str) -> CausalLM:
     """Make the model of a local directory or of the hub on the device `meta`.
 
-    If Accelerate is installed, the names and shapes of the tensors in local files are compared with the
-    model's; transformers needs Accelerate for this. Weights on the hub are not fetched. If the model's code
-    has transformers' "sdpa" attention, it is assumed to accept ours.
+    If Accelerate is installed, names and shapes of the tensors in local files are compared with the model's,
+    since transformers needs Accelerate for this. Weights on the hub are not fetched. If the model's code
+    supports transformers' "sdpa" attention, the outline takes layouts; whether the loaded model accepts them
+    is not checked here.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):

@@ -1,6 +1,5 @@
-"""Packing: sequences of any lengths follow each other in one row of tokens, without padding unless a width is
-asked for. `attention.py` computes the attention of such a row.
-"""
+"""Packing: sequences of any lengths follow each other in one row of tokens. They are padded only if a width
+is given. `attention.py` computes the attention of such a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +31,7 @@ def pack(
     Args:
         sequences: the ids of each sequence; at least one sequence.
         width: number of tokens to which each sequence is padded on the right; None: no padding.
-        rows: with `width`, the least T in units of `width`; there is padding after the last sequence if
-            needed.
+        rows: if `width` is given, the row is padded at its end to at least `rows` * `width` tokens.
 
     Returns:
         Ids (1, T); positions (1, T); and the span of each sequence, without its padding.
@@ -47,13 +45,13 @@ def pack(
 def pack_groups(
     sequences: Sequence[np.ndarray], prefixes: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, list[Span], list[np.ndarray]]:
-    """Put sequences one after another into one row of tokens. A prefix that several sequences share is put
-    there once.
+    """Put sequences one after another into one row of tokens. Several sequences may share a prefix; it is in
+    the row once.
 
     Args:
         sequences: the ids of each sequence.
-        prefixes: for each sequence, the number of tokens at its beginning that may be shared; less than its
-            length. Sequences share a prefix if these tokens are equal.
+        prefixes: for each sequence, the length of its prefix, less than the sequence's own; 0 for no prefix.
+            Sequences with equal prefixes share them.
 
     Returns:
         Ids (1, T); positions (1, T); the spans (a prefix is a span of its own); and for each sequence the

@@ -2,16 +2,18 @@
 reward server share this code.
 
 The chat template of the model's own tokenizer renders the complete conversation. Control tokens in the
-conversation's content are read as ordinary text (`oat.text.renderer`). If there is no template, a decoder
-reads prompt, response and end-of-text; an encoder reads prompt and response as a pair of texts, which its
-tokenizer encodes.
+conversation's content are read as ordinary text (`oat.text.renderer`). If there is no template, the input
+depends on the model:
+
+* A decoder reads prompt, response and end-of-text.
+* An encoder reads prompt and response as a pair of texts, which its tokenizer encodes.
 
 Departures from transformers:
 1. The score of a decoder is read at the last token that the attention mask keeps. Transformers reads it at
-   the last id that is not the pad id. If the id that ends a text is also the pad id, this is an earlier
-   token. If there is no pad id, transformers refuses batches.
-2. When a model is loaded, the scores of two rows are compared with those of the model's own code. The rows
-   are scored alone and together with padding; both must agree.
+   the last id that is not the pad id. If one id both ends a text and pads, transformers reads the score too
+   early. If there is no pad id, transformers refuses batches.
+2. When a model is loaded, our scores of two rows are compared with those of the model's own code. We score
+   each row alone, and the two together with padding.
 3. A rendered text begins with what the template writes; no second begin-of-text is added.
 
 A model without a linear head on its hidden states, such as an encoder, is scored by the logits of its own
@@ -47,12 +49,12 @@ from oat.text.vocabulary import check_vocabulary
 from oat.types import Message
 
 DATE = datetime.date(2024, 7, 26)
-"""The date that templates write as the current day, so that a score does not change overnight. Llama 3.1's
-template writes this date when it has no clock."""
+"""The date that templates write as the current day. It is fixed, so that a score is the same on every day.
+Llama 3.1's template writes this date when it has no clock."""
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Largest difference allowed between a score and the one of the model's own code, by dtype: relative to the
-score, or absolute if the score's absolute value is below 1."""
+"""Largest allowed difference between our score and that of the model's own code, by dtype. The difference is
+relative to the score; if the score's absolute value is below 1, it is absolute."""
 _BEHIND_PADDING = (
     "roberta",
     "xlm-roberta",
@@ -64,22 +66,22 @@ _BEHIND_PADDING = (
     "longformer",
     "mpnet",
 )
-"""Types of models whose positions begin at the pad id plus 1, so that fewer positions are left for tokens."""
+"""Types of models whose positions begin at the pad id plus 1. So fewer positions are left for tokens."""
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _CHUNK = 2**20
 _MOST = 10**6
-"""If the limit of a tokenizer is not below this number, the tokenizer has no limit: it then states a number
-far above this one."""
+"""A tokenizer's limit counts only if it is below this number. A tokenizer without a limit states a far larger
+number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A prompt with a response, as the input of a model (a row).
+    """A prompt with a response, encoded as one row of a model's input.
 
     Attributes:
         ids: (T,) int32.
-        types: (T,) int32 token types, which say for each token which of the two texts it belongs to. None if
-            the model does not read token types, or the texts were rendered by a template.
+        types: (T,) int32 token types: for each token, whether it belongs to the prompt or the response. None
+            if the model does not read token types, or the `Renderer` encoded the row.
     """
 
     ids: np.ndarray
@@ -87,7 +89,7 @@ class Encoded:
 
 
 class Scorer:
-    """A reward model. The constructor reads its configuration and tokenizer; its weights are read when they
+    """A reward model. The constructor reads its configuration and tokenizer. Its weights are read when they
     are first needed.
 
     Args:
@@ -104,8 +106,8 @@ class Scorer:
     Raises:
         ModelError: there is no such model or tokenizer, the model is of another kind, or the tokenizer
             belongs to another model.
-        ConfigError: the dtype is neither of the two, the model lacks the label, no label is given and the
-            model has several, or `max_tokens` is more than the model has positions.
+        ConfigError: `dtype` is not one of the two above; the model has no such label; the model has several
+            labels and `label` is None; or `max_tokens` is more than the model's number of positions.
     """
 
     def __init__(
@@ -249,7 +251,8 @@ class Scorer:
 
     @cached_property
     def _renderer(self) -> Renderer | None:
-        """The renderer; None for an encoder without a template: its tokenizer then pairs the two texts."""
+        """The renderer. None for an encoder without a template, whose tokenizer encodes prompt and response
+        as a pair."""
         template = "tokenizer" if self.tokenizer.chat_template else None
         if template is None and not self._is_decoder:
             return None
@@ -261,8 +264,8 @@ class Scorer:
 
     @property
     def _is_decoder(self) -> bool:
-        """True if the model has a linear head on its hidden states. An encoder has more than a linear layer,
-        and classifies by its first token."""
+        """True if the model has a linear head on its hidden states. An encoder's head has further layers, and
+        reads the first token."""
         return isinstance(getattr(self._module, "score", None), torch.nn.Linear)
 
     @cached_property
@@ -276,8 +279,8 @@ class Scorer:
         return next((id for id in ids if id is not None), 0)
 
     def _padded(self, rows: Sequence[Encoded]) -> tuple[Tensor, ...]:
-        """Pad rows on the right. Return ids and attention mask, and also token types if the rows have
-        them."""
+        """Pad rows on the right. Return ids and attention mask; if the rows have token types, return these
+        too."""
         width = max(len(row.ids) for row in rows)
         ids = torch.full((len(rows), width), self._pad_id, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -291,8 +294,8 @@ class Scorer:
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Check that the scores of two rows, each alone and both padded in a batch, equal those of the
-        model's own code for each row alone.
+        """Compare our scores of two rows with those that the model's own code gives each row alone. Our code
+        scores each row alone, and then both together with padding.
 
         Raises:
             ModelError: the scores differ by more than the tolerance.
@@ -330,8 +333,8 @@ def _spread(module: Any) -> Any:
 
 
 def last_attended(mask_NT: Tensor) -> Tensor:
-    """Return for each row the index of the last token whose mask is 1, (N,). Padding may be on either
-    side."""
+    """Return for each row the index of the last token whose mask is 1, (N,). Padding may be on the left or on
+    the right."""
     return (mask_NT.long() * torch.arange(1, mask_NT.shape[1] + 1, device=mask_NT.device)).argmax(-1)
 
 
@@ -353,8 +356,8 @@ def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def hash_of_files(path: str) -> str:
-    """Return 16 hexadecimal digits that change with a model's files: for a directory, a hash of its files;
-    for a hub model, the first digits of the commit that they come from.
+    """Return 16 hexadecimal digits that change with a model's files. For a directory, they are a hash of its
+    files; for a hub model, the first digits of the commit that the files come from.
 
     Raises:
         ModelError: the files of a hub model are neither in the local cache nor on the hub.
@@ -394,13 +397,14 @@ def _label(path: str, config: Any, label: int | None) -> int:
 
 
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
-    """Return the largest number of tokens in a row, or None if there is no limit.
+    """Return the largest number of tokens in a row: `given`, or else the lower of the tokenizer's limit and
+    the model's number of positions. Return None if there is no limit.
 
-    Positions are a limit only if they are absolute. DeBERTa's may be relative, so `given` may exceed the
-    limit that its tokenizer states. RoBERTa's begin at the pad id plus 1, so fewer are left for tokens.
+    DeBERTa's positions may be relative, and then are no limit. RoBERTa's begin at the pad id plus 1, so fewer
+    are left for tokens.
 
     Raises:
-        ConfigError: `given` is more than the model has positions.
+        ConfigError: `given` is more than the model's number of positions.
     """
     positions = (
         getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -1,5 +1,4 @@
-"""Saving of a language model's backbone with a score head as a sequence-classification model of
-transformers."""
+"""Saves a language model's backbone and a score head as a sequence-classification model of transformers."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -16,9 +15,9 @@ from oat.text.renderer import Renderer
 
 
 def check_backbone(lm: CausalLM) -> None:
-    """Check that transformers has a sequence-classification model with the same backbone and a linear score
-    head without bias. For a model without weights, only check that there is a sequence-classification model
-    of its kind.
+    """Check that transformers has a sequence-classification model with the same backbone, and with a linear
+    score head without bias. If `lm` has no weights, check only that transformers has a
+    sequence-classification model of this type.
 
     Raises:
         ModelError: there is no such model, so a reward model with this backbone could not be saved.
@@ -46,12 +45,11 @@ def check_backbone(lm: CausalLM) -> None:
 def save_classifier(
     lm: CausalLM, weight: torch.Tensor, tokenizer: Any, renderer: Renderer, out: Path
 ) -> None:
-    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load. It is saved
-    with the chat template that it was trained with.
+    """Write a model that `AutoModelForSequenceClassification` and the oracle `reward_model` load. The chat
+    template of the run is saved with the model.
 
-    If the tokenizer's pad id is one of the ids that may end a row, the model is saved without a pad id. With
-    this pad id, transformers would read the score one token too early; without a pad id, it refuses batches
-    instead.
+    If the tokenizer's pad id may also end a row, the model is saved without a pad id. With this pad id,
+    transformers would read the score one token too early. Without a pad id, transformers refuses batches.
 
     Args:
         weight: (1, D), weight of the score head.

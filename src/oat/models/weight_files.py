@@ -13,11 +13,11 @@ _LARGEST_HEADER = 10**8
 
 
 def described(path: str) -> dict[str, Tensor]:
-    """Return the tensors in the safetensors files of a directory, by name, as tensors on `meta`, which have
-    shapes and no memory. Only the headers of the files are read.
+    """Return the tensors in the safetensors files of a directory, by name. They are on `meta`: only their
+    shapes are set, and only the headers of the files are read.
 
     Raises:
-        ModelError: there are no such files, or one is damaged.
+        ModelError: there are no such files, or one of them is damaged.
     """
     folder = seen(path)
     single = folder / "model.safetensors"
