@@ -1,4 +1,4 @@
-"""Cuts batches by rows, and each of their columns along its axis."""
+"""Cuts batches by rows. Each column is cut along its own axis."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from oat.types import Batch
 
 
 def fault_of(batch: Batch) -> str | None:
-    """Return a sentence that says what is wrong with a batch and what to do, if its rows, units, groups and
-    columns do not agree; otherwise None."""
+    """If rows, units, groups and columns of a batch do not agree, return a sentence that says what is wrong
+    and what to do. Otherwise return None."""
     features = None if batch.rows else batch.columns.get("features_N")
     count = batch.size
     if np.shape(batch.unit_of_N) != np.shape(batch.group_of_N):
@@ -55,7 +55,8 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
     order of their old numbers.
 
     Args:
-        rows: (n,) indices of rows. They form complete units, and the rows of each unit keep their order.
+        rows: (n,) indices of rows. They must form complete units, and the rows of a unit must keep their
+            order.
     """
     units, unit_of_N = np.unique(batch.unit_of_N[rows], return_inverse=True)
     _, group_of_N = np.unique(batch.group_of_N[rows], return_inverse=True)
@@ -67,7 +68,7 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
 
 
 def view_of(batch: Batch) -> View:
-    """Return the view of a batch that goes through one forward pass."""
+    """Return the view of a batch that objectives get."""
     return View(
         row_of_K=row_index(batch.rows),
         unit_of_N=torch.from_numpy(batch.unit_of_N),
@@ -80,8 +81,8 @@ def view_of(batch: Batch) -> View:
 
 
 def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndarray]:
-    """Divide the units, taken in `order`, into `parts` nearly equal shares, and yield the row indices of each
-    share. Shares without a unit are left out."""
+    """Divide the units, in the order `order`, into `parts` nearly equal shares. Yield the row indices of each
+    share that has a unit."""
     rows_of_unit = _rows_of_units(batch)
     for units in np.array_split(order, parts):
         if len(units):
@@ -89,8 +90,9 @@ def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndar
 
 
 def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> Iterator[np.ndarray]:
-    """Yield the row indices of each micro-batch. A micro-batch is a series of complete units with together at
-    most `size` rows and `tokens` tokens, or a single unit that has more. None means no limit."""
+    """Yield the row indices of each micro-batch. A micro-batch consists of complete units, with at most
+    `size` rows and `tokens` tokens in all. A unit that has more is a micro-batch of its own. None means no
+    limit."""
     pending: list[np.ndarray] = []
     count = length = 0
     for rows in _rows_of_units(batch):

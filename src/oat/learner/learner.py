@@ -1,8 +1,12 @@
 """The learner: models, optimisers, and the update.
 
-One update goes through an objective's batch in its epochs and mini-batches. Each mini-batch is one optimiser
-step. The gradients of its micro-batches are accumulated, under denominators that are known beforehand, and
-the gradient is clipped. Then, if all numbers are finite, the optimiser changes the weights.
+One update makes the passes (epochs) over an objective's batch that the batch asks for. A pass is cut into
+mini-batches, and each mini-batch is one optimiser step:
+
+1. The gradients of the mini-batch's micro-batches are accumulated. The denominators of the losses are
+   computed beforehand, from the complete mini-batch (`reduction.py`).
+2. The gradient of each model is clipped.
+3. If all numbers are finite, the optimisers change the weights.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -46,15 +50,15 @@ class Learner:
         optimisers: settings of optimisers, by the model that is trained; the other models are frozen.
         micro_batch_size: largest number of rows in one forward pass; a single unit may have more. None: no
             limit.
-        micro_batch_tokens: largest number of tokens in one forward pass, where a common prompt counts for
-            every row; a single unit may have more. None: no limit.
-        gradient_checkpointing: True lets trained models learn in training mode, in which they compute layers
-            again in the backward pass.
-        max_updates: largest number of optimiser steps in an update of the policy or the reward model; None:
-            no limit.
+        micro_batch_tokens: largest number of tokens in one forward pass; a single unit may have more. A
+            prompt that rows share counts for each of them. None: no limit.
+        gradient_checkpointing: True: trained models learn in training mode, and compute each layer again in
+            the backward pass.
+        max_updates: largest number of optimiser steps in an update that trains the policy or the reward
+            model; None: no limit.
         max_skips: largest number of optimiser steps in a row that are left out because a number is not
             finite; 0 stops at the first.
-        following: how the reference follows the policy; None: it is frozen.
+        following: the rule by which the reference follows the policy; None: the reference is frozen.
         keep: folder to which the batch that stops the run is written; None: it is not written.
     """
 
@@ -99,8 +103,8 @@ class Learner:
 
     @torch.no_grad()
     def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """Return the wanted outputs of a model for rows, without gradient: (K,) for the trained tokens, or
-        (N,) from a reward model."""
+        """Return the wanted outputs of a model for rows, without gradient. An output is (K,), one value for
+        each trained token; a reward model's is (N,)."""
         units = np.arange(len(rows))
         cuts = micro_batches(Batch(tuple(rows), units, units), self.micro_batch_size, self.micro_batch_tokens)
         with self.stopwatch:
@@ -108,12 +112,12 @@ class Learner:
         return {want: torch.cat([part[want] for part in parts]) for want in wants}
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """Learn from a batch. A batch without rows changes no trained weight, but a reference that follows
-        the policy counts it as a step.
+        """Learn from a batch. If the batch has no rows, no trained weight changes. A reference that follows
+        the policy counts every update of the policy as a step, also one without rows.
 
         Returns:
-            The batch's own metrics, those of its optimiser steps (most as means), counters, and
-            "roofline/update" over all passes since the last update.
+            The batch's own metrics; those of its optimiser steps, most of them as means; counters; and
+            "roofline/update", which covers all passes since the last update.
 
         Raises:
             ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
@@ -147,15 +151,16 @@ class Learner:
 
     @torch.no_grad()
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """Return the losses and metrics of an objective over a complete batch under the present weights, and
-        learn nothing."""
+        """Return the losses and metrics of an objective over a complete batch under the present weights. No
+        weight changes."""
         report = _Report()
         for outputs, view, losses in self._passes(objective, batch):
             report.add(losses, objective.metrics(outputs, view), view)
         return report.values()
 
     def version(self, model: str) -> int:
-        """Return how often a reference that follows the policy has been updated; 0 for any other model."""
+        """Return the number of updates that a reference which follows the policy has had; 0 for any other
+        model."""
         return self.following.updates if self.following is not None and model == "reference" else 0
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:
@@ -163,7 +168,7 @@ class Learner:
         return {name: tensor.detach() for name, tensor in self.models[model].tensors().items()}
 
     def trainable(self, model: str) -> list[str]:
-        """Return the names of the weights of a model that learning changes."""
+        """Return the names of those weights of a model that learning changes."""
         return list(self.models[model].trainable())
 
     def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
@@ -201,8 +206,8 @@ class Learner:
     def _passes(
         self, objective: Objective, step: Batch
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
-        """Yield for each micro-batch its outputs, its view, and its share of each reduced part of the loss
-        and of the total loss."""
+        """Yield for each micro-batch its outputs, its view, and its contributions to each part of the loss
+        and to the total loss, by name."""
         reduction = Reduction(step)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
@@ -221,8 +226,8 @@ class Learner:
 
     @contextmanager
     def learning(self, objective: Objective) -> Iterator[None]:
-        """Within the body, put the models that an objective trains into the mode in which they learn, and
-        turn gradients on, even if user code has turned them off."""
+        """Turn gradients on within the body, even if user code has turned them off. With gradient
+        checkpointing, also put the models that the objective trains into training mode."""
         modules = (
             [self.trained[name].model.module for name in objective.wants]
             if self.gradient_checkpointing
@@ -250,8 +255,8 @@ class Learner:
         return float(torch.nn.utils.clip_grad_norm_(parameters, part.settings.max_grad_norm))
 
     def _leave_out(self, objective: Objective, step: Batch, nonfinite: Sequence[str]) -> dict[str, float]:
-        """Leave out an optimiser step with nonfinite numbers, so that it changes no weight. Warn and count
-        it; but if the `max_skips` steps before it were left out too, raise the error.
+        """Leave out an optimiser step with nonfinite numbers: change no weight, warn, and count the step. If
+        the `max_skips` steps before this one were left out too, raise NonFiniteError instead.
 
         Returns:
             An empty dict, since the step has no metrics.
@@ -279,7 +284,7 @@ class Learner:
 
     @cached_property
     def frozen(self) -> dict[str, int]:
-        """The checksum of the weights that learning never changes, by model."""
+        """For each model, a checksum of the weights that learning never changes."""
         moving = [parameter for name in self._moving for parameter in self.models[name].trainable().values()]
         return {name: frozen_checksum(model.module, moving) for name, model in self.models.items()}
 
@@ -311,7 +316,7 @@ class Learner:
 
     @torch.no_grad()
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite, in place, the weights of a model that learning changes."""
+        """Overwrite, in place, those weights of a model that learning changes."""
         for name, parameter in self.models[model].trainable().items():
             parameter.copy_(tensors[name])
 
@@ -319,7 +324,7 @@ class Learner:
         """Restore a state.
 
         Raises:
-            CheckpointError: the frozen weights are not those with which the state was made.
+            CheckpointError: the frozen weights differ from those with which the state was made.
         """
         changed = sorted(
             name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
@@ -363,7 +368,8 @@ def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray
 
 
 def _main(names: Collection[str]) -> str:
-    """Return the name of the run's main model, whose metrics carry no prefix."""
+    """Return the name of the main model: "policy" if it is among the names, else "reward". The optimiser's
+    metrics of this model have no model's name in theirs."""
     return "policy" if "policy" in names else "reward"
 
 
@@ -372,8 +378,8 @@ def _total_name(objective: Objective) -> str:
 
 
 class _Report:
-    """The metrics of one optimiser step. Losses add up over its micro-batches; other metrics are means over
-    its tokens, rows or units, or extremes."""
+    """The metrics of one optimiser step. A loss is the sum over the micro-batches. Any other metric is a
+    mean, a maximum or a minimum over tokens, rows or units."""
 
     def __init__(self) -> None:
         self.losses: dict[str, float] = {}
@@ -406,8 +412,8 @@ class _Report:
 
 
 def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Join the metrics of optimiser steps: the last learning rate, the largest maximum, the smallest minimum,
-    and the means of all others."""
+    """Join the metrics of several optimiser steps. Take the last learning rate, the largest of the maxima,
+    the smallest of the minima, and the mean of any other metric."""
     joined: dict[str, float] = {}
     for name in sorted({name for report in reports for name in report}):
         values = [report[name] for report in reports if name in report]

@@ -1,12 +1,12 @@
-"""Limits found by measuring: the tokens of a forward and backward pass that fit in memory
-(`learner.micro_batch_tokens: auto`), and the number of threads, if `compute.threads` leaves it open on the
-CPU.
+"""Limits that are measured once, when a run is created, and stored in the run's configuration:
 
-Both are measured once, when a run is created, and stored in its configuration. Memory is counted as the bytes
-of tensors that are alive at once, not as those of the process, so it is the same on every machine and at
-every attempt. Two passes, of one row and of two rows, show how many bytes a row takes, and so how many rows
-should fit. A pass of that many rows is then tried. If it does not fit, passes of fewer and fewer rows are
-tried until one fits.
+* The tokens of a forward and backward pass that fit in memory, if `learner.micro_batch_tokens` is `auto`.
+* The number of threads, if the run computes on the CPU and `compute.threads` is not set.
+
+Memory is counted as the bytes of tensors that are alive at once, not as the memory of the process. So the
+count is the same on every machine and at every attempt. Two passes, of one row and of two rows, show how many
+bytes a row takes, and so how many rows should fit. A pass of that number of rows is then tried. If the pass
+does not fit, passes of fewer and fewer rows are tried until one fits.
 
 Not counted: the interpreter and its libraries (about half a gigabyte), the engine's KV cache (in memory only
 while the engine decodes), and scratch memory within an operation.
@@ -31,16 +31,17 @@ from oat.types import KeptSets, Sampling, Segment, Trajectory
 
 GB = 10**9
 _MEASURED_TOKENS, _MEASURED_ROWS = 32, 8
-"""Tokens per row, and rows, of the pass that is timed to choose the number of threads."""
+"""Number of tokens in a row, and number of rows, in the pass that is timed to choose the number of
+threads."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context that counts the bytes of tensors that were made in it and are not yet freed. It also counts
-    tensors without memory (`oat.models.outline`); code that reads a value of such a tensor gets 1.
+    """A context that counts the bytes of tensors that were made in it and are not yet freed. Tensors without
+    memory (`oat.models.outline`) are counted too; code that reads a value of one gets 1.
 
     Attributes:
         live: number of bytes at present.
-        peak: largest number of bytes at once. A caller may set it to `live`, to measure from then on.
+        peak: highest value that `live` has had. To measure from now on, a caller may set it to `live`.
     """
 
     def __init__(self) -> None:
@@ -88,10 +89,10 @@ class Limits:
 def measure_tokens(
     learner: Learner, objective: Objective, limits: Limits, sampling: Sampling, num_tokens: int
 ) -> int:
-    """Return the largest number of tokens that one pass of an objective can have within `compute.memory_gb`.
+    """Return the largest number of tokens that one pass of an objective can have within `limits.memory_gb`.
 
-    Every row of the measured passes has the longest prompt allowed and the longest response, cut to the
-    context length. The rows tried are at most those of a step.
+    Every measured row has the longest prompt and the longest response that are allowed, cut to the context
+    length. At most the rows of one step are tried.
 
     Args:
         sampling: how the responses are sampled; the temperature and the kept sets influence the memory.
@@ -138,11 +139,11 @@ def choose_threads(learner: Learner, objective: Objective) -> int:
 
 
 def most_within(attempt: Callable[[int], int], most: int, budget: int) -> int:
-    """Return a number of rows, up to `most`, that fits into the budget and nearly fills it; 0 if one row does
-    not fit.
+    """Return a number of rows, at most `most`, that fits into the budget and nearly fills it. Return 0 if one
+    row does not fit.
 
     Args:
-        attempt: function from a number of rows to the bytes that they take, about linear.
+        attempt: function that returns the bytes of a number of rows; the bytes grow about linearly.
         budget: bytes.
     """
     one = attempt(1)
@@ -165,7 +166,7 @@ def _pass_bytes(learner: Learner, objective: Objective, rows: list[Trajectory]) 
 
 
 def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> None:
-    """Do one forward and backward pass, which changes no weight."""
+    """Make one forward and backward pass. No weight changes."""
     with learner.learning(objective):
         outputs = [
             learner.trained[name].model.outputs(rows, {}, wants) for name, wants in objective.wants.items()
@@ -176,8 +177,8 @@ def _pass(learner: Learner, objective: Objective, rows: list[Trajectory]) -> Non
 
 
 def _held(learner: Learner) -> int:
-    """Return the bytes of all models, each tensor counted once, and of Adam's two moments for every trained
-    parameter."""
+    """Return the bytes of the learner at rest: those of all models, each tensor counted once, and of Adam's
+    two moments for every trained parameter."""
     tensors = [
         tensor
         for model in learner.models.values()
@@ -199,7 +200,7 @@ def row_of(
     Args:
         width: number of tokens in the row.
         trained: number of trained tokens, which are the last ones.
-        sampling: settings with which the response is recorded as sampled; None: temperature 1.
+        sampling: the settings of sampling that the row records; None: temperature 1.
         kept: number of ids in the kept set of each trained token; 0: no sets are recorded.
     """
     prompt = np.array([number >> min(place, 62) & 1 for place in range(width - trained)], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The learner's models of trajectories. They give one number for each trained token, or for each row."""
+"""The learner's models of trajectories. Each gives one number for each trained token, or for each row."""
 
 import json
 import zlib
@@ -16,7 +16,8 @@ from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2
-"""Prompts that several rows share are computed only once if this leaves less than 1 / 1.2 of all tokens."""
+"""Prompts that several rows share are computed once if a pass then has less than 1 / 1.2 of the tokens of all
+rows."""
 
 CHUNK_LOGITS = 2**26
 """Number of logits in a chunk, 0.27 GB in float32. A chunk of this size takes little more time than its
@@ -30,15 +31,15 @@ class Model(Protocol):
 
     @property
     def work_counter(self) -> WorkCounter | None:
-        """The counter of the model's passes; None if they are too small to count."""
+        """The counter of the operations in the model's passes; None if these are too small to be counted."""
 
     @property
     def module(self) -> torch.nn.Module:
         """The module with all parameters of the model."""
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters that learning may change, by name: all of the module's or, with an adapter,
-        only the adapter's and a scalar head's."""
+        """Return the parameters that learning may change, by name. With an adapter, these are the adapter's
+        and those of a scalar head; otherwise all of the module's."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights by name, in the form that engines load."""
@@ -46,12 +47,12 @@ class Model(Protocol):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        """Return the wanted values for rows, by name: (K,) for the trained tokens from a language model or a
-        critic, (N,) from a reward model, (N, M) rewards and a () prior from an ensemble. They are on the CPU,
-        whatever the device of the model is, so that objectives and the reduction need not know about devices.
+        """Return the wanted values for rows, by name. They are on the CPU, on any device of the model. A
+        language model or a critic gives (K,), a value for each trained token. A reward model gives (N,). An
+        ensemble gives (N, M) rewards and a () prior.
 
         Args:
-            columns: the columns of these rows; a model of features reads its input from them.
+            columns: the columns of these rows; the ensemble reads its features from them.
             wants: names of the values.
         """
 
@@ -61,10 +62,10 @@ class LanguageModel:
     temperature 1, all in nats.
 
     Args:
-        num_tokens: number of tokens that the tokenizer has; ids from this number on are never sampled.
-        chunk: number of trained tokens whose logits are in memory at once; None: as many as together have
-            `CHUNK_LOGITS` logits.
-        autocast: True computes matrix products in bfloat16; log-probabilities stay float32.
+        num_tokens: number of tokens that the tokenizer has; ids of `num_tokens` and above are never sampled.
+        chunk: number of trained tokens whose logits are in memory at once; None: the number that has
+            `CHUNK_LOGITS` logits together.
+        autocast: True: matrix products are computed in bfloat16; log-probabilities stay float32.
     """
 
     def __init__(self, lm: CausalLM, *, num_tokens: int, chunk: int | None = None, autocast: bool = False):
@@ -134,12 +135,12 @@ class Critic(torch.nn.Module):
     """A language model's backbone with a scalar head. It gives the "value" of the state before each trained
     token.
 
-    The head has no bias. Its weights start as samples of a normal distribution with mean 0 and standard
-    deviation 1 / (hidden size + 1). All of them are trained, even if the backbone has an adapter.
+    The head has no bias. Its initial weights are samples of a normal distribution with mean 0 and standard
+    deviation 1 / (hidden size + 1). The head is trained even if the backbone has an adapter.
 
     Args:
-        generator: draws the head's first weights.
-        autocast: True computes the backbone's matrix products in bfloat16; values stay float32.
+        generator: draws the head's initial weights.
+        autocast: True: the backbone's matrix products are computed in bfloat16; values stay float32.
     """
 
     def __init__(self, lm: CausalLM, generator: np.random.Generator, *, autocast: bool = False):
@@ -183,7 +184,7 @@ class RewardModel(Critic):
     Args:
         trailing: ids that the chat template writes after a response. They are appended to every row, as
             `Renderer.whole` does.
-        generator, autocast: as `Critic`.
+        generator, autocast: see `Critic`.
     """
 
     def __init__(
@@ -218,19 +219,19 @@ def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> 
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
-    """Return a context which, if enabled, computes matrix products in bfloat16, whatever the precision of the
-    weights is."""
+    """Return a context. If `enabled`, matrix products in the context are computed in bfloat16, for weights of
+    any precision."""
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def trained_hidden(
     lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
-    """Do one forward pass over rows.
+    """Make one forward pass over rows.
 
     Returns:
-        (K,) ids of the trained tokens; (K, D) the last hidden states that predict them; and for each row the
-        places of its tokens in the pass.
+        (K,) ids of the trained tokens; (K, D) the last hidden states that predict them; and for each row, the
+        indices of its tokens among the tokens of the pass.
     """
     with in_bfloat16(lm, autocast):
         hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
@@ -243,8 +244,8 @@ def trained_hidden(
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
-    """Return the length of each row's prompt if computing shared prompts once saves enough; otherwise
-    None."""
+    """Return the length of each row's prompt if it saves enough tokens to compute shared prompts once
+    (`_SHARE_FROM`). Otherwise return None."""
     prompts = [
         row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
         for row in rows
@@ -255,7 +256,8 @@ def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
 
 
 def _truncated(row: Trajectory) -> bool:
-    """Return True if the row's tokens were drawn from another distribution than the raw one."""
+    """Return True if the row's tokens were not drawn from the raw distribution: at another temperature than
+    1, or from kept sets."""
     return row.temperature != 1.0 or any(segment.kept is not None for segment in row.segments)
 
 
@@ -263,8 +265,8 @@ def kept_sets(rows: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
     """Return the kept sets of all K trained tokens.
 
     Returns:
-        (S,) the kept ids, flat; (K + 1,) the bounds between tokens. A token without a recorded set has no
-        ids.
+        (S,) the kept ids of all tokens, one token after another; and (K + 1,) the index of each token's first
+        id, with S at the end. A token without a recorded set has no ids.
     """
     ids: list[np.ndarray] = []
     counts: list[int] = []

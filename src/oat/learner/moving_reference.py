@@ -18,7 +18,8 @@ from oat.learner.models import Model
 
 
 class Following:
-    """The schedule of the reference's updates, and their size.
+    """The rule by which the reference follows the policy: the steps between updates, and the share of the
+    policy.
 
     Args:
         every: number of steps of the policy between two updates.
@@ -35,7 +36,7 @@ class Following:
 
     @torch.no_grad()
     def step(self, policy: Model, reference: Model) -> None:
-        """Count a step of the policy and, if an update is due, change the reference's weights in place."""
+        """Count a step of the policy. If an update is due, change the reference's weights in place."""
         self.steps += 1
         if self.steps % self.every:
             return

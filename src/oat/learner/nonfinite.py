@@ -1,12 +1,12 @@
-"""Nonfinite numbers: NaN and infinity are found before the optimiser changes a weight, and the batch that
-caused them can be written to a file.
+"""Nonfinite numbers: NaN and infinity are found before the optimiser changes a weight. The batch that caused
+them can be written to a file.
 
 The columns of the batch, the outputs of the models, the parts of the loss and the norms of the gradients are
-checked. To check the loss alone would not be enough: the clamp of a ratio or a saturated sigmoid turns an
-infinite log-probability into a harmless number. Values that a mask excludes are not checked themselves, but
-the gradient that they cause is.
+checked. A check of the loss alone would not be enough: the clamp of a ratio, or a saturated sigmoid, turns an
+infinite log-probability into a harmless number. Values that a mask excludes are not checked. If such a value
+makes a gradient nonfinite, the check of the norms finds it.
 
-The learner counts the optimiser steps that it skips, and a checkpoint has the count.
+The learner counts the optimiser steps that it leaves out. The count is part of a checkpoint.
 """
 
 import math
@@ -21,8 +21,8 @@ from oat.types import Batch
 
 
 def nonfinite_inputs(outputs: Outputs, view: View) -> list[str]:
-    """Find the columns of the batch and the outputs of the models with values that count in a loss and are
-    not finite.
+    """Find the columns of the batch, and the outputs of the models, that have a nonfinite value. Values that
+    a mask excludes are ignored.
 
     Returns:
         A phrase for each, for example "old_logps_K = nan at 1 of 17 places".
@@ -49,7 +49,7 @@ def nonfinite_results(values: Mapping[str, float], norms: Mapping[str, float]) -
     """Return a phrase for each part of the loss, and for each model's gradient norm, that is not finite.
 
     Args:
-        values: metrics of the optimiser step, of which those under `loss/` are checked.
+        values: metrics of the optimiser step; only those under `loss/` are checked.
         norms: norm of the gradient, by model.
     """
     numbers = {name: value for name, value in values.items() if name.startswith("loss/")}
@@ -58,8 +58,8 @@ def nonfinite_results(values: Mapping[str, float], norms: Mapping[str, float]) -
 
 
 def keep_batch(folder: Path, update: int, batch: Batch) -> Path:
-    """Write the batch of an optimiser step to a file, whose bytes `oat.wire.decode` reads. Return its
-    path."""
+    """Write the batch of an optimiser step to a file, and return the file's path. `oat.wire.decode` reads the
+    file's bytes."""
     folder.mkdir(exist_ok=True)
     file = folder / f"update_{update:08d}.batch"
     file.write_bytes(wire.encode(batch))

@@ -16,7 +16,7 @@ from oat.errors import ModelError
 Schedule = Literal["constant", "linear", "cosine"]
 
 FLOOR = 0.1
-"""Share of the top learning rate at which linear and cosine schedules end."""
+"""Fraction of the highest learning rate at which linear and cosine schedules end."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class OptimiserSettings:
 
     Attributes:
         learning_rate: the highest learning rate of the schedule.
-        decoupled: True for AdamW, whose weight decay shrinks matrices directly (Loshchilov and Hutter,
-            arXiv:1711.05101); False for Adam, whose weight decay is a part of the gradient of every parameter
+        decoupled: True: AdamW, whose weight decay shrinks matrices directly (Loshchilov and Hutter,
+            arXiv:1711.05101). False: Adam, whose weight decay is a part of the gradient of every parameter
             (L2).
         max_grad_norm: a gradient with a larger norm is scaled down to this norm.
-        schedule_steps: number of optimiser steps until a falling schedule ends.
+        warmup_steps: number of optimiser steps over which the learning rate rises.
+        schedule_steps: number of optimiser steps until a linear or cosine schedule ends.
     """
 
     learning_rate: float
@@ -52,11 +53,11 @@ class OptimiserSettings:
 def build_optimiser(
     parameters: Iterable[torch.nn.Parameter], settings: OptimiserSettings
 ) -> torch.optim.Adam:
-    """Make an AdamW, whose weight decay applies to matrices and not to vectors (biases, norms), or an Adam.
-    On the CPU a step is one fused kernel, without temporary tensors.
+    """Make an AdamW if `settings.decoupled`, else an Adam. AdamW's weight decay applies to matrices, and not
+    to vectors such as biases. On the CPU a step is one fused kernel, without temporary tensors.
 
     Raises:
-        ModelError: parameters are in half precision, in which rounding undoes most steps.
+        ModelError: parameters are in half precision; rounding would undo most steps.
     """
     trainable = list(parameters)
     if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in trainable):
@@ -81,10 +82,10 @@ def build_optimiser(
 
 
 def learning_rate_factor(schedule: Schedule, step: int, *, warmup: int, total: int) -> float:
-    """Return the share of the highest learning rate at optimiser step `step`, counted from 0.
+    """Return the learning rate of optimiser step `step`, counted from 0, as a fraction of the highest rate.
 
-    The share rises linearly to 1 over the first `warmup` steps. Then it stays at 1, or falls along a line or
-    half a cosine to `FLOOR` at step `total`, and stays there.
+    The fraction rises linearly to 1 over the first `warmup` steps. A constant schedule then stays at 1. A
+    linear or cosine schedule falls to `FLOOR` at step `total`, and stays there.
     """
     if step < warmup:
         return (step + 1) / warmup

@@ -1,8 +1,8 @@
 """The reduction of losses over one optimiser step, under gradient accumulation.
 
-The terms are x. Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator
-is known before the first forward pass. The number of micro-batches therefore changes the gradient only by
-rounding.
+The terms of a loss are x, one for each token, pair or step. `Loss.per` chooses a row of the table. Masks m (1
+counts, 0 does not) and weights w are columns of the batch, so every denominator is known before the first
+forward pass. The number of micro-batches therefore changes the gradient only by rounding.
 
 | per | numerator | denominator |
 | --- | --- | --- |
@@ -40,8 +40,8 @@ class Reduction:
         self.pairs = float(_column(view, "mask_U", view.num_units).sum())
 
     def __call__(self, loss: Loss, view: View, groups: torch.Tensor, *, first: bool) -> torch.Tensor:
-        """Return the share of one forward pass in a part of the optimiser step's loss, (), without
-        `Loss.coef`.
+        """Return the contribution of one forward pass to a part of the optimiser step's loss, a scalar (). It
+        is not yet multiplied by `Loss.coef`.
 
         Args:
             view: the view of the forward pass.

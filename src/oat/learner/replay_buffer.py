@@ -1,20 +1,16 @@
 """The replay buffer: the older feedback that a step learns from beside its own.
 
 The buffer is a view of the ledger and has no state of its own. A step learns from its own questions and from
-older ones, together at most the setting `questions`. The older ones are the newest questions that earlier
-steps took, in the order in which the steps took them. Questions from before the buffer was last cleared are
-left out. So the recorded feedback and the settings decide what a step learns from, and a run that is killed,
-replayed, forked or rolled back learns from the same. Everything that depends on weights (log-probabilities
-under the reference, baselines) is computed again in `prepare`.
+older ones, together at most the setting `questions`. The older ones are the newest that earlier steps took
+since the buffer was last cleared. So recorded feedback and settings alone decide what a step learns from,
+also after a kill, a replay, a fork or a roll back. `prepare` computes everything again that depends on
+weights, such as log-probabilities under the reference.
 
-The price is that older trajectories are read and decoded again at every step. In return, the code of
-checkpoints, replays and forks needs no case for the buffer, and one number says which trajectories are still
-needed: the first step whose feedback is still read (`reach`). The size counts questions, not pairs with a
-winner, so it does not depend on answers.
+Older trajectories are read and decoded again at every step. `reach` returns the first step whose trajectories
+are still needed. The size counts questions, not pairs with a winner, so it does not depend on answers.
 
 A learning rate suits one size of mini-batch. So while the buffer fills, a pass gets more mini-batches, not
-larger ones. The setting `learner.max_updates` limits the number of optimiser steps; the learner applies it,
-since it counts them.
+larger ones. The learner limits the number of optimiser steps (`learner.max_updates`).
 """
 
 import math
@@ -52,7 +48,8 @@ class Buffer:
         self.questions = questions
 
     def fill(self, feedback: Feedback) -> Feedback:
-        """Return a step's feedback. Its field `older` has the older items that the step learns from too."""
+        """Return a step's feedback with the field `older` filled: the older items that the step learns from
+        too. Without a buffer, return the feedback unchanged."""
         if self.config is None:
             return feedback
         older: list[Item] = []
@@ -65,9 +62,9 @@ class Buffer:
         return replace(feedback, older=tuple(older[len(older) - room :] if len(older) > room else older))
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """Return an objective's batch of this feedback. If the feedback has older items and the objective
-        learns from them, the batch gets more mini-batches: so many that none is larger than without older
-        items."""
+        """Return an objective's batch, cut into mini-batches for this feedback. If the feedback has older
+        items and the objective learns from them, the batch gets more mini-batches. No mini-batch then has
+        more questions than without older items."""
         if not feedback.older or not objective.reuses:
             return batch
         return replace(
@@ -76,14 +73,14 @@ class Buffer:
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
         """Return the number of questions that a step learns from, and their mean age in steps since they were
-        asked; no metrics without a buffer."""
+        asked. Without a buffer, return an empty dict."""
         if self.config is None:
             return {}
         ages = [feedback.step - item.question.key.step for item in feedback.learned]
         return {"buffer/questions": float(len(ages)), "buffer/age": sum(ages) / max(1, len(ages))}
 
     def reach(self, step: int) -> int:
-        """Return the first step whose feedback is learned from in this step or in a later one."""
+        """Return the earliest step whose feedback this step, or a later one, may still learn from."""
         if self.config is None:
             return step
         found = 0
@@ -101,8 +98,8 @@ class Buffer:
 
 
 def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int:
-    """Return the number of mini-batches in a pass over `questions` questions, so that none is larger than
-    those of a pass over a step's own questions.
+    """Return the number of mini-batches in a pass over `questions` questions. No mini-batch has more
+    questions than one in a pass over a step's own questions.
 
     Args:
         of_a_step: number of mini-batches in a pass over a step's own questions.
@@ -114,19 +111,20 @@ def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int
 def optimiser_steps(
     steps: int, *, questions: int, epochs: int, of_a_step: int, config: BufferConfig | None, most: int | None
 ) -> int:
-    """Return the number of optimiser steps planned for the first `steps` steps together, if every step takes
-    all of its questions and no mini-batch is empty.
+    """Return the number of optimiser steps planned for the first `steps` steps together. The plan assumes
+    that every step takes all of its questions, and that no mini-batch is empty.
 
     Args:
         questions: number of questions that a step takes.
-        epochs: number of passes over what a step learns from.
+        epochs: number of passes over the questions that a step learns from.
         of_a_step: number of mini-batches in a pass over a step's own questions.
         most: largest number of optimiser steps in a step (`learner.max_updates`); None: no limit.
     """
     limit = math.inf if most is None else most
 
     def at(n: int) -> int:
-        """Return the number of optimiser steps in the n-th step after the buffer was cleared, from 1."""
+        """Return the number of optimiser steps in the n-th step, counted from 1, since the buffer was
+        cleared."""
         held = questions if config is None else min(config.questions, n * questions)
         return int(min(limit, epochs * minibatches(of_a_step, held, questions)))
 
