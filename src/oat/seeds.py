@@ -1,11 +1,12 @@
-"""Addressed random numbers: every number is a function of the run's seed and of an address that says what the
-number is for, never of other numbers drawn before.
+"""Addressed random numbers. Every number is a function of the run's seed and of an address, which says what
+the number is for. It does not depend on numbers that were drawn before.
 
 A token uses one uniform number from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
 3", SC 2011). In training the key is made from the run's seed, purpose, step, round, slot, the prompt's
-occurrence and the index of the sample; the counter is the token's position. This module has its own
-implementation, vectorised over rows, because numpy's Philox needs one generator for each key. The tests
-compare it with the known answers of the paper's authors.
+occurrence and the index of the sample. The counter is the token's position.
+
+This module has its own Philox, vectorised over rows, because numpy's needs one generator for each key. The
+tests compare it with the known answers of the paper's authors.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ _32 = np.uint64(32)
 
 
 class Seeds:
-    """The run's seed, which makes a key or a generator for every address."""
+    """The run's seed. It makes a key or a generator for every address."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -31,17 +32,17 @@ class Seeds:
         return int.from_bytes(digest, "little")
 
     def at(self, *address: str | int) -> np.random.Generator:
-        """Return a new generator for an address. Two calls with one address return two generators that give
-        the same numbers."""
+        """Return a new generator for an address. Two generators of the same address give the same numbers."""
         return np.random.Generator(np.random.Philox(key=self.key(*address)))
 
 
 def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Ten rounds of Philox4x32.
+    """Compute ten rounds of Philox4x32.
 
     Args:
         counters: (R, 4) uint32.
         keys: (R, 2) uint32.
+
     Returns:
         (R, 4) uint32.
     """
@@ -63,6 +64,7 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     Args:
         keys: (R,) uint64, from `Seeds.key`.
         positions: (R,) whole numbers, the token's position in its sequence.
+
     Returns:
         (R,) float64.
     """

@@ -1,8 +1,8 @@
-"""The encoding of values between processes: bytes that carry our value types and nothing else.
+"""The encoding of values between processes as bytes. Only our own types of values can be encoded.
 
 The encoding covers numbers, strings, bytes, None, lists, tuples, sets, dicts with string keys, numpy arrays,
-tensors, and the dataclasses that `oat.types` exports; on purpose it covers no other class. The decoder builds
-only classes of its own table, so hostile bytes never run code. It does not check the types of a dataclass's
+tensors, and the dataclasses that `oat.types` exports. Values of other classes are refused. The decoder builds
+only values of these types, so hostile bytes cannot run code. It does not check the types of a dataclass's
 fields.
 """
 
@@ -44,8 +44,8 @@ def encode(value: Any) -> bytes:
     """Return a value as bytes.
 
     Raises:
-        WireError: the value, or a part of it, cannot be encoded: another type, a whole number beyond 64 bits,
-            a string that is not Unicode, a value that contains itself.
+        WireError: the value, or a part of it, cannot be encoded. Examples: another type, a whole number
+            beyond 64 bits, a string that is not Unicode, a value that contains itself.
     """
     try:
         return msgspec.msgpack.encode(_lower(value))
@@ -62,8 +62,8 @@ def decode(data: bytes) -> Any:
     """Return the value from bytes that `encode` made. Arrays are writable, and tensors are on the CPU.
 
     Raises:
-        WireError: the bytes are not an encoded value: for example, they are cut, or name an unknown class,
-            field or dtype.
+        WireError: the bytes are no encoded value. Examples: bytes are missing at the end, or a class, a field
+            or a dtype is unknown.
     """
     try:
         return _lift(msgspec.msgpack.decode(data))
@@ -74,7 +74,7 @@ def decode(data: bytes) -> Any:
 
 
 def roundtrip(value: Any) -> Any:
-    """Return the value as it arrives on the other side of a wire."""
+    """Encode and decode a value: return it as it arrives in another process."""
     return decode(encode(value))
 
 
@@ -111,7 +111,7 @@ def _lower_collection(items: tuple | set | frozenset) -> dict[str, Any]:
 
 
 def _lower_tensor(value: Any, half: Any, bits: Any) -> dict[str, Any]:
-    """Encode a tensor as an array; a bfloat16 tensor as its bits, since numpy has no bfloat16."""
+    """Encode a tensor as an array. A bfloat16 tensor is encoded as its bits, since numpy has no bfloat16."""
     is_half = value.dtype == half
     return {
         _TAG: "bfloat16" if is_half else "tensor",
@@ -131,8 +131,8 @@ def _lower_array(array: np.ndarray) -> dict[str, Any]:
 
 @functools.cache
 def _dtype_name(dtype: np.dtype) -> str:
-    """Return the name of a dtype. It is cached, since numpy builds the name each time, which takes longer
-    than the rest of the work for a small array."""
+    """Return the name of a dtype. The name is cached: numpy would build it each time, which takes longer than
+    the rest of the work for a small array."""
     return dtype.name
 
 

@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def checksum(tensor: "torch.Tensor") -> int:
-    """Return the CRC-32 of a tensor's bytes in row-major order. One flipped bit changes it."""
+    """Return the CRC-32 of a tensor's bytes in row-major order. A single flipped bit changes the result."""
     import torch
 
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class Engine(Protocol):
-    """Generates and scores with the weights of named slots: `sampler`, `policy` (for evaluation),
+    """Samples and scores with the weights of named slots: `sampler`, `policy` (for evaluation),
     `reference`."""
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         """Yield completions as they finish, in any order. `Completion.index` is the index of the request."""
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
-        """Return, for each sequence, the raw log-probabilities of all tokens but the first: (T - 1,) float32,
-        nats."""
+        """Return, for each sequence, the raw log-probabilities of all its tokens except the first: (T - 1,)
+        float32, nats."""
 
     def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
-        """Set the slot's weights, and drop the keys and values that were cached with the old ones. Return the
+        """Set the slot's weights, and drop keys and values that were cached under the old weights. Return the
         version and the checksums of the weights that the slot holds now."""
 
     def version(self, slot: str) -> int:

@@ -2,9 +2,11 @@
 
 A row is a request, identified by its index among all requests. Rows enter while others are being decoded, as
 soon as enough places are free. Samples of a prompt enter in groups (`Decoding._groups`), and the rows of a
-group share the prompt's full pages. When the KV cache is full, the rows that entered last leave and wait.
-When they enter again, their prompt and their tokens so far are computed again. Their next tokens are drawn
-with the same random numbers, since a token's random number depends on its address alone.
+group share the prompt's full pages.
+
+When the KV cache is full, the rows that entered last leave and wait. When such a row enters again, its prompt
+and its tokens so far are computed again. Its next tokens are drawn with the same random numbers as without
+the wait, since a token's random number depends on its address alone.
 """
 
 from collections import deque
@@ -32,10 +34,10 @@ PASS_TOKENS = 16_384
 _ENTER_SHARE = 1 / 16
 """Waiting rows enter when at least this share of `max_rows` is free, or when no row is being decoded."""
 _STEP = 16
-"""A step computes a multiple of this number of rows; below it, a power of two."""
+"""The number of rows that a step computes is a multiple of this number, or a smaller power of two."""
 _STOP_MARGIN = 8
-"""Tokens that are turned into text before those that could hold a stop string, since the first characters of
-the text can be garbled."""
+"""To find a stop string, the newest tokens are turned into text: as many as can hold the string, and this
+number of tokens before them. The first characters of the text can be garbled."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -51,9 +53,8 @@ class Decoding:
         max_rows: largest number of rows in the batch.
         pages: largest number of pages of the cache; enough for any single row.
         meter: counts the computed work, without idle rows and padding.
-        prompt_width: number of tokens to which every prompt is padded. All rows then enter at once, no row
-            leaves, and no page is shared. So the shape of every matrix product is known beforehand. None:
-            prompts are packed, and rows enter and leave.
+        prompt_width: number of tokens to which every prompt is padded. Shapes are then fixed: all rows enter
+            at once, no row leaves, and no page is shared. None: prompts are packed, and rows enter and leave.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Decoding:
 
     @property
     def busy(self) -> bool:
-        """True while a request is not finished."""
+        """True until all requests are finished."""
         return bool(self._live_N.any())
 
     @torch.inference_mode()
@@ -130,8 +131,8 @@ class Decoding:
         return finished
 
     def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
-        """Return the completion of a finished row. With the reason "aborted", the row is unfinished, and its
-        completion ends with its newest token.
+        """Return the completion of a row. If `reason` is "aborted", the row is unfinished, and the completion
+        has its tokens so far.
 
         Args:
             index: index that the completion reports for its request.
@@ -147,13 +148,14 @@ class Decoding:
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
     def _groups(self) -> list[list[int]]:
-        """Return groups of rows that enter together: rows with the same prompt or, if shapes are fixed, each
-        row by itself.
+        """Return groups of rows with the same prompt, which enter together. If shapes are fixed, each row is
+        a group. Otherwise the number of rows in a group has two limits, and a prompt with more rows has
+        several groups:
 
-        A step computes each shared page for as many readers as the largest group has rows. So no group is
-        larger than the median number of rows of a prompt; a prompt with more rows has several groups. A group
-        can enter only as a whole. So if there are more requests than `max_rows`, it has at most a quarter of
-        `max_rows` rows.
+        * The median number of rows of a prompt. A step computes each shared page for as many readers as the
+          largest group has rows, so one large group would slow all steps.
+        * If there are more requests than `max_rows`, a quarter of `max_rows`. A group enters only when there
+          are free places for all of its rows.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
@@ -173,7 +175,7 @@ class Decoding:
         )
 
     def _enter(self) -> None:
-        """Let waiting rows enter, if enough places are free and the cache has room for them."""
+        """Let waiting rows enter if enough places are free and the cache has room for the rows."""
         held = len(self._held_R)
         free = self._max_rows - held
         entering: list[list[int]] = []
@@ -200,11 +202,12 @@ class Decoding:
         assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
-        """Compute prompt and tokens so far once for each group, and write keys and values into the cache.
+        """Compute the prompt and the tokens so far of each group, once for all its rows. Write keys and
+        values into the cache.
 
         Yields:
-            For each pass, the hidden state of the last token of each row in the groups of the pass, (rows,
-            D).
+            For each pass, (rows, D): the hidden state of the last token of each row in the groups of the
+            pass.
         """
         device = self._lm.device
         sequences = [
@@ -316,8 +319,8 @@ class Decoding:
         return any(text in tail for text in stop)
 
     def _advance(self, ids_R: Tensor) -> None:
-        """Compute the hidden state of the newest token of each row. Unless shapes are fixed, finished rows
-        leave first, and so do the rows that entered last if the cache is full."""
+        """Compute the hidden state of the newest token of each row. If shapes are not fixed, finished rows
+        leave first; if the cache is full, the rows that entered last leave too."""
         stays_R = self._live_N[self._held_R]
         if self._fixed:
             self._cache.extend(self._held_R[stays_R])
@@ -351,14 +354,15 @@ class Decoding:
 
 
 def filled_up(rows: int) -> int:
-    """Return the number of rows that a step with `rows` rows computes, padding included. It takes few values,
-    because on a CPU oneDNN makes a kernel for every shape of a matrix product, in half a millisecond."""
+    """Return the number of rows that a step with `rows` rows computes, padding included. Few different
+    numbers occur. On a CPU this saves time, since oneDNN makes a kernel for every shape of a matrix product,
+    in half a millisecond."""
     return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 
 def passes(widths: np.ndarray) -> Iterator[list[int]]:
-    """Yield the indices of the sequences of each pass: consecutive ones whose widths add up to at most
-    `PASS_TOKENS`, or a single one."""
+    """Yield the indices of the sequences of each pass: consecutive sequences whose widths add up to at most
+    `PASS_TOKENS`. A wider sequence is a pass of its own."""
     some: list[int] = []
     total = 0
     for number, width in enumerate(widths.tolist()):
@@ -373,8 +377,8 @@ def passes(widths: np.ndarray) -> Iterator[list[int]]:
 
 @contextmanager
 def blaming_model(lm: CausalLM) -> Iterator[None]:
-    """Turn an error of a model's code in the context, where it runs with a layout of this engine, into a
-    `ModelError`."""
+    """Turn errors that a model's code raises in the body into a `ModelError`. The body runs the model with a
+    layout of this engine."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -390,6 +394,6 @@ def cache_dtype(lm: CausalLM) -> torch.dtype:
 
 
 def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of cached keys and values: float32 on a CPU, where a product in half precision would
-    round the scores; elsewhere the dtype of the weights."""
+    """Return the dtype of cached keys and values. On a CPU this is float32, since a product in half precision
+    would round the scores. On other devices it is the dtype of the weights."""
     return torch.float32 if device.type == "cpu" else dtype

@@ -1,14 +1,15 @@
 """The paged KV cache: keys and values in pages of 8 tokens, within a limit on bytes.
 
-A page belongs to one row, or holds a piece of a prompt that several rows read. Pages in use are kept close
-together in two blocks: those of single rows at the front of the memory, and shared pages at its end. A step
-computes attention by matrix products over these two blocks, and copies no page. Nearly all padding is the
-empty rest of each row's last page. The attention of a row is summed in the order of the row's pages, so the
+A page belongs to one row, or holds a piece of a prompt that several rows share. The pages in use form two
+blocks in one memory: pages of single rows at its front, shared pages at its end. The blocks grow towards each
+other, so `engine.cache_gb` limits both together.
+
+A step computes attention by matrix products over the two blocks, and copies no page. Nearly all padding is
+the empty rest of each row's last page. The attention of a row is summed in the order of the row's pages, so
 other rows in the cache do not change this order.
 
-In a measurement on two cores, pages of 8 tokens were as fast as pages of 16 or 32, and the empty rests of
-last pages were less than a tenth of all keys. The two blocks grow towards each other in one memory, so
-`engine.cache_gb` limits both together.
+In a measurement on two cores, pages of 8 tokens were as fast as pages of 16 or 32. The empty rests of last
+pages were less than a tenth of all keys.
 """
 
 import heapq
@@ -25,16 +26,15 @@ from oat.models.attention import Packed
 PAGE = 8
 """Number of tokens in a page."""
 _SLACK = 1.03
-"""The gaps of a block are closed when the block, up to its last page in use, has more than this many times
-the pages in use."""
+"""A block's gaps are closed if the block's `Pages.used` is more than this many times its `Pages.live`."""
 _WHOLE = 8
-"""With fixed shapes, the number of own pages is rounded up to a multiple of this, so that each thread of an
-elementwise kernel gets a whole number of vectors."""
+"""With fixed shapes, the number of own pages is rounded up to a multiple of this number. Each thread of an
+elementwise kernel then gets a whole number of vectors."""
 _NONE = -1
 
 
 class Storage:
-    """The memory of pages: keys and values of each layer, (capacity, heads, PAGE, width) each. A layer's
+    """The memory of pages: for each layer, keys and values, (capacity, heads, PAGE, width) each. A layer's
     memory is allocated when the layer first writes."""
 
     def __init__(self, capacity: int, dtype: torch.dtype):
@@ -42,7 +42,8 @@ class Storage:
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values, for the shapes of the given ones."""
+        """Return the memory of a layer's keys and of its values. `key_THd` and `value_THd` give its shapes
+        when it is allocated."""
         if module not in self.layers:
             keys, values = (
                 like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
@@ -53,16 +54,17 @@ class Storage:
 
 
 class Pages:
-    """A block of pages at the front of a storage; or at its end, where pages are counted backwards.
+    """A block of pages at the front of a storage. With `backwards`, the block is at the storage's end, and
+    its pages are counted from the end.
 
     Args:
         readers: largest number of rows that read a page.
-        multiple: the number of pages of the block is rounded up to a multiple of this.
+        multiple: the number of pages of the block is rounded up to a multiple of this number.
 
     Attributes:
-        used: number of pages up to the last one in use, the free ones before it included.
+        used: number of pages up to the last one in use, including free pages before it.
         live: number of pages in use.
-        rows_PG: (capacity, readers) indices of the rows that read each page, -1 for none.
+        rows_PG: (capacity, readers) indices of the rows that read each page; -1 fills the unused places.
     """
 
     def __init__(self, readers: int, storage: Storage, *, multiple: int = 1, backwards: bool = False):
@@ -77,7 +79,7 @@ class Pages:
 
     @property
     def block(self) -> int:
-        """Number of pages that a step computes with."""
+        """Number of pages that a step computes with: `used`, rounded up."""
         return -(-self.used // self.multiple) * self.multiple
 
     @property
@@ -86,11 +88,11 @@ class Pages:
         return bool(self._free)
 
     def at(self, pages: np.ndarray) -> np.ndarray:
-        """Return the indices of pages in the storage."""
+        """Convert pages to their indices in the storage."""
         return self.storage.capacity - 1 - pages if self.backwards else pages
 
     def within_block(self, pages: np.ndarray) -> np.ndarray:
-        """Return the indices of pages in the block."""
+        """Convert pages to their indices in the block."""
         return self.block - 1 - pages if self.backwards else pages
 
     def take(self) -> int:
@@ -110,7 +112,7 @@ class Pages:
         """If `used` is more than `slack` times `live`, move the last pages into free ones.
 
         Returns:
-            For each page, the page that its content is in now; None if nothing was moved.
+            For each page, the page that has its content now; None if no page was moved.
         """
         if self.used <= self.live * slack:
             return None
@@ -127,12 +129,8 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and that of its values. `key_THd` and `value_THd` give the
-        shapes when the memory is made.
-
-        Pages that are in the block for the first time are set to zero. They could hold NaN, and zero times
-        NaN is NaN.
-        """
+        """Return the memory of a layer's keys and of its values, see `Storage.of`. Pages that are in the
+        block for the first time are set to zero. They could hold NaN, and zero times NaN is NaN."""
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
             self._part(tensor, clean, self.block).zero_()
@@ -140,7 +138,7 @@ class Pages:
         return memory
 
     def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and the values of a layer in the block, (block, heads, PAGE, width) each."""
+        """Return a layer's keys and values in the block, (block, heads, PAGE, width) each."""
         keys, values = (
             self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
         )
@@ -170,8 +168,8 @@ class PagedCache:
         readers: largest number of rows that share a prompt; 1: nothing is shared.
         pages: largest number of pages in use at once.
         dtype: dtype of the keys and values in memory, and of the products with them.
-        fixed: no page is shared, and the number of own pages is a multiple of `_WHOLE`, so that rounding does
-            not depend on how threads divide the work.
+        fixed: True: the number of own pages is rounded up to a multiple of `_WHOLE`, so that rounding does
+            not depend on how threads divide the work. `readers` must then be 1.
 
     Attributes:
         lengths_N: for each row, the number of its tokens that have a place; 0 for a row that is not in the
@@ -211,8 +209,8 @@ class PagedCache:
         return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:
-        """Take pages for the first `length` tokens of rows, which are the same in each. The rows share the
-        full pages. The next `Filling` writes the tokens."""
+        """Take pages for the first `length` tokens of rows. These tokens are equal in all rows, and the rows
+        share the pages that the tokens fill completely. A `Filling` writes the keys and values afterwards."""
         common = self._common(rows, length)
         for _ in range(common):
             page = self._page(self.shared)
@@ -225,7 +223,8 @@ class PagedCache:
             self.lengths_N[row] = length
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
-        """Return the number of pages that `admit` would take, plus one for each row that may outgrow them."""
+        """Return the number of pages that `admit` would take, plus one for each row that may need a further
+        page."""
         common, whole = self._common(rows, length), -(-length // PAGE)
         return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
 
@@ -240,8 +239,8 @@ class PagedCache:
         self.lengths_N[rows] += 1
 
     def seen(self, rows: np.ndarray) -> int:
-        """Return the number of tokens that rows attend to. Tokens of a shared page count once, however many
-        rows read them.
+        """Return the number of tokens that rows attend to. A token of a shared page counts once for all its
+        readers.
 
         Args:
             rows: indices of rows. Each shared page in use must be read by at least one of them.
@@ -267,7 +266,7 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """Take a free page of a block. If the two blocks would meet, the gaps in both are closed first."""
+        """Take a free page of a block. If the two blocks would meet, close the gaps in both first."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()
@@ -283,8 +282,8 @@ class PagedCache:
     def places(
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
     ) -> list[tuple[Pages, _Places]]:
-        """Return, for each block that gets new tokens, the block and their places in it. Only the first
-        reader of a shared page writes its tokens.
+        """Return each block that gets new tokens, with the places of these tokens in the block. The tokens of
+        a shared page are written for its first reader only.
 
         Args:
             rows, positions: for each token, its row and its position in the row.
@@ -320,12 +319,14 @@ class PagedCache:
         are closed first.
 
         Returns:
-            The entries of all rows, one row after another. An entry below the number of pages in the block
-            `own` is an own page. A larger entry is a reader of a shared page; readers are numbered page by
-            page.
-            (R,) the place of each row's first entry.
-            (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
-            empty one.
+            Three arrays:
+            * The entries of all rows, one row after another; a row has one entry for each of its pages. For
+              an own page, the entry is the page's index in the block `own`. For a shared page, it is the
+              number of pages in `own` plus the reader's index, where the readers of all shared pages are
+              counted page by page.
+            * (R,) the index of each row's first entry.
+            * (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
+              empty place.
         """
         self._close_gaps(_SLACK)
         entries_RJ = self._entries_NJ[rows]
@@ -341,8 +342,8 @@ class PagedCache:
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
 
     def _common(self, rows: Sequence[int], length: int) -> int:
-        """Return the number of pages that rows with `length` common tokens share: the full ones, if the cache
-        shares pages and there are several rows."""
+        """Return the number of pages that rows with `length` equal tokens share. If the cache shares pages
+        and there are several rows, these are the full pages; otherwise none."""
         return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:
@@ -357,8 +358,8 @@ class PagedCache:
 
 
 class Filling:
-    """The attention layout of a pass over complete sequences (prefill). It also writes their keys and values
-    into the cache."""
+    """The attention layout of a pass over complete sequences (prefill). The layout also writes the sequences'
+    keys and values into the cache."""
 
     def __init__(self, cache: PagedCache, packed: Packed, places: Sequence[tuple[Pages, _Places]]):
         self.cache = cache
@@ -374,7 +375,8 @@ class Filling:
 
 
 class Step:
-    """The attention layout of a decoding step: one new token per row, for which `extend` has made room.
+    """The attention layout of a decoding step: one new token per row. `PagedCache.extend` must have made room
+    for these tokens.
 
     Args:
         rows: (R,) indices of the rows, in the order of the pass.

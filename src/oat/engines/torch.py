@@ -1,15 +1,15 @@
 """The embedded engine: continuous batching with a transformers model, on the CPU or one GPU.
 
-1. Rows enter and leave while others are decoded (`decoding.py`), with a paged KV cache (`paged_cache.py`) of
-   at most `cache_gb`. Samples of a prompt that enter together share one pass over the prompt, and the pages
-   that it fills completely.
+1. Rows enter and leave while others are decoded (`decoding.py`). The paged KV cache (`paged_cache.py`) takes
+   at most `cache_gb`. Samples of a prompt that enter together share one pass over the prompt, and the
+   prompt's full pages.
 2. A token is drawn by inverting the cumulative distribution at one uniform number. The number depends only on
    the token's address (`oat.seeds`); no generator has a state.
 3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends only
-   on the request and the settings. Requests are then decoded in batches with a fixed number of rows. The
-   prompts of a batch are padded to one width, a power of two, and share no page. A batch has at least 64 rows
-   and runs on at most two threads. With fewer rows or more threads, the end of a thread's work in an
-   elementwise kernel could be shorter than two vectors, and instructions for it may round differently.
+   on the request and the settings. Batches then have a fixed number of rows, at least 64. The prompts of a
+   batch are padded to one width, a power of two, and share no page. At most two threads compute. With fewer
+   rows or more threads, a thread's part of an elementwise kernel could end with less than two vectors, which
+   may be rounded differently.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -36,7 +36,7 @@ from oat.models.packing import pack
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _HEAD_LOGITS = 2**24
-"""Largest number of logits in memory at a time when sequences are scored."""
+"""Largest number of logits that are in memory at once when sequences are scored."""
 _LEAST_WIDTH, _LEAST_ROWS = 16, 64
 _DETERMINISTIC_THREADS = 2
 _CACHE_TOLERANCE, _CACHE_TOLERANCE_HALF = 1e-4, 5e-2
@@ -49,7 +49,7 @@ _IDLE = Request(np.zeros(1, dtype=np.int32), Sampling(max_new_tokens=0), key=0)
 
 
 class TorchEngine:
-    """Generates and scores with the weights of its slots. Slots that share a model share its version.
+    """Samples and scores with the weights of its slots. Slots that share a model share its version.
 
     Attributes:
         threads: number of threads of the computation; None: torch's own number. It may be set at any time.
@@ -76,11 +76,10 @@ class TorchEngine:
             slots: the model of each slot.
             num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
             stop_ids: ids that end a response.
-            decode: turns ids into text, in which stop strings are searched for.
-            max_rows: most rows decoded together. `deterministic` rounds up to a power of two, at least 64.
+            decode: turns ids into text; stop strings are searched for in this text.
+            max_rows: largest batch, in rows. `deterministic` rounds it up to a power of two, at least 64.
             cache_gb: largest KV cache, 10^9 bytes. If it is full, the rows that entered last leave and wait.
-            deterministic: a request gives bitwise the same tokens and log-probabilities, whatever other
-                requests it is batched with. This holds only on a CPU.
+            deterministic: on a CPU, tokens and log-probabilities of a request are bitwise equal in any batch.
             context_length: largest number of tokens of a prompt with its response; None: the model's limit.
             threads: number of threads of the computation; None: torch's own number.
 
@@ -119,12 +118,13 @@ class TorchEngine:
         return self._versions[id(self._model(slot))]
 
     def work(self) -> Work:
-        """Return the work of decoding since the first call of this method, which measures the machine and
-        returns zeros."""
+        """Return the work of decoding since the first call of this method. The first call measures the
+        machine and returns zeros."""
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Set `threads` to the number that answers `rows` requests of a few tokens fastest; measure it."""
+        """Measure which number of threads answers `rows` requests of a few tokens fastest. Set `threads` to
+        it."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
         requests = [
@@ -160,8 +160,8 @@ class TorchEngine:
         return self._generate(requests, rooms, slot)
 
     def stream(self, request: Request, slot: str) -> Iterator[Completion]:
-        """After each token of the response to one request, yield the completion up to that token. The finish
-        reason is "aborted" in all completions but the last. No kept sets are recorded.
+        """Yield the completion so far after each token of the response to one request. The finish reason is
+        "aborted" in all completions except the last. No kept sets are recorded.
 
         Raises:
             EngineError: there is no such slot, or the request cannot be served.
@@ -183,8 +183,8 @@ class TorchEngine:
             yield decoding.completion(0, 0, finished[0][1] if finished else "aborted", version)
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
-        """Return, for each sequence, the raw log-probabilities of all tokens but the first: (T - 1,) float32,
-        nats.
+        """Return, for each sequence, the raw log-probabilities of all its tokens except the first: (T - 1,)
+        float32, nats.
 
         Raises:
             EngineError: the slot is unknown, or a sequence is empty, too long, or has an unknown id.
@@ -203,11 +203,11 @@ class TorchEngine:
         return scored
 
     def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        """Copy the tensors into those of the slot's model, except those that share their memory. Return the
-        version and the checksums of the model's tensors afterwards.
+        """Copy the tensors into the slot's model. A tensor that is the model's own memory is not copied.
+        Return the version and the checksums of the model's tensors afterwards.
 
-        If a tensor is refused, nothing is copied. Keys and values are cached only during `generate` and
-        `stream`. If a call of `generate` is under way for this slot, it fails at its next step.
+        If a tensor is refused, nothing is copied. If a call of `generate` is under way for this slot, it
+        fails at its next step. Keys and values of earlier calls are not kept.
 
         Raises:
             EngineError: there is no such slot.
@@ -308,8 +308,8 @@ class TorchEngine:
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the indices of requests that are decoded together: all that can get a token or, if the engine
-        is deterministic, those with prompts of one width, at most as many as a batch has rows."""
+        """Yield the indices of requests that are decoded together: all that can get a token. If the engine is
+        deterministic, they also have prompts of one width, and fit into one batch."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
@@ -322,8 +322,8 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Yield the indices of the sequences of each pass: sequences of one width, at most as many as a
-        pass of fixed size has rows."""
+        """Yield the indices of the sequences of each pass. They have one width, and fit into a pass of fixed
+        size."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):
@@ -340,8 +340,8 @@ class TorchEngine:
 
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
-        """Put the model into evaluation mode, since gradient checkpointing would drop the cache, and set the
-        number of threads. Both are restored at the end of the context."""
+        """Within the body, put the model into evaluation mode, since gradient checkpointing would drop the
+        cache. Also set the number of threads."""
         was_training = lm.module.training
         if was_training:
             lm.module.eval()
@@ -358,7 +358,7 @@ class TorchEngine:
     @torch.inference_mode()
     def _logps_packed(self, lm: CausalLM, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the raw log-probabilities of sequences, (T - 1,) each, from one pass. If the engine is
-        deterministic, they have one width and the pass has a fixed size."""
+        deterministic, the sequences must have one width, and the pass has a fixed size."""
         width = self._width(len(sequences[0])) if self._deterministic else None
         ids_1T, positions_1T, spans = pack(
             sequences, lm.device, width=width, rows=0 if width is None else self._rows(width)
@@ -387,7 +387,7 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
         tokens: number of tokens of the sequence.
         pages: number of pages of the cache.
         page_bytes: bytes of a page.
-        rows: rows in a batch of a deterministic engine, each of which needs the pages; otherwise None.
+        rows: number of rows in a deterministic engine's batch, which all need the pages; otherwise None.
 
     Raises:
         EngineError: the cache is too small.

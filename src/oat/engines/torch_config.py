@@ -10,7 +10,7 @@ from oat.types.part import Check, RunFacts
 
 @dataclass(frozen=True)
 class TorchEngineConfig:
-    """Fields of the engine `torch`."""
+    """The settings of the engine `torch`."""
 
     max_rows: Count = 256
     """Largest number of rows that are decoded together. `deterministic` rounds it up to a power of two, at
@@ -20,15 +20,17 @@ class TorchEngineConfig:
     deterministic: bool = False
     """Samples the same tokens however requests are batched; this costs some speed. Refused on a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which the engine computes. In bfloat16 its slots have weights of their own, which every
-    sync casts from the learner's."""
+    """Precision in which the engine computes. In bfloat16, the engine's slots have weights of their own,
+    which every sync casts from the learner's weights."""
     threads: Count | None = None
-    """Threads of the engine. None: as `compute.threads`. If that is not set either, it is the number that is
-    fastest in a short measurement when the run is created, which the run keeps; on a GPU, torch's default."""
+    """Number of threads of the engine. None: the value of `compute.threads`. If that is not set either, the
+    fastest number is measured when the run is created, and the run keeps it. On a GPU, torch's default is
+    used instead of a measurement."""
 
 
 def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:
-    """Yield a check for a promise that the engine cannot keep, and one for a setting that nothing reads."""
+    """Yield two checks. `deterministic` is refused on a GPU. `dtype` is refused in a run that samples
+    nothing."""
     yield Check(
         "engine.deterministic",
         config.deterministic and run.profile == "gpu",

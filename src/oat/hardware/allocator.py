@@ -11,11 +11,10 @@ _SIZE = 2**20
 
 def give_back_freed_memory() -> None:
     """Make glibc give every block of a mebibyte or more a memory mapping of its own. Such a block goes back
-    to the system when it is freed.
+    to the system when it is freed. With another C library this function does nothing.
 
-    By default glibc keeps freed blocks of up to 32 MB, and the gaps between them. At 0.6 billion parameters
-    these were a quarter of the peak. Small models run faster with the default. With another C library this
-    function does nothing.
+    By default glibc keeps freed blocks of up to 32 MB, and the gaps between them. With a model of 0.6 billion
+    parameters, these were a quarter of the peak memory. Small models run faster with the default.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(_MMAP_THRESHOLD, _SIZE)

@@ -11,7 +11,7 @@ def free_memory(profile: str) -> int | None:
     them.
 
     Args:
-        profile: the setting `compute.profile`; "gpu" asks for the GPU's memory, any other value for the
+        profile: the setting `compute.profile`. "gpu": the GPU's memory is reported; any other value: the
             CPU's.
     """
     if profile == "gpu":
@@ -26,8 +26,8 @@ def free_memory(profile: str) -> int | None:
 
 
 def _free_in_group() -> list[int]:
-    """Return, in a list, the bytes that are left below the memory limit of this container (cgroup); an empty
-    list if there is no limit."""
+    """Return a list with the bytes that are left below the memory limit of this container (cgroup). If there
+    is no limit, return an empty list."""
     group = Path("/sys/fs/cgroup")
     try:
         most, used, stat = (

@@ -2,25 +2,31 @@
 Patterson 2009, doi:10.1145/1498765.1498785).
 
 A pass through a model has two lower bounds on its time. One is the bytes that it must read, divided by the
-bandwidth. The other is its operations, divided by the rate of matrix products. An engine's pass takes at
-least the larger of the two. For a learner's pass only the second bound is used. The least time of many passes
-is the sum of their least times. The share reached is this sum divided by the time that the passes took.
+bandwidth. The other is its operations, divided by the rate of matrix products. The least time of an engine's
+pass is the larger bound; that of a learner's pass is the second bound. The share reached is the sum of the
+passes' least times, divided by the time that they took.
 
-1. The bandwidth is measured by summing a float32 tensor again and again: bytes read divided by seconds;
-   nothing is written. The size of the tensor matters, because weights that fit into a processor's cache are
-   read from there. So the tensor is about as large as the model's weights: its bytes are the largest power of
-   two that is not above theirs, but at least 1 MiB and at most 256 MiB. The matrix rate is 2 n^3 divided by
-   the seconds of a product of two n x n matrices; n is doubled until a product takes 2 ms. Both rates are the
-   best of several rounds, since a disturbance only slows a round.
-2. Operations counted: 2 for each token and each element of every matrix with which the token is multiplied;
-   and 4 x head width for each head, each layer and each pair of a token and a token that it attends to. Bytes
-   counted: the matrices, and the keys and values to which the tokens attend. Keys and values that several
-   rows share count once. In a mixture of experts, a matrix of the experts counts by the share of experts that
-   a token goes through.
-3. Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
-   optimiser, and everything that the backward pass computes a second time. So a share can be below 1 although
-   nothing can be made faster. A share above 1 means that the machine was slower while its rates were measured
-   than later.
+Rates are the best of several rounds, since a disturbance only slows a round:
+
+* Bandwidth: a float32 tensor is summed; its bytes are divided by the seconds. Weights that fit into a
+  processor's cache are read from there, so the tensor is about as large as the model's weights. Its bytes are
+  the largest power of two that is not above theirs, but at least 1 MiB and at most 256 MiB.
+* Matrix rate: 2 n^3 is divided by the seconds of a product of two n x n matrices. n is doubled until a
+  product takes 2 ms.
+
+Operations counted:
+
+* 2 for each token and each element of every matrix with which the token is multiplied. A matrix of a mixture
+  of experts counts by the share of experts that a token goes through.
+* 4 x head width for each head, each layer and each pair of a token and a token that it attends to.
+
+Bytes counted: the matrices, and the keys and values to which the tokens attend. Keys and values that several
+rows share count once.
+
+Not counted: embeddings that are looked up, norms, activations, softmax, sampling, writes, padding, the
+optimiser, and everything that the backward pass computes a second time. So a share can be below 1 although
+nothing can be made faster. A share above 1 means that the machine was slower while its rates were measured
+than later.
 """
 
 import functools
@@ -44,7 +50,7 @@ _SMALLEST = 2**20
 _ROUNDS = 3
 """Least number of timed rounds of a measurement, after one to warm up."""
 _SECONDS = 0.05
-"""Least sum of the seconds of a measurement's timed rounds."""
+"""Least total time of a measurement's timed rounds, in seconds."""
 _PRODUCT_S = 0.002
 _WIDEST = 8192
 
@@ -64,9 +70,8 @@ class Rates:
 
 @functools.cache
 def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
-    """Measure the bytes per second that `threads` threads read from a tensor of `size` bytes. A process
-    measures once for the same arguments; this takes about a tenth of a second, and the time to make the
-    tensor."""
+    """Measure the bytes per second that `threads` threads read from a tensor of `size` bytes. A measurement
+    takes about a tenth of a second, and the time to make the tensor. Its result is cached in the process."""
     with on_threads(threads):
         tensor = torch.ones(size // 4, device=device)
         return tensor.nbytes / _least_s(tensor.sum, device)
@@ -75,8 +80,8 @@ def bandwidth(device: str, threads: int, size: int = LARGEST) -> float:
 @functools.cache
 def matrix_rate(device: str, threads: int, dtype: torch.dtype) -> float:
     """Measure the floating-point operations per second of `threads` threads in matrix products, under the
-    present settings of torch. A process measures once for the same arguments, in about a tenth of a
-    second."""
+    present settings of torch. A measurement takes about a tenth of a second. Its result is cached in the
+    process."""
     with on_threads(threads):
         width = 256
         seconds = 0.0
@@ -96,8 +101,7 @@ def synchronise(device: torch.device | str) -> None:
 
 
 def _least_s(work: Callable[[], object], device: str) -> float:
-    """Return the seconds of the fastest timed round of `work`; the first round, which warms up, is not
-    timed."""
+    """Return the seconds of the fastest timed round of `work`. The first round warms up and is not timed."""
     times: list[float] = []
     with torch.inference_mode():
         while len(times) <= _ROUNDS or sum(times[1:]) < _SECONDS:
@@ -139,9 +143,9 @@ class Cost:
             pairs: number of pairs of a token and a token that it attends to; each token also attends to
                 itself.
             heads: number of tokens that go through the head.
-            learning: count the backward pass too. The gradient of a matrix's input takes as many operations
-                as the forward pass. The gradient of the matrix takes as many again; it is counted if learning
-                changes the matrix.
+            learning: True: count the backward pass too. The gradient of a matrix's input takes as many
+                operations as the forward pass. If learning changes the matrix, its own gradient takes as many
+                again.
         """
         matrices, attention = 2 * (self.backbone * tokens + self.head * heads), self.attention * pairs
         if not learning:
@@ -190,7 +194,7 @@ def rates_of(device: torch.device, threads: int, cost: Cost) -> Rates:
 
 
 class Meter:
-    """Adds up what an engine computes with one model.
+    """The sum of the work that an engine does with one model.
 
     Args:
         key_bytes: bytes that the keys and values of one token take in the KV cache, in all layers.
@@ -207,7 +211,7 @@ class Meter:
         self._done = Work()
 
     def work(self, threads: int) -> Work:
-        """Return the work counted since the first call of this method. From this call on, `rates` are the
+        """Return the work counted since the first call of this method. Every call sets `rates` to the
         machine's limits with `threads` threads."""
         self.rates = rates_of(self.device, threads, self.cost)
         return self._done
@@ -216,7 +220,7 @@ class Meter:
         """Count a pass through the backbone.
 
         Args:
-            tokens, pairs: as in `Cost.flops`.
+            tokens, pairs: see `Cost.flops`.
             seen: number of cached tokens to which the rows attend; a token that several rows share counts
                 once.
             keys: number of cached tokens with which the pass computes, padding included.
@@ -248,11 +252,11 @@ class Meter:
 
 
 class WorkCounter:
-    """Counts the operations of a learner's passes through one model.
+    """A counter of the operations of a learner's passes through one model.
 
     Attributes:
-        flops: floating-point operations counted since it was last set to 0. A pass counts with its backward
-            pass if gradients are enabled.
+        flops: floating-point operations counted since this attribute was last set to 0. If gradients are
+            enabled, a pass counts with its backward pass.
     """
 
     def __init__(self, lm: CausalLM, *, autocast: bool):
@@ -278,8 +282,8 @@ class WorkCounter:
 
 
 class Stopwatch:
-    """Times computations. Every `with` block adds its seconds to the present measurement; `end` ends this
-    measurement and begins the next."""
+    """A clock for a learner's passes. Every `with` block adds its seconds and operations to the present
+    measurement. `end` ends this measurement and begins the next."""
 
     def __init__(self, work_counters: Sequence[WorkCounter]):
         self.work_counters = work_counters

@@ -1,8 +1,9 @@
 """The number of threads to compute with.
 
-For small models one thread is often faster than two. It is many times faster on a busy machine, where threads
-wait for each other. So on the CPU, if the settings leave the number open, the fastest number is measured
-once, when a run is created. The run keeps this number, because the rounding of some results depends on it.
+For small models one thread is often faster than two. On a busy machine, where threads wait for each other,
+one thread is many times faster. So on the CPU, if the settings leave the number open, the fastest number is
+measured once, when a run is created. The run keeps this number, because the rounding of some results depends
+on it.
 """
 
 import os
@@ -15,15 +16,14 @@ import torch
 
 _ROUNDS = 3
 LARGE = 200_000_000
-"""Parameters above which a model counts as large."""
+"""A model with more parameters than this number counts as large."""
 _GAIN = 0.95
-"""A larger number of threads is chosen if its time is at most this fraction of the time of the number chosen
-so far."""
+"""A larger number of threads is chosen only if its time is at most this fraction of the best time so far."""
 
 
 @contextmanager
 def on_threads(count: int | None) -> Iterator[None]:
-    """Run torch's kernels in the body on `count` threads. If `count` is None, the number of threads stays."""
+    """Run torch's kernels in the body on `count` threads. None: the number of threads stays."""
     before = torch.get_num_threads()
     if count is not None and count != before:
         torch.set_num_threads(count)
@@ -35,8 +35,8 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 
 def candidates(parameters: int) -> list[int]:
-    """Return the numbers of threads to measure, ascending: the powers of two up to the highest number, and
-    the highest number itself. The highest number is the one that torch would use now, but at most that of the
+    """Return the numbers of threads to measure, ascending. They are the powers of two up to the highest
+    number, and the highest number itself: torch's present number of threads, but at most the number of
     processors.
 
     For a large model, return the highest number alone: fewer threads were not faster, and measuring takes
@@ -52,7 +52,7 @@ def fastest(
     work: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> int:
     """Return the number of threads on which `work` is fastest. Each round runs `work` once on every number of
-    threads. After one round to warm up, three rounds are timed, and their medians are compared.
+    threads. The first round warms up. Three more rounds are timed, and their medians are compared.
 
     Args:
         counts: the numbers of threads to try, ascending. If several take nearly the same time, the lowest of

@@ -1,10 +1,10 @@
 """The local runtime: every box in this process.
 
 With `compute.serialise` each call into a box goes through the wire encoding and back, as it would on a
-cluster. So a value that cannot be encoded, or does not come back equal, is found on a laptop.
+cluster. So values that cannot be encoded are found on a laptop.
 
-An objective is not sent. The learner's side makes an objective of its own from the configuration alone, and
-gets the batch that `prepare` made on the other side. So `losses` and `metrics` may read only what is in the
+An objective is not sent. The learner's side makes an objective of its own from the configuration, and gets
+the batch that the loop's objective made in `prepare`. So `losses` and `metrics` may read only what is in the
 batch or in the settings.
 """
 
@@ -21,8 +21,8 @@ def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
     """Return a box that encodes and decodes the arguments and the result of every method call.
 
     Args:
-        own: values that the box's side has already. If an argument has the type of one of them, it is not
-            sent; a copy of that value takes its place.
+        own: values that the box's side already has. If an argument has the type of one of these values, the
+            argument is not sent; the box gets a copy of that value.
     """
     return cast(Box, _Wired(box, {type(value): value for value in own}))
 
@@ -44,6 +44,6 @@ class _Wired:
         return call
 
     def _sent(self, value: Any) -> Any:
-        """Return an argument as it arrives on the box's side."""
+        """Return an argument in the form in which it arrives on the box's side."""
         own = self._own.get(type(value))
         return wire.roundtrip(value) if own is None else copy.deepcopy(own)

@@ -1,7 +1,7 @@
 """The transfer of weights from the learner to engines, with proof.
 
-After every load, the holder of a slot (an engine, for example) computes checksums of the tensors that it
-works with. They must equal the checksums of the tensors that were sent. So one flipped bit in a holder's copy
+After every load, the holder of a slot, such as an engine, computes checksums of the tensors that it works
+with. They must equal the checksums of the tensors that were sent. So a single flipped bit in a holder's copy
 stops the run.
 """
 
@@ -16,8 +16,8 @@ from oat.protocols import Learner
 from oat.types import Receipt
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
-"""The learner's model whose weights a slot holds. The slot `policy` is loaded for evaluation only, the slot
-`reference` whenever the reference has moved."""
+"""For each slot, the learner's model whose weights the slot holds. The slot `policy` is loaded for an
+evaluation only. The slot `reference` is loaded when the reference has changed."""
 
 
 class Holder(Protocol):
@@ -27,14 +27,15 @@ class Holder(Protocol):
 
 
 class Weights:
-    """Keeps every slot at the version that it should hold.
+    """The transfer of weights to the slots of a run. Synced slots (all except `policy` and `reference`) get
+    the learner's weights every `sync_every` steps.
 
     Args:
         holders: the boxes that hold each slot, by slot. The slot `reference` is there only if the reference
             follows the policy.
-        sync_every: steps between two syncs.
-        dtypes: by slot, its precision if that is not the learner's; weights are cast to it before they are
-            sent.
+        sync_every: number of steps between two syncs.
+        dtypes: for each slot with another precision than the learner's, this precision; weights are cast to
+            it before they are sent.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Weights:
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def due(self, step: int) -> bool:
-        """True if the slots get new weights after this step."""
+        """Return True if the synced slots get new weights after this step."""
         return (step + 1) % self.sync_every == 0
 
     def sync(self, learner: Learner, version: int) -> None:
-        """Give every synced slot the learner's weights as `version`."""
+        """Load the learner's weights into every synced slot, as version `version`."""
         self.sampler_version = version
         for slot in self.synced:
             tensors = learner.tensors(MODEL_OF_SLOT[slot])
@@ -66,16 +67,16 @@ class Weights:
             self.push(slot, version, tensors)
 
     def follow(self, learner: Learner) -> None:
-        """Give the slot `reference` the learner's reference if its version has changed, by an update or by a
-        roll back."""
+        """If the version of the learner's reference has changed, by an update or by a roll back, load the
+        reference into the slot `reference`."""
         version = learner.version("reference")
         if "reference" in self.holders and version != self.reference_version:
             self.push("reference", version, learner.tensors("reference"))
             self.reference_version = version
 
     def restore(self, learner: Learner) -> None:
-        """Give every slot the weights that it held at the checkpoint, or in a new run the learner's first
-        ones. The learner's state is loaded before."""
+        """Load into the slots the weights that they held at the checkpoint; in a new run, the learner's
+        initial weights. The learner's state must be loaded before this call."""
         self.follow(learner)
         if not self.kept:
             self.sync(learner, self.sampler_version)
@@ -83,8 +84,8 @@ class Weights:
             self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
 
     def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Cast weights to a slot's precision, load them into every holder of the slot, and compare the
-        weights that each holder then has with those that were sent.
+        """Cast weights to a slot's precision, and load them into every holder of the slot. Check that each
+        holder then has the weights that were sent.
 
         Raises:
             WeightsError: a holder has other weights.
@@ -100,7 +101,8 @@ class Weights:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The version of the slots, and their trained weights if these may differ from the learner's."""
+        """The version of the synced slots. If `sync_every` is above 1, also their trained weights, which may
+        differ from the learner's."""
         tensors = {
             f"{slot}/{name}": tensor for slot, kept in self.kept.items() for name, tensor in kept.items()
         }
@@ -122,7 +124,7 @@ def prove(held: Receipt, sent: Receipt, number: int) -> None:
         number: the holder's index, for the message.
 
     Raises:
-        WeightsError: names the tensors that differ.
+        WeightsError: the receipts differ. The message names up to three tensors that differ.
     """
     names = sent.checksums.keys() | held.checksums.keys()
     wrong = sorted(name for name in names if sent.checksums.get(name) != held.checksums.get(name))
