@@ -5,8 +5,8 @@ A token uses one uniform number from Philox4x32-10 (Salmon et al., "Parallel ran
 3", SC 2011). In training the key is made from the run's seed, purpose, step, round, slot, the prompt's
 occurrence and the index of the sample. The counter is the token's position.
 
-This module has its own Philox, vectorised over rows, because numpy's needs one generator for each key. The
-tests compare it with the known answers of the paper's authors.
+This module has its own Philox, vectorised over rows, because numpy's Philox needs one generator for each key.
+The tests compare our Philox with the known answers of the paper's authors.
 """
 
 import hashlib

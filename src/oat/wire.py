@@ -44,8 +44,8 @@ def encode(value: Any) -> bytes:
     """Return a value as bytes.
 
     Raises:
-        WireError: the value, or a part of it, cannot be encoded. Examples: another type, a whole number
-            beyond 64 bits, a string that is not Unicode, a value that contains itself.
+        WireError: the value, or a part of it, cannot be encoded. Examples: a type that the encoding does not
+            cover, a whole number beyond 64 bits, a string that is not Unicode, a value that contains itself.
     """
     try:
         return msgspec.msgpack.encode(_lower(value))

@@ -42,8 +42,8 @@ class Storage:
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values. `key_THd` and `value_THd` give its shapes
-        when it is allocated."""
+        """Return the memory of a layer's keys and of its values. When the memory is allocated, `key_THd` and
+        `value_THd` give its shapes."""
         if module not in self.layers:
             keys, values = (
                 like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
@@ -320,10 +320,10 @@ class PagedCache:
 
         Returns:
             Three arrays:
-            * The entries of all rows, one row after another; a row has one entry for each of its pages. For
+            * The entries of all rows, one row after another. A row has one entry for each of its pages. For
               an own page, the entry is the page's index in the block `own`. For a shared page, it is the
-              number of pages in `own` plus the reader's index, where the readers of all shared pages are
-              counted page by page.
+              number of pages in `own` plus the row's index among the readers of all shared pages, counted
+              page by page.
             * (R,) the index of each row's first entry.
             * (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
               empty place.

@@ -123,7 +123,7 @@ class TorchEngine:
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Measure which number of threads answers `rows` requests of a few tokens fastest. Set `threads` to
+        """Measure which number of threads serves `rows` requests of a few tokens fastest. Set `threads` to
         it."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
@@ -322,8 +322,8 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Yield the indices of the sequences of each pass. They have one width, and fit into a pass of fixed
-        size."""
+        """Yield the indices of the sequences of each pass. The sequences of a pass have one width, and are at
+        most as many as a pass of fixed size has rows."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):

@@ -35,5 +35,5 @@ def _free_in_group() -> list[int]:
         )
         droppable = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
         return [int(most) - int(used) + int(droppable[1] if droppable else 0)]
-    except (OSError, ValueError):  # there is no such group, or "max": it has no limit
+    except (OSError, ValueError):  # the group is missing, or has no limit ("max")
         return []

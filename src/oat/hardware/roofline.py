@@ -3,14 +3,14 @@ Patterson 2009, doi:10.1145/1498765.1498785).
 
 A pass through a model has two lower bounds on its time. One is the bytes that it must read, divided by the
 bandwidth. The other is its operations, divided by the rate of matrix products. The least time of an engine's
-pass is the larger bound; that of a learner's pass is the second bound. The share reached is the sum of the
-passes' least times, divided by the time that they took.
+pass is the larger bound. The least time of a learner's pass is the second bound. The share reached is the sum
+of the passes' least times, divided by the time that the passes took.
 
 Rates are the best of several rounds, since a disturbance only slows a round:
 
 * Bandwidth: a float32 tensor is summed; its bytes are divided by the seconds. Weights that fit into a
   processor's cache are read from there, so the tensor is about as large as the model's weights. Its bytes are
-  the largest power of two that is not above theirs, but at least 1 MiB and at most 256 MiB.
+  the weights' bytes rounded down to a power of two, but at least 1 MiB and at most 256 MiB.
 * Matrix rate: 2 n^3 is divided by the seconds of a product of two n x n matrices. n is doubled until a
   product takes 2 ms.
 

@@ -1,7 +1,7 @@
 """The learner: models, optimisers, and the update.
 
-One update makes the passes (epochs) over an objective's batch that the batch asks for. A pass is cut into
-mini-batches, and each mini-batch is one optimiser step:
+One update makes `Batch.epochs` passes over an objective's batch. A pass is cut into mini-batches, and each
+mini-batch is one optimiser step:
 
 1. The gradients of the mini-batch's micro-batches are accumulated. The denominators of the losses are
    computed beforehand, from the complete mini-batch (`reduction.py`).
@@ -113,11 +113,11 @@ class Learner:
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Learn from a batch. If the batch has no rows, no trained weight changes. A reference that follows
-        the policy counts every update of the policy as a step, also one without rows.
+        the policy counts every update of the policy as a step, even if the batch has no rows.
 
         Returns:
-            The batch's own metrics; those of its optimiser steps, most of them as means; counters; and
-            "roofline/update", which covers all passes since the last update.
+            The batch's own metrics; those of its optimiser steps, most of them as means; the numbers of
+            optimiser steps so far; and "roofline/update", which covers all passes since the last update.
 
         Raises:
             ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
@@ -368,8 +368,8 @@ def _shares(batch: Batch, generator: np.random.Generator) -> Iterator[np.ndarray
 
 
 def _main(names: Collection[str]) -> str:
-    """Return the name of the main model: "policy" if it is among the names, else "reward". The optimiser's
-    metrics of this model have no model's name in theirs."""
+    """Return the name of the main model: "policy" if it is among the names, else "reward". A metric such as
+    `optim/grad_norm` is the main model's. The names of other models' metrics contain the model's name."""
     return "policy" if "policy" in names else "reward"
 
 

@@ -37,7 +37,7 @@ threads."""
 
 class LiveBytes(TorchDispatchMode):
     """A context that counts the bytes of tensors that were made in it and are not yet freed. Tensors without
-    memory (`oat.models.outline`) are counted too; code that reads a value of one gets 1.
+    memory (`oat.models.outline`) are counted too. Code that reads a value of such a tensor gets 1.
 
     Attributes:
         live: number of bytes at present.

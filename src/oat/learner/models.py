@@ -47,7 +47,7 @@ class Model(Protocol):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        """Return the wanted values for rows, by name. They are on the CPU, on any device of the model. A
+        """Return the wanted values for rows, by name. They are on the CPU, even if the model is on a GPU. A
         language model or a critic gives (K,), a value for each trained token. A reward model gives (N,). An
         ensemble gives (N, M) rewards and a () prior.
 
@@ -244,8 +244,8 @@ def trained_hidden(
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
-    """Return the length of each row's prompt if it saves enough tokens to compute shared prompts once
-    (`_SHARE_FROM`). Otherwise return None."""
+    """If computing shared prompts once saves enough tokens (`_SHARE_FROM`), return the length of each row's
+    prompt. Otherwise return None."""
     prompts = [
         row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
         for row in rows

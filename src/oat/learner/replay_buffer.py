@@ -3,7 +3,7 @@
 The buffer is a view of the ledger and has no state of its own. A step learns from its own questions and from
 older ones, together at most the setting `questions`. The older ones are the newest that earlier steps took
 since the buffer was last cleared. So recorded feedback and settings alone decide what a step learns from,
-also after a kill, a replay, a fork or a roll back. `prepare` computes everything again that depends on
+also after a kill, a replay, a fork or a roll back. `prepare` computes again everything that depends on
 weights, such as log-probabilities under the reference.
 
 Older trajectories are read and decoded again at every step. `reach` returns the first step whose trajectories
@@ -80,7 +80,7 @@ class Buffer:
         return {"buffer/questions": float(len(ages)), "buffer/age": sum(ages) / max(1, len(ages))}
 
     def reach(self, step: int) -> int:
-        """Return the earliest step whose feedback this step, or a later one, may still learn from."""
+        """Return the earliest step whose feedback step `step`, or a later one, may still learn from."""
         if self.config is None:
             return step
         found = 0

@@ -2,18 +2,18 @@
 padding.
 
 Transformers' models call `attention`, which is registered there under the name `oat`. If the call has a
-`layout`, the layout computes the attention. If it has none, transformers' scaled dot-product attention does.
-There are two kinds of layout:
+`layout`, the layout computes the attention. Otherwise transformers' scaled dot-product attention does. There
+are two kinds of layout:
 
 * `Packed`, in this module, is the layout of a row of complete sequences (spans).
 * `engines/paged_cache.py` has the layouts of a KV cache.
 
 `Packed` computes attention in one of two ways:
 
-* On a GPU in half precision, one kernel of variable-length attention computes all spans. The kernel is used
-  only if no tokens lie between the spans, and if its results agree with those of buckets (`kernel_agrees`).
-* Otherwise, spans of nearly equal length are put into a bucket. They are padded, and one call computes them
-  as the rows of a batch. A call for each span would take 0.3 ms forward and backward, however short the span.
+* In buckets: spans of nearly equal length are padded, and one call computes them as the rows of a batch. A
+  call for each span would take 0.3 ms forward and backward, however short the span.
+* By one kernel of variable-length attention for all spans. The kernel is used on a GPU in half precision, if
+  no tokens lie between the spans and its results agree with those of the buckets (`kernel_agrees`).
 """
 
 from collections.abc import Sequence
@@ -95,12 +95,12 @@ class _Bucket:
 
 
 class Packed:
-    """Layout of one row of tokens as disjoint spans, in order. The outputs at tokens between spans have no
-    meaning.
+    """Layout of one row of tokens that is divided into spans, in order. There may be tokens between spans;
+    their outputs have no meaning.
 
-    If spans are computed in buckets, spans share a bucket if their padded lengths and those of their prefixes
-    are equal. A span is padded on the right with copies of its last token; since attention is causal, no real
-    token attends to the copies. A prefix is padded on the left, and a mask hides its padding.
+    Spans share a bucket if their padded lengths are equal, and those of their prefixes (`Span.prefix`) too. A
+    span is padded on the right with copies of its last token. Since attention is causal, no real token
+    attends to the copies. A prefix is padded on the left, and a mask hides its padding.
 
     Args:
         width: number of tokens to which every span is padded; prefixes are then not padded. None: prefix and

@@ -100,7 +100,7 @@ class CausalLM:
     def hidden(
         self, input_ids: Tensor, *, positions: Tensor | None = None, layout: AttentionLayout | None = None
     ) -> Tensor:
-        """Compute the last hidden states of the backbone. Gradients are computed in evaluation mode too.
+        """Compute the last hidden states of the backbone. Evaluation mode does not turn gradients off.
 
         Args:
             input_ids: (R, L) token ids, R rows of L tokens.
@@ -127,9 +127,9 @@ class CausalLM:
 
         Args:
             sequences: the ids of each sequence.
-            prefixes: for each sequence, the length of its prefix, less than the sequence's own; 0 for no
-                prefix. If the model takes layouts, equal prefixes are computed once. None: no sequence has a
-                prefix.
+            prefixes: for each sequence, the length of its prefix, which is shorter than the sequence; 0 for
+                no prefix. If the model takes layouts, equal prefixes are computed once. None: no sequence has
+                a prefix.
 
         Returns:
             (T, D) last hidden states of the pass; and for each sequence, the indices of its tokens along T.

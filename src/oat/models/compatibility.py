@@ -28,7 +28,7 @@ _HALF_TOLERANCE = 5e-2
 
 @torch.no_grad()
 def check_head(lm: CausalLM, path: str) -> None:
-    """Check that the logits computed by our code equal those of the model's own code.
+    """Check that the logits computed by our code equal those of the model's own code, within a tolerance.
 
     Raises:
         ModelError: the logits differ, the model has no head, or its code fails.
@@ -65,7 +65,7 @@ def check_outlined_head(lm: CausalLM, path: str) -> None:
     torch.nn.init.ones_(small.weight)
 
     backbone = lm.module.base_model
-    # the output of a mixture of experts has the fields of all others
+    # this class, made for mixtures of experts, has the fields of all other output classes
     backbone.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=hidden)
     lm.module.set_output_embeddings(small)
     try:

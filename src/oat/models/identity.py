@@ -2,7 +2,7 @@
 computed.
 
 If a program saves the same content again, the identity stays equal. If a field of the content changes, the
-identity changes. Of weights, only samples count, in float32. A change of other weights leaves the identity
+identity changes. Weights are identified by samples, read as float32. If no sample changes, the identity stays
 equal.
 
 | section | content |
@@ -34,7 +34,7 @@ from oat.files import parse_json, seen
 from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
 
 Identity = dict[str, dict[str, Any]]
-"""An identity: the values of each section, by section and then by field."""
+"""An identity: a dict of sections. Each section is a dict of values by field."""
 
 _IRRELEVANT = {
     "transformers_version",

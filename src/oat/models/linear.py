@@ -20,14 +20,14 @@ def use_fast_matmul(model: torch.nn.Module) -> None:
 
 
 class Linear(torch.nn.Linear):
-    """torch's linear layer, whose weight is (O, I)."""
+    """torch's linear layer. Its weight is (outputs, inputs)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 class Transposed(Conv1D):  # type: ignore[misc]
-    """The linear layer of GPT-2 and models like it, whose weight is (I, O)."""
+    """The linear layer of GPT-2 and models like it. Its weight is (inputs, outputs)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.T, self.bias)

@@ -4,7 +4,7 @@
 
 PEFT puts the layers into the model's own module, so a model with an adapter is a `CausalLM` like any other.
 If the reference is the base model, it is the same module with the adapter off. B starts at zero. PEFT draws
-the initial A from the given seed. The adapter has neither dropout nor biases.
+the initial A from a seed. The adapter has neither dropout nor biases.
 
 To begin with an existing adapter, the setting `model.adapter` names the adapter's directory, and `model.path`
 names its base model. Tokenizer and context length come from the base model. When such a configuration is
@@ -263,7 +263,7 @@ def save_adapter(lm: CausalLM, base: str, out: Path) -> None:
 
 
 def _peft() -> Any:
-    # PEFT imports bitsandbytes if it is installed; our import, which comes first, keeps it from fetching code
+    # PEFT imports bitsandbytes if installed; our import comes first and keeps bitsandbytes from fetching code
     with suppress(ConfigError):
         functional_of_bitsandbytes()
     try:
@@ -275,7 +275,7 @@ def _peft() -> Any:
 
 def _check_targets(lm: CausalLM, names: str | list[str]) -> None:
     """Check that each target names a layer. If embedding and head are tied, also check that no target names
-    one of them, since their adapter could not be merged.
+    one of them, since an adapter of tied weights could not be merged.
 
     Raises:
         ConfigError: a target names no layer.

@@ -10,12 +10,12 @@ Departures:
 2. Weights are unpacked before every product, even if the input is a single row. A special kernel for decoding
    would round differently from learning.
 3. The complete model is read and packed on the CPU before it moves to its device. The mean of the scales is
-   rounded once (`math.fsum`). So the checksums that exports and continued runs compare agree across machines
-   and numbers of threads.
+   rounded once (`math.fsum`). So packed weights have the same checksums on other machines, and with other
+   numbers of threads. Exports and continued runs compare these checksums.
 
-bitsandbytes' own layers are not used, since they decode single rows by such a special kernel, and they keep
-state that our checks do not see. In our layers, packed weights and scales are parameters. So the proof of
-weights, sharing, checksums and the memory estimate include them.
+bitsandbytes' own layers are not used. They decode single rows by such a special kernel, and keep state that
+our checks do not see. In our layers, packed weights and scales are parameters. So checksums, shared base
+weights and the memory estimate include them.
 """
 
 import logging
@@ -34,7 +34,7 @@ from oat.models.linear import Linear
 _BLOCK = 64
 """Number of weights that share a scale."""
 _SCALES = 256
-"""Number of scales that share a scale of scales."""
+"""Number of entries of `scales` that share an entry of `scale_scales`."""
 
 
 class Nf4Linear(torch.nn.Linear):

@@ -45,13 +45,13 @@ def pack(
 def pack_groups(
     sequences: Sequence[np.ndarray], prefixes: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, list[Span], list[np.ndarray]]:
-    """Put sequences one after another into one row of tokens. Several sequences may share a prefix; it is in
-    the row once.
+    """Put sequences one after another into one row of tokens. Several sequences may share a prefix, which is
+    in the row once.
 
     Args:
         sequences: the ids of each sequence.
-        prefixes: for each sequence, the length of its prefix, less than the sequence's own; 0 for no prefix.
-            Sequences with equal prefixes share them.
+        prefixes: for each sequence, the length of its prefix, which is shorter than the sequence; 0 for no
+            prefix. Equal prefixes are shared.
 
     Returns:
         Ids (1, T); positions (1, T); the spans (a prefix is a span of its own); and for each sequence the

@@ -54,7 +54,7 @@ Llama 3.1's template writes this date when it has no clock."""
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2}
 """Largest allowed difference between our score and that of the model's own code, by dtype. The difference is
-relative to the score; if the score's absolute value is below 1, it is absolute."""
+relative to the score if the score's absolute value is at least 1, else absolute."""
 _BEHIND_PADDING = (
     "roberta",
     "xlm-roberta",

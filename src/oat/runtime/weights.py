@@ -28,12 +28,12 @@ class Holder(Protocol):
 
 class Weights:
     """The transfer of weights to the slots of a run. Synced slots (all except `policy` and `reference`) get
-    the learner's weights every `sync_every` steps.
+    the learner's weights every `sync_every` steps, which is a sync.
 
     Args:
         holders: the boxes that hold each slot, by slot. The slot `reference` is there only if the reference
             follows the policy.
-        sync_every: number of steps between two syncs.
+        sync_every: number of steps from one sync to the next.
         dtypes: for each slot with another precision than the learner's, this precision; weights are cast to
             it before they are sent.
     """
