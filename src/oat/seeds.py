@@ -63,7 +63,7 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
     Args:
         keys: (R,) uint64, from `Seeds.key`.
-        positions: (R,) whole numbers, the token's position in its sequence.
+        positions: (R,) whole numbers, the position of each row's token in its sequence.
 
     Returns:
         (R,) float64.

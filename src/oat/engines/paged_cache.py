@@ -26,7 +26,7 @@ from oat.models.attention import Packed
 PAGE = 8
 """Number of tokens in a page."""
 _SLACK = 1.03
-"""A block's gaps are closed if the block's `Pages.used` is more than this many times its `Pages.live`."""
+"""If a block's `Pages.used` is more than this many times its `Pages.live`, the block's gaps are closed."""
 _WHOLE = 8
 """With fixed shapes, the number of own pages is rounded up to a multiple of this number. Each thread of an
 elementwise kernel then gets a whole number of vectors."""
@@ -79,7 +79,7 @@ class Pages:
 
     @property
     def block(self) -> int:
-        """Number of pages that a step computes with: `used`, rounded up."""
+        """Number of pages that a step computes with: `used`, rounded up to a multiple of `multiple`."""
         return -(-self.used // self.multiple) * self.multiple
 
     @property
@@ -205,7 +205,7 @@ class PagedCache:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of the keys and values of a page, in all layers that have written."""
+        """Bytes of the keys and values of a page, summed over the layers that have written to the cache."""
         return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:

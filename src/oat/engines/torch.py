@@ -123,8 +123,7 @@ class TorchEngine:
         return sum((meter.work(self._thread_count) for meter in self._meters.values()), Work())
 
     def choose_threads(self, rows: int) -> None:
-        """Measure which number of threads serves `rows` requests of a few tokens fastest. Set `threads` to
-        it."""
+        """Set `threads` to the number that is fastest in a measurement with `rows` short requests."""
         lm = next(iter(self._slots.values()))
         few = min(_MEASURED_TOKENS, (lm.context_length or 2 * _MEASURED_TOKENS) // 2)
         requests = [
@@ -330,7 +329,7 @@ class TorchEngine:
                 yield numbers[start : start + rows]
 
     def _rows(self, width: int) -> int:
-        """Return the number of rows of a pass of fixed size, a power of two."""
+        """Return the number of rows, a power of two, of a pass of fixed size over rows of `width` tokens."""
         return min(self._max_rows, _power_below(PASS_TOKENS // width))
 
     @property
@@ -483,7 +482,8 @@ def page_bytes_of(lm: CausalLM) -> int:
 
 
 def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:
-    """Refuse a model with fewer embeddings than tokens, or with a context shorter than `context_length`.
+    """Refuse a model with fewer embeddings than `num_tokens`, or with a context shorter than
+    `context_length`.
 
     Raises:
         EngineError: the model is refused.

@@ -7,12 +7,11 @@ import torch
 
 
 def free_memory(profile: str) -> int | None:
-    """Return the bytes that a run may still allocate on its device, or None if the system does not report
+    """Return the bytes that a run may still allocate on its device. Return None if the system does not report
     them.
 
     Args:
-        profile: the setting `compute.profile`. "gpu": the GPU's memory is reported; any other value: the
-            CPU's.
+        profile: the setting `compute.profile`. For "gpu" the GPU's memory is reported, otherwise the CPU's.
     """
     if profile == "gpu":
         return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None

@@ -154,7 +154,7 @@ class Cost:
 
 
 def cost_of(lm: CausalLM) -> Cost:
-    """Return the cost of a model. An adapter's matrices are counted unless `lm.is_base`."""
+    """Return the cost of a model. If `lm.is_base`, an adapter's matrices are not counted."""
     config = lm.module.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 0)
     head_width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)

@@ -1,6 +1,7 @@
 """Limits that are measured once, when a run is created, and stored in the run's configuration:
 
-* The tokens of a forward and backward pass that fit in memory, if `learner.micro_batch_tokens` is `auto`.
+* The number of tokens of a forward and backward pass that fits in memory, if `learner.micro_batch_tokens` is
+  `auto`.
 * The number of threads, if the run computes on the CPU and `compute.threads` is not set.
 
 Memory is counted as the bytes of tensors that are alive at once, not as the memory of the process. So the

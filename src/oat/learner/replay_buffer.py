@@ -1,10 +1,10 @@
 """The replay buffer: the older feedback that a step learns from beside its own.
 
 The buffer is a view of the ledger and has no state of its own. A step learns from its own questions and from
-older ones, together at most the setting `questions`. The older ones are the newest that earlier steps took
-since the buffer was last cleared. So recorded feedback and settings alone decide what a step learns from,
-also after a kill, a replay, a fork or a roll back. `prepare` computes again everything that depends on
-weights, such as log-probabilities under the reference.
+older ones. The setting `questions` limits their total number. The older ones are the newest that earlier
+steps took since the buffer was last cleared. So recorded feedback and settings alone decide what a step
+learns from, also after a kill, a replay, a fork or a roll back. `prepare` computes again everything that
+depends on weights, such as log-probabilities under the reference.
 
 Older trajectories are read and decoded again at every step. `reach` returns the first step whose trajectories
 are still needed. The size counts questions, not pairs with a winner, so it does not depend on answers.
@@ -111,8 +111,8 @@ def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int
 def optimiser_steps(
     steps: int, *, questions: int, epochs: int, of_a_step: int, config: BufferConfig | None, most: int | None
 ) -> int:
-    """Return the number of optimiser steps planned for the first `steps` steps together. The plan assumes
-    that every step takes all of its questions, and that no mini-batch is empty.
+    """Return the total number of optimiser steps planned for the first `steps` steps of the loop. The plan
+    assumes that every step takes all of its questions, and that no mini-batch is empty.
 
     Args:
         questions: number of questions that a step takes.
@@ -123,8 +123,8 @@ def optimiser_steps(
     limit = math.inf if most is None else most
 
     def at(n: int) -> int:
-        """Return the number of optimiser steps in the n-th step, counted from 1, since the buffer was
-        cleared."""
+        """Return the number of optimiser steps in the n-th step of the loop since the buffer was cleared. n
+        is counted from 1."""
         held = questions if config is None else min(config.questions, n * questions)
         return int(min(limit, epochs * minibatches(of_a_step, held, questions)))
 

@@ -12,8 +12,9 @@ are two kinds of layout:
 
 * In buckets: spans of nearly equal length are padded, and one call computes them as the rows of a batch. A
   call for each span would take 0.3 ms forward and backward, however short the span.
-* By one kernel of variable-length attention for all spans. The kernel is used on a GPU in half precision, if
-  no tokens lie between the spans and its results agree with those of the buckets (`kernel_agrees`).
+* By one kernel of variable-length attention for all spans. Three conditions must hold. A GPU computes in half
+  precision; no tokens lie between the spans; and the kernel's results agree with those of the buckets
+  (`kernel_agrees`).
 """
 
 from collections.abc import Sequence
@@ -315,8 +316,8 @@ def _length(span: Span) -> int:
 
 
 def _near(length: int) -> int:
-    """Round a length up by at most an eighth, to one of eight values between two neighbouring powers of
-    two."""
+    """Round a length up by at most an eighth, such as 33 to 36. There are eight results between two
+    neighbouring powers of two."""
     step = max(1, (1 << length.bit_length()) // 16)
     return -(-length // step) * step
 

@@ -239,8 +239,11 @@ def _plain_name(name: str) -> str:
 
 def merged(lm: CausalLM) -> CausalLM:
     """Merge the adapter into the weights, and return a model without an adapter. Do not use the given model
-    afterwards. Quantised weights are unpacked, and not read again from the model's files, since the adapter
-    was trained beside the quantised weights."""
+    afterwards.
+
+    Quantised weights are unpacked first. The unquantised weights of the model's files are not used, since the
+    adapter was trained beside the quantised weights.
+    """
     dequantize(lm)
     return lm if lm.adapter is None else CausalLM(lm.adapter.merge_and_unload())
 

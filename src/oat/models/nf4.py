@@ -124,7 +124,7 @@ def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return tensors without memory, in the shapes of those that `_packed` returns, for a weight without
+    """Return, for a weight without memory, tensors in the shapes that `_packed` would return, also without
     memory."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)

@@ -21,8 +21,8 @@ def over_wire(box: Box, *, own: Sequence[Any] = ()) -> Box:
     """Return a box that encodes and decodes the arguments and the result of every method call.
 
     Args:
-        own: values that the box's side already has. If an argument has the type of one of these values, the
-            argument is not sent; the box gets a copy of that value.
+        own: values that the box's side already has, such as an objective. If an argument has the type of one
+            of these values, the argument is not sent; the box gets a copy of that value.
     """
     return cast(Box, _Wired(box, {type(value): value for value in own}))
 

@@ -27,8 +27,8 @@ class Holder(Protocol):
 
 
 class Weights:
-    """The transfer of weights to the slots of a run. Synced slots (all except `policy` and `reference`) get
-    the learner's weights every `sync_every` steps, which is a sync.
+    """The transfer of weights to the slots of a run. Every `sync_every` steps there is a sync: the synced
+    slots (all except `policy` and `reference`) get the learner's weights.
 
     Args:
         holders: the boxes that hold each slot, by slot. The slot `reference` is there only if the reference
@@ -75,7 +75,7 @@ class Weights:
             self.reference_version = version
 
     def restore(self, learner: Learner) -> None:
-        """Load into the slots the weights that they held at the checkpoint; in a new run, the learner's
+        """Load into each slot the weights that it held at the checkpoint. In a new run, load the learner's
         initial weights. The learner's state must be loaded before this call."""
         self.follow(learner)
         if not self.kept:
