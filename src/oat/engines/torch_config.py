@@ -29,8 +29,8 @@ class TorchEngineConfig:
 
 
 def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:
-    """Yield two checks. `deterministic` is refused on a GPU. `dtype` is refused in a run that samples
-    nothing."""
+    """Yield two checks. `deterministic` is refused on a GPU. Another `dtype` than float32 is refused in a run
+    that samples nothing."""
     yield Check(
         "engine.deterministic",
         config.deterministic and run.profile == "gpu",
