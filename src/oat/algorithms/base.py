@@ -1,13 +1,11 @@
-"""The protocol of an objective, and `View`, the form of its data in one forward pass.
+"""The protocol of an objective, and `View`, the data of one forward pass.
 
 The last letter of a column's name is its axis: `advantages_N` has one value per row, `old_logps_K` one per
-trained token, `mask_U` one per unit. When a batch is cut, every column is cut along its axis. The reduction
-reads four columns. `mask_K` and `mask_U` select the terms (1 counts, 0 does not) and enter the denominators.
-`weight_N` and `weight_U` multiply numerators only. A missing column counts as all ones.
+trained token, `mask_U` one per unit. When a batch is cut, every column is cut along its axis.
 
-An algorithm subclasses `Objective`, whose defaults suit an algorithm without metrics or state. Its attribute
-`numbers` names the columns of the data that it reads as numbers. These columns are checked when a record is
-read. So a mistake in the data is found before the run starts, and `on_bad_record` decides what follows.
+The reduction of losses reads four columns; a missing column counts as all ones:
+* `mask_K` and `mask_U` select the terms (1 counts, 0 does not). They also enter the denominators.
+* `weight_N` and `weight_U` multiply the terms. They do not enter the denominators.
 """
 
 import math
@@ -30,7 +28,7 @@ Outputs = Mapping[str, Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The rows of one forward pass; all indices are local to it.
+    """The rows of one forward pass. Rows, units and groups are numbered from 0 within this pass.
 
     Attributes:
         row_of_K: (K,) index of each trained token's row.
@@ -50,21 +48,21 @@ class View:
         return self.columns[name]
 
     def row_sum(self, values_K: torch.Tensor) -> torch.Tensor:
-        """Return the (N,) sums over the trained tokens of each row."""
+        """Return the sum over the trained tokens of each row, (N,)."""
         return segment_sum(values_K, self.row_of_K, self.num_rows)
 
     def row_mean(self, values_K: torch.Tensor) -> torch.Tensor:
-        """Return the (N,) means over the trained tokens of each row; 0 for a row without a trained token."""
+        """Return the mean over the trained tokens of each row, (N,); 0 for a row without a trained token."""
         return segment_mean(values_K, self.row_of_K, self.num_rows)
 
 
 OF_RESPONSES = frozenset({"response/length", "response/truncated_frac"})
-"""Metrics of `step_metrics` that alarms may watch if the algorithm learns from the policy's responses."""
+"""Metrics of the policy's responses: the default of `Objective.watched`."""
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Fields of an algorithm's `Config` that the run around it reads too.
+    """Fields of an algorithm's `Config` that the code around the algorithm also reads.
 
     Attributes:
         samples: number of responses per prompt; None if the algorithm has no such field.
@@ -78,7 +76,7 @@ class StepSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "StepSettings":
-        """Take these fields from the fields of a `Config`.
+        """Take the values from a `Config`. A field that the `Config` lacks gets its default.
 
         Args:
             options: every field of the `Config`, by name.
@@ -88,87 +86,90 @@ class StepSettings:
 
 class Forward(Protocol):
     def __call__(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
-        """Return the wanted values of a model for the rows, by name, without gradient: (K,) for the trained
-        tokens, or (N,) from a reward model."""
+        """Compute values of a model for the rows, without gradient.
+
+        Args:
+            wants: names of the values, as in `Objective.wants`.
+        Returns:
+            Each value by name: (K,), one per trained token; the score of a reward model is (N,), one per row.
+        """
 
 
 class Objective(Protocol):
-    """A learning objective. `prepare` and `losses` are its mathematics; the learner computes gradients and
-    updates.
+    """A learning objective: `prepare` makes a batch of feedback, and `losses` computes the terms of the loss.
+    The learner computes gradients and updates.
 
     An algorithm is a subclass with a dataclass `Config` (its settings, each with a docstring) and
-    `__init__(config)`. `oat.types.part` says what else a part may declare. The code around an algorithm reads
-    only those fields of its `Config` that `StepSettings` has.
+    `__init__(config)`. `oat.types.part` lists the further methods that it may have.
 
-    `prepare` and the state that it keeps may be in another process than `losses` and `metrics`. So `losses`
-    and `metrics` read only their arguments and the configuration. A value that `prepare` computes for them
-    must be a column of the batch.
+    `prepare` may run in another process than `losses` and `metrics`. So `losses` and `metrics` read only
+    their arguments and the configuration. A value that `prepare` computes for them must be a column of the
+    batch.
     """
 
     name: str
     requires: Requires
     wants: Mapping[str, set[str]]
-    """The values that `losses` reads, by the trained model that gives them: "raw", "sampled" and "entropy"
-    from a language model, "value" from a critic, "score" from a reward model, "rewards" and "prior" from the
-    ensemble."""
+    """Names of the values that `losses` and `metrics` read, by trained model. A language model has "raw",
+    "sampled" and "entropy"; a critic, "value"; a reward model, "score"; the ensemble, "rewards" and
+    "prior"."""
     recorded_is_old: bool = False
-    """True if the engine and the learner compute in the same precision, so that log-probabilities recorded
-    under the policy's present version can serve as the old ones. The builder of the run sets this."""
+    """True if the engine and the learner compute in the same precision. Log-probabilities recorded under the
+    policy's present version can then serve as the old ones. The builder of the run sets this."""
     watched: frozenset[str] = OF_RESPONSES
     """Metrics of a step that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False
-    """True if `prepare` also learns from `Feedback.older` (`learner.buffer`), so the loss must be valid for
-    samples from older weights."""
+    """True if the algorithm can also learn from `Feedback.older`, the questions of earlier steps
+    (`learner.buffer`). Its loss must then be valid for samples from older weights."""
     reads_answers: bool = True
-    """True if `prepare` learns anything from the answers; otherwise only oracles that cost nothing are
+    """True if `prepare` learns from the oracle's answers. False: only oracles that cost nothing are
     accepted."""
     judges_singly: bool = False
-    """True if `prepare` judges each response by itself, by a threshold for its score, so that recorded
-    responses need scores or labels."""
+    """True if `prepare` compares the score of each response with a threshold. Recorded responses then need
+    scores or labels."""
     numbers: Mapping[str, str] = {}
-    """Columns of the data that `prepare` reads as numbers, each with the setting that names it. A record that
-    lacks such a number is malformed."""
+    """Columns of the data that `prepare` reads as numbers, each with the setting that names the column. A
+    record without this number is malformed (`prompts.on_bad_record`)."""
     setting_for: Mapping[str, str] = {}
-    """The algorithm's settings that error messages propose, by what the setting provides: "answers" (the
-    algorithm reads answers), "held_out" (pairs that are measured and never learned), or a metric that an
-    alarm watches."""
+    """The algorithm's setting that an error message proposes, by purpose: "answers" (to learn from answers),
+    "held_out" (to hold out pairs), or the name of a metric (to report this metric)."""
 
     @staticmethod
     def defaults(config: Any, run: RunFacts) -> Mapping[str, Derived]:
-        """Return values for settings that `config` leaves open and that follow from the run.
+        """Return values for settings that `config` leaves open, derived from the facts of the run.
 
         Raises:
-            ConfigError: a setting contradicts the run, or has to be set. The message names it as
+            ConfigError: a setting contradicts the run, or must be set. The message names the setting as
                 `algorithm.field`.
         """
         return {}
 
     @staticmethod
     def checks(config: Any, run: RunFacts) -> Iterable[Check]:
-        """Return checks of other sections' settings that may contradict `config`."""
+        """Return checks of settings in other sections that may contradict `config`."""
         return ()
 
     def plan(self, step: int) -> Plan: ...
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Turn feedback into a batch: its rows, and advantages, masks and weights as columns.
+        """Turn feedback into a batch: its rows, and columns such as advantages, masks and weights.
 
-        Nothing is learned from a batch without rows. A metric of the batch replaces the one of the same name
-        in `step_metrics`.
+        A batch of size 0 changes no weights. If a metric of the batch has the name of a metric in
+        `step_metrics`, the batch's value is reported.
         """
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """Return the parts of the loss by metric name (a user's own under `user/`). The learner reduces each
-        part and adds them up, times their coefficients, to one scalar."""
+        """Return the parts of the loss, by metric name. A user's own objective names its parts under `user/`.
+        The learner reduces each part, multiplies it by its coefficient, and adds up the parts."""
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
         """Return values to report, by metric name, each with its reduction over an optimiser step: "K", "N"
-        or "U" for the mean over this axis, or "max" or "min"."""
+        or "U" for the mean over this axis, "max" or "min"."""
         return {}
 
     def why_no_rows(self, rows: Sequence[Mapping[str, float]]) -> str | None:
-        """Return the likely reason why no step had a row to learn from, if the algorithm's own metrics show
-        it; otherwise None.
+        """Return the likely reason why no step had a row to learn from; None if the algorithm's metrics do
+        not show the reason.
 
         Args:
             rows: the metrics of each step so far.
@@ -177,7 +178,7 @@ class Objective(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state that `prepare` keeps across steps, as tensors and JSON values; `load_state` restores
+        """State that `prepare` keeps from step to step, as tensors and JSON values; `load_state` restores
         it."""
         return {}
 
@@ -186,22 +187,21 @@ class Objective(Protocol):
 
 
 def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
-    """Return the (K,) indices of the trained tokens' rows."""
+    """Return the index of each trained token's row, (K,)."""
     counts = torch.tensor([int(row.trained.sum()) for row in rows], dtype=torch.long)
     return torch.arange(len(rows)).repeat_interleave(counts)
 
 
 def step_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the metrics that do not depend on the algorithm. They describe the answers, responses and scores
-    of the step's own questions, without those of older steps from the replay buffer. But `oracle/queries` and
-    `oracle/cost` are totals over all steps so far."""
+    of the step's own questions. Questions of earlier steps (the replay buffer) do not count. `oracle/queries`
+    and `oracle/cost` are totals over all steps so far."""
     return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the shares of tied, abstained, failed and unpaid questions of the step, the number of answers
-    that came too late for it, and the total queries and money of the answers that all steps so far have
-    taken."""
+    """Return the metrics `answers/*` of the step, and the totals `oracle/queries` and `oracle/cost` over all
+    steps so far."""
     marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
     share = {
         mark: sum(mark in m for m in marks) / max(1, len(marks))
@@ -219,15 +219,15 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def is_even(item: Item) -> bool:
-    """Return True if an oracle has judged a pair and found no winner: its mark is "tie", or its probability
-    is one half."""
+    """Return True if an oracle has judged a pair and found no winner: the answer's mark is "tie", or its
+    probability is one half."""
     return item.question.kind == "compare" and item.label is None and item.answer.marks[0] in ("tie", "ok")
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the mean length, the number of tokens and the truncated share of the step's responses; and, as a
-    mean over the tokens of the slot `sampler`, by how many versions the weights that sampled a token are
-    older than the policy."""
+    """Return the metrics `response/*` of the step's responses, and `lag/versions`. The lag of a token is the
+    number of versions between the weights that sampled it and the policy. `lag/versions` is the mean lag of
+    the tokens from the slot `sampler`."""
     trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
@@ -245,8 +245,8 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the `reward_metrics` of the step's scores. If a comparison was made from scores, these scores
-    are included, even if only one of the two responses has a score."""
+    """Return the `reward_metrics` of the step's scores. Scores from which a comparison was made also count,
+    even if only one of the two responses has a score."""
     scores: list[list[float]] = []
     for item in feedback.items:
         if item.question.kind == "score":
@@ -266,9 +266,12 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
 def reward_metrics(
     rewards_N: torch.Tensor, group_of_N: torch.Tensor, valid_N: torch.Tensor
 ) -> dict[str, float]:
-    """Return the mean score, the mean over groups of the standard deviation of a group's scores, and the
-    share of groups in which it is 0. It is 0 for a group with fewer than two scores. Without any score,
-    return no metrics.
+    """Return the metrics of scores; no metrics if no row has a score.
+
+    * `reward/mean`: the mean score.
+    * `reward/std_within`: the mean over groups of the standard deviation of the group's scores. A group with
+      fewer than two scores has a standard deviation of 0.
+    * `reward/zero_spread_frac`: the share of groups whose standard deviation is 0.
 
     Args:
         rewards_N: (N,) scores.

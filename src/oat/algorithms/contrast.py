@@ -1,27 +1,25 @@
-"""More losses of pairs. Pairs, ties, metrics and reduction are those of `direct.py`. h is the margin: the
-log-ratio of the chosen response minus that of the rejected one.
+"""More losses of pairs. The module's classes treat pairs without a winner, reduce losses and report metrics
+as those of `direct.py` do. h is the margin: the log-ratio of the chosen response minus that of the rejected
+one. NLL is the negative log-likelihood of the chosen response.
 
 | name | loss | paper |
 | --- | --- | --- |
 | exo | reverse KL from sigmoid(beta h) to the smoothed label | arXiv:2402.00856, Eq. 16 |
 | nca | each response against the reference | arXiv:2402.05369 |
-| apo_zero | chosen up, rejected down | arXiv:2408.06266, Eq. 7 |
-| apo_down | both down, the rejected one further | arXiv:2408.06266, Eq. 8 |
+| apo_zero | raises the chosen response, lowers the rejected one | arXiv:2408.06266, Eq. 7 |
+| apo_down | lowers both responses, the rejected one further | arXiv:2408.06266, Eq. 8 |
 | sppo_hard | log-ratios drawn to 1 / (2 beta) and -1 / (2 beta) | arXiv:2405.00675, Eq. 4.7 |
 | discopop | logistic and exponential of beta h, mixed by h | arXiv:2406.08414, Eq. 5 |
-| aot | log-sigmoid of beta times sorted differences | arXiv:2406.05882 |
-| orpo | odds ratio, and the NLL of the chosen response; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
-| cpo | log-sigmoid, and the NLL of the chosen response; no reference | arXiv:2401.08417, Eq. 3 |
-
-NLL is the negative log-likelihood.
+| aot | log-sigmoid of beta times differences of equal rank | arXiv:2406.05882 |
+| orpo | odds ratio, and the NLL; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
+| cpo | log-sigmoid, and the NLL; no reference | arXiv:2401.08417, Eq. 3 |
 
 Departures from the papers, in addition to those of `direct.py`:
-1. `aot` sorts all pairs of a step once, in `prepare`, under the weights that the step begins with; the paper
-   sorts each batch. So the partner of a pair depends neither on micro-batches nor on mini-batches. It stays
-   the same in later optimiser steps of the same step.
-2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response, without those of the prompt; the
-   papers' sums favour long responses.
-3. `sppo_hard` takes the label as a win probability of 1; the paper estimates that probability.
+1. `aot` sorts all pairs of a step once, in `prepare`, under the weights at the start of the step. The paper
+   sorts each batch. So micro-batches and mini-batches do not change which values are compared.
+2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response; tokens of the prompt do not count.
+   The papers take the sum, which favours long responses.
+3. `sppo_hard` sets the chosen response's win probability to 1. The paper estimates this probability.
 
 Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.
 """
@@ -52,7 +50,7 @@ from oat.types import Batch, Feedback, Loss, Requires
 @dataclass(frozen=True)
 class EXOConfig(WithReferenceConfig):
     label_smoothing: float = 1e-3
-    """Probability that the label gives to the rejected response, in (0, 0.5)."""
+    """Probability that the smoothed label gives to the rejected response, in (0, 0.5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,8 +75,9 @@ class DiscoPOPConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class AOTConfig(WithReferenceConfig):
     form: Literal["paired", "unpaired"] = "paired"
-    """Quantities that are sorted. `paired`: the margins of the pairs under the policy, and those under the
-    reference. `unpaired`: the log-ratios of the chosen responses, and those of the rejected ones."""
+    """Values that are sorted and compared. `paired`: for each pair, the log-probability of the chosen
+    response minus that of the rejected one; under the policy, and under the reference. `unpaired`: the
+    log-ratios of the chosen responses, and those of the rejected ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,8 +93,8 @@ class AOTConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class ORPOConfig(PairConfig):
     beta: float = 0.1
-    """Weight of the odds-ratio term, which is added to the mean log-probability of the chosen response; the
-    paper's lambda."""
+    """Weight of the odds-ratio term (the paper's lambda). The negative mean log-probability of the chosen
+    response is the loss's other term, with weight 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,12 +133,13 @@ class DiscoPOP(WithReference):
 
 
 class Ratios(WithReference):
-    """Base class of losses that are a function of a pair's two log-ratios. A subclass adds this function,
+    """Base class of losses that are a function of a pair's two log-ratios. A subclass has this function as
     `loss`."""
 
     Config = WithReferenceConfig
     loss: Callable[..., torch.Tensor]
-    """Function from the log-ratios of chosen and rejected responses, (U,) each, and beta to the (U,) loss."""
+    """Function of the chosen responses' log-ratios, the rejected responses' log-ratios, (U,) each, and beta.
+    It returns the (U,) losses."""
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy_N, reference_N = self.logps(outputs, view)
@@ -171,9 +171,13 @@ class SPPOHard(Ratios):
 
 
 class AOT(WithReference):
-    """Sorts the values of a step, and compares those of equal rank. In the paired form, the column
-    `matched_U` has for each pair the reference's margin of the same rank. In the unpaired form, the rows of a
-    unit are a chosen and a rejected response of the same rank, mostly to different prompts."""
+    """Sorts the values of a step, and compares values of equal rank (`AOTConfig.form`).
+
+    * `paired`: column `matched_U` has, for each pair, the reference's value whose rank equals that of the
+      policy's value.
+    * `unpaired`: the two rows of a unit are a chosen and a rejected response of equal rank. They are mostly
+      responses to different prompts.
+    """
 
     name = "aot"
     Config = AOTConfig
@@ -205,12 +209,12 @@ class AOT(WithReference):
 
 
 class ReferenceFree(Direct):
-    """Base class of ORPO and CPO, which need no reference and can add the NLL of the chosen response."""
+    """Base class of ORPO and CPO. They need no reference, and can add the NLL of the chosen response."""
 
     requires = Requires(feedback="compare", models=frozenset({"policy"}))
 
     def chosen_nll(self, outputs: Outputs, view: View, coef: float = 1.0) -> Loss:
-        """Return the negative mean log-probability per token of the chosen response."""
+        """Return a part of the loss: the negative mean log-probability per token of each chosen response."""
         return Loss(-view.row_mean(outputs["policy"]["raw"])[0::2], per="pair", coef=coef)
 
 
@@ -249,8 +253,8 @@ class CPO(ReferenceFree):
 
 
 def _repaired(batch: Batch, match_U: torch.Tensor) -> Batch:
-    """Return the batch whose unit u has the chosen row of pair u and the rejected row of pair `match_U[u]`.
-    Every row keeps the group of its prompt."""
+    """Return the batch with new pairs: unit u has the chosen row of pair u and the rejected row of pair
+    `match_U[u]`. Every row keeps the group of its prompt."""
     rows = torch.stack([torch.arange(0, batch.size, 2), 2 * match_U + 1], dim=1).flatten().tolist()
     parts = batch.columns["reference_logps_K"].split([int(row.trained.sum()) for row in batch.rows])
     columns = {**batch.columns, "reference_logps_K": torch.cat([parts[row] for row in rows])}

@@ -1,16 +1,19 @@
-"""Direct alignment from preferences, online: an oracle says which of two responses to a prompt is better. The
-losses are functions of the policy's distributions over the tokens of the two responses.
+"""Direct alignment from preferences: an oracle says which of two responses to a prompt is better, and the
+policy learns from its choice without a reward model.
 
-| name | log-probabilities | loss | paper |
+| name | log-probability of a response | loss | paper |
 | --- | --- | --- | --- |
-| dpo | sums | log-sigmoid of beta h, smoothed | arXiv:2305.18290, Eq. 7; cDPO, E. Mitchell's note |
-| robust_dpo | sums | the same, unbiased under flipped labels | arXiv:2403.00409 |
-| ipo | means | (h - 1 / (2 beta))^2 | arXiv:2310.12036, Eq. 17 |
-| slic | sums | hinge of beta h | arXiv:2305.10425 |
-| simpo | means, no reference | log-sigmoid or hinge of beta (h - gamma / beta) | arXiv:2405.14734, Eq. 6 |
-| bnf | of each token | bidirectional negative feedback | arXiv:2410.04834 |
+| dpo | sum over tokens | log-sigmoid of beta h, smoothed | arXiv:2305.18290, Eq. 7; cDPO, E. Mitchell's note
+|
+| robust_dpo | sum | that of dpo, unbiased under flipped labels | arXiv:2403.00409 |
+| ipo | mean | (h - 1 / (2 beta))^2 | arXiv:2310.12036, Eq. 17 |
+| slic | sum | hinge of beta h | arXiv:2305.10425 |
+| simpo | mean; no reference | log-sigmoid or hinge of beta (h - gamma / beta) | arXiv:2405.14734, Eq. 6 |
+| bnf | a score of each token | bidirectional negative feedback | arXiv:2410.04834 |
 
-h is the margin: the log-ratio of the chosen response minus that of the rejected one.
+h is the margin: the log-ratio of the chosen response minus that of the rejected one. The log-ratio of a
+response is its log-probability under the policy minus that under the reference. Without a reference it is the
+log-probability under the policy.
 
 Options of dpo and robust_dpo, applied in this order:
 1. `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) changes h.
@@ -18,23 +21,20 @@ Options of dpo and robust_dpo, applied in this order:
 3. `sft_weight` times the negative mean log-probability of the chosen response is added to the loss.
 
 Departures from the papers:
-1. A pair without a winner is left out and counted; the second response never wins by default. There are two
-   exceptions. With `ties: half`, a pair that an oracle found equal counts one half in each order. With
-   `abstentions: half`, a pair on which the oracle abstained does the same. A pair with a response that has no
-   trained token is always left out.
-2. The loss is the mean over all remaining pairs of the optimiser step.
-3. Log-probabilities are raw. They are those of the trained tokens, which include the end-of-text token if it
-   was sampled.
-4. IPO takes the mean over a response's tokens; its paper takes the sum, as `normalize: sum` does.
-5. SLiC's hinge is applied to the margin over the reference, and there is no further regulariser.
-6. BNF compares the two responses of a pair; the paper needs no pairs. By default the scores of both responses
-   are divided by the length of the shorter one. With `normalize: own` each is divided by its own length.
+1. A pair without a winner is left out and counted. With `ties: half`, a tied pair is learned: its loss is the
+   mean of two losses, one for each response as the chosen one. `abstentions: half` does this for a pair on
+   which the oracle abstained. A pair in which a response has no trained token is always left out.
+2. The loss is the mean over all learned pairs of the optimiser step.
+3. Log-probabilities are raw, of the trained tokens. If the end-of-text token was sampled, it is one of them.
+4. IPO takes the mean over a response's tokens. The paper takes the sum; so does `normalize: sum`.
+5. SLiC's hinge is applied to h, which is relative to the reference. The paper's regulariser is left out.
+6. BNF compares the two responses of a pair; the paper needs no pairs. By default both scores are divided by
+   the length of the shorter response. With `normalize: own` each score is divided by its own response's
+   length.
 
-`logps/reference_gap` measures how far the policy has moved from the reference on the rows of a step's batch.
-It is the mean over their trained tokens of |log policy - log reference|, so it is 0 if the two models are
-equal. It does not estimate a KL, not even on sampled pairs, since ties are left out and an explorer selects
-pairs. Two other measures are not reported. Signed log-ratios of chosen and rejected responses would cancel.
-k3 would be huge at tokens that the policy would hardly sample.
+`logps/reference_gap` is the mean of |log policy - log reference| over the trained tokens of the batch. It is
+0 if the two models are equal. It is no estimate of a KL, even if the policy sampled the responses: ties are
+left out, and an explorer selects pairs.
 
 Not handled: more than one pair per group. `contrast.py` has more losses.
 """
@@ -53,12 +53,12 @@ from oat.functional import preference
 from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
 
 Undecided = Literal["mask", "half"]
-"""A pair without a winner is left out (`mask`), or counts one half in each order (`half`): its term is then
-the mean of two terms, one for each response as the chosen one."""
+"""Treatment of a pair without a winner. `mask`: the pair is left out. `half`: its loss is the mean of two
+losses, one for each response as the chosen one."""
 
 
 ROUNDING = 1e-5
-"""Largest difference, in nats per token, between two float32 passes of the same weights
+"""Largest difference between log-probabilities from two float32 passes of the same weights, nats per token
 (docs/architecture.md, law 7)."""
 
 
@@ -75,28 +75,29 @@ class PairConfig:
     minibatches: int = 1
     """Optimiser steps per pass."""
     ties: Undecided = "mask"
-    """Treatment of pairs that tie (equal rewards, or a probability of one half). `mask`: they are left out.
-    `half`: they count one half in each order; `aot` refuses it. Pairs of equal texts are always left out."""
+    """Treatment of tied pairs (equal rewards, or a probability of one half). `mask`: they are left out.
+    `half`: their loss is the mean of two losses, one for each response as the chosen one; `aot` refuses
+    `half`. A pair of equal texts is always left out."""
     abstentions: Undecided = "mask"
-    """Treatment of pairs on which the oracle abstains, as for `ties`. Failed and unpaid questions are always
-    left out."""
+    """Treatment of pairs on which the oracle abstains: `mask` or `half`, as in `ties`. Failed and unpaid
+    questions are always left out."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")
 
     @property
     def halved(self) -> frozenset[Mark]:
-        """The marks whose pairs count one half in each order."""
+        """Marks of the pairs without a winner that are learned: those that are set to `half`."""
         policies: dict[Mark, Undecided] = {"tie": self.ties, "abstain": self.abstentions}
         return frozenset(mark for mark, policy in policies.items() if policy == "half")
 
 
 @dataclass(frozen=True)
 class WithReferenceConfig(PairConfig):
-    """Settings of every loss of a margin over the reference. `slic` has no others."""
+    """Settings that all losses with a margin over the reference have."""
 
     beta: float = 0.1
-    """Strength of the tie to the reference: the loss asks for a margin of about 1 / beta nats."""
+    """Strength of the tie to the reference. The loss asks for a margin of about 1 / beta nats."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,9 +109,10 @@ class DPOConfig(WithReferenceConfig):
     label_smoothing: float = 0.0
     """Probability that a label is wrong, in [0, 0.5)."""
     length_alpha: float = 0.0
-    """Penalty on each token of a response's length, in units of the implicit reward; 0 is off."""
+    """Penalty for each token of a response, in units of the implicit reward; 0 is off."""
     positive_lambda: float = 0.0
-    """Weight of the penalty on a chosen response that is less probable than under the reference; 0 is off."""
+    """Weight of the penalty on a chosen response that is less probable under the policy than under the
+    reference; 0 is off."""
     sft_weight: float = 0.0
     """Weight of the negative mean log-probability of the chosen response; 0 is off."""
 
@@ -126,7 +128,7 @@ class DPOConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class IPOConfig(WithReferenceConfig):
     normalize: Literal["mean", "sum"] = "mean"
-    """`mean`, `sum`: the log-probability of a response is the mean or the sum over its tokens."""
+    """Log-probability of a response. `mean`: the mean over its tokens. `sum`: the sum over its tokens."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class SimPOConfig(PairConfig):
     gamma_beta_ratio: float = 0.5
     """Target margin divided by beta, nats per token."""
     loss: Literal["sigmoid", "hinge"] = "sigmoid"
-    """Function that is applied to beta times the margin."""
+    """Loss as a function of beta times the margin: logistic (`sigmoid`), or `hinge`."""
     label_smoothing: float = 0.0
     """Probability that a label is wrong, in [0, 0.5). Refused with `loss: hinge`."""
 
@@ -204,9 +206,12 @@ class Direct(Objective):
         }
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """Return the parts of the loss, by metric name, with (U,) terms; row 2u is the chosen response of
-        pair u. Rows may be read only through `View.row_sum` and `View.row_mean`, so that `losses` can also
-        compute the terms with the two rows of each pair exchanged."""
+        """Return the parts of the loss, by metric name, with (U,) terms. Row 2u is the chosen response of
+        pair u, row 2u + 1 the rejected one.
+
+        Read the values of rows only through `View.row_sum` and `View.row_mean`. For a pair without a winner,
+        `losses` calls this method a second time, with a view that exchanges the two rows.
+        """
         raise NotImplementedError
 
     def rewards(self, outputs: Outputs, view: View) -> torch.Tensor:
@@ -235,7 +240,7 @@ class Direct(Objective):
 
 
 class WithReference(Direct):
-    """Base class of the losses of a margin over the reference. A subclass adds `terms`."""
+    """Base class of the losses with a margin over the reference. A subclass adds `terms`."""
 
     config: WithReferenceConfig
 
@@ -252,7 +257,7 @@ class WithReference(Direct):
         return preference.dpo_margin(*halves(policy_N), *halves(reference_N))
 
     def logps(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the (N,) log-probabilities of the responses under the policy, and those under the reference,
+        """Return the log-probabilities of the responses under the policy and under the reference, (N,) each,
         nats."""
         return view.row_sum(outputs["policy"]["raw"]), view.row_sum(view["reference_logps_K"])
 
@@ -263,8 +268,8 @@ class WithReference(Direct):
 
 Tied = WithReference
 TiedConfig = WithReferenceConfig
-"""Former names of the two classes above. Losses of users import them if their runs began before the classes
-were renamed."""
+"""Former names of the two classes `WithReference` and `WithReferenceConfig`. A user's loss imports them if
+its run began before the classes were renamed."""
 
 
 class DPO(WithReference):
@@ -382,20 +387,20 @@ def pair_batch(
     reference: bool = True,
     halved: Collection[Mark] = (),
 ) -> Batch:
-    """Make a batch of pairs. Rows 2u (chosen) and 2u + 1 (rejected) are unit u; column `reference_logps_K`
-    holds raw log-probabilities under the reference, nats.
+    """Make a batch of pairs. Unit u has row 2u, the chosen response, and row 2u + 1, the rejected one. Column
+    `reference_logps_K` has the raw log-probabilities under the reference, nats.
 
-    A pair in which a response has no trained token is treated as a pair without a winner, and never as one
-    of `halved`.
+    A pair in which a response has no trained token counts as a pair without a winner, and is never halved.
 
     Args:
-        keep_ties: False leaves out pairs without a winner, except those of `halved`. True keeps them, for
-            losses that need no winner: column `mask_U` excludes them from the losses of pairs, and their rows
-            are in the order of the candidates.
+        keep_ties: True keeps pairs without a winner, for losses that need no winner. Their rows are in the
+            order of the candidates, and column `mask_U` excludes them from the losses of pairs. False leaves
+            them out, except the halved ones.
         reference: True if the loss reads the reference.
-        halved: marks. A pair without a winner that has one of these marks is learned, one half in each order,
-            and column `halved_U` is 1 for it. The mark "tie" includes a probability of one half. Pairs of
-            equal responses are never halved, and neither are pairs for which no oracle was asked.
+        halved: marks of the pairs without a winner that are halved: column `halved_U` is 1, and their loss is
+            the mean of two losses, one for each response as the chosen one. The mark "tie" includes a
+            probability of one half. A pair of equal responses, or one that no oracle was asked about, is
+            never halved.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]
@@ -429,19 +434,19 @@ def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:
-    """Return the chosen and the rejected trajectory of a compared pair; if there is no winner, those of the
-    first and the second candidate."""
+    """Return the chosen and the rejected trajectory of a compared pair. If the pair has no winner, return the
+    trajectories of the first and the second candidate."""
     first, second = (item.group.trajectories[pick] for pick in item.question.picks)
     return (second, first) if item.label == 1 else (first, second)
 
 
 def halves(values_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split the values of rows into those of the chosen and those of the rejected responses, (U,) each."""
+    """Split the values of rows into values of chosen and values of rejected responses, (U,) each."""
     return values_N[0::2], values_N[1::2]
 
 
 def response_lengths(outputs: Outputs, view: View) -> torch.Tensor:
-    """Return the (N,) numbers of trained tokens of the responses."""
+    """Return the number of trained tokens of each response, (N,)."""
     return view.row_sum(torch.ones_like(outputs["policy"]["raw"]))
 
 
@@ -451,10 +456,10 @@ def reference_gap(outputs: Outputs, view: View) -> torch.Tensor:
 
 
 def check_field(name: str, value: object, holds: bool, why: str) -> None:
-    """Refuse a value of a setting.
+    """Raise an error if a setting has a wrong value.
 
     Raises:
-        ConfigError: `holds` is false. The message names the field, its value, and why.
+        ConfigError: `holds` is false. The message names the setting and its value, and ends with `why`.
     """
     if not holds:
         raise ConfigError(f"algorithm.{name} is {value}; {why}")
