@@ -1,27 +1,28 @@
-"""The ensemble's own objective: pairwise reward learning with a fading prior (SEA, arXiv:2411.01493; EE4LLM,
-arXiv:2402.00396).
+"""The objective of the ensemble: it learns rewards from pairs, with a prior that fades (SEA,
+arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
 
-For member m and pair b the loss is - log sigmoid(r_m(chosen) - r_m(rejected)), averaged over members and
-pairs. The prior is `prior` * `batch` / labelled times the mean squared distance of all parameters to their
-start. Here labelled is the number of labelled pairs taken so far, so the prior fades as answers come in. The
-optimiser is that of the sources: Adam at a constant rate, with weight decay in the gradient of every
-parameter.
+The loss is the sum of two terms:
+* the mean over members m and pairs of - log sigmoid(r_m(chosen) - r_m(rejected));
+* the prior: `prior` * `batch` / labelled, times the mean squared distance of all parameters from their
+  initial values. Here labelled is the number of labelled pairs taken so far, so the prior fades as answers
+  come in.
+
+The optimiser is that of the sources: Adam at a constant learning rate, with weight decay in the gradient of
+every parameter. Its settings are in `explorer.ensemble`.
 
 Departures from the sources' code:
-1. Pairs without a winner are not stored, so no mask is needed. The sources have a mask, but its shape does
-   not fit the loss, so it masks nothing.
+1. Pairs without a winner are not stored. The sources have a mask of pairs instead, but its shape does not fit
+   the loss, so it masks nothing.
 2. The ensemble never learns from a pair that it labelled itself.
-3. The prior fades with the number of labelled pairs, including recorded pairs and pairs whose answer was
-   known. In the sources it fades with the number of queries.
-4. There are no switches for a prior that does not fade (`rm_fixed_reg`) and for an end of learning
-   (`rm_train_budget`).
+3. The prior fades with the number of labelled pairs. Recorded pairs, and pairs whose answer was known, count
+   too. In the sources the prior fades with the number of queries.
+4. The sources' settings for a prior that does not fade (`rm_fixed_reg`) and for an end of learning
+   (`rm_train_budget`) do not exist.
 5. The gradient may be clipped (`max_grad_norm`).
 
 A ring buffer holds the newest pairs, at most `buffer` of them. While it holds fewer than `batch` pairs, the
 ensemble makes no optimiser step. From then on, it makes `steps` optimiser steps in each step of the run. Each
-of these learns from `batch` pairs that are drawn from the buffer without replacement.
-
-The ensemble's optimiser has its own settings, in `explorer.ensemble`; it shares none with the policy's.
+optimiser step learns from `batch` pairs, which are drawn from the buffer without replacement.
 """
 
 import math
@@ -38,8 +39,8 @@ from oat.errors import ConfigError, warn
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
 
 _VERSION = 2
-"""Version of the form of the state. The first form had no version number, and belonged to another optimiser
-and another prior."""
+"""Version of the state's format. The first format had no version number; its optimiser and its prior were
+other ones."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class EnsembleConfig:
     members: int = 20
     """Number of networks."""
     hidden: int = 128
-    """Width of their two hidden layers."""
+    """Width of each network's two hidden layers."""
     activation: Literal["relu", "swish"] = "relu"
     """Activation between the layers."""
     learning_rate: float = 1e-3
@@ -59,15 +60,16 @@ class EnsembleConfig:
     weight_decay: float = 5e-5
     """Weight decay of all parameters, as a part of their gradient (L2)."""
     max_grad_norm: float | None = None
-    """Largest norm of the gradient, to which a larger gradient is scaled down; None: it is not clipped."""
+    """Largest norm of the gradient. A gradient with a larger norm is scaled down to it. None: no clipping."""
     prior: float = 0.5
-    """Strength of the pull towards the start after one batch of labelled pairs."""
+    """Weight of the prior, which pulls the parameters towards their initial values, after one batch of
+    labelled pairs."""
     batch: int = 128
     """Number of pairs in one optimiser step."""
     steps: int = 5
     """Number of optimiser steps in a step of the run."""
     buffer: int = 50_000
-    """Number of pairs that are remembered; when it is full, a new pair replaces the oldest one."""
+    """Largest number of pairs in the buffer. When the buffer is full, a new pair replaces the oldest one."""
 
     def __post_init__(self) -> None:
         for name in ("members", "hidden", "batch", "steps", "buffer"):
@@ -108,8 +110,8 @@ class EnsembleLearning(Objective):
         raise AssertionError("the ensemble learns from what the policy's algorithm asks")
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Remember the feedback's labelled pairs, and draw the batch. Rows 2u (chosen) and 2u + 1 (rejected)
-        are pair u; the columns are `features_N` and `labelled_N`."""
+        """Store the feedback's labelled pairs, and draw the batch. Rows 2u (chosen) and 2u + 1 (rejected) are
+        pair u; the columns are `features_N` and `labelled_N`."""
         self._remember(feedback)
         size, wanted = len(self.pairs), self.config.batch
         metrics = {"ensemble/pairs": float(size)}
@@ -139,7 +141,7 @@ class EnsembleLearning(Objective):
         return rewards_NM[0::2] - rewards_NM[1::2]
 
     def _remember(self, feedback: Feedback) -> None:
-        """Store the features of the labelled pairs, (2, D) each, those of the chosen response first."""
+        """Store the features of each labelled pair, (2, D); those of the chosen response come first."""
         for item in feedback.items:
             if item.label is None or item.question.oracle == ENSEMBLE or item.question.features is None:
                 continue

@@ -1,34 +1,25 @@
-"""Policy gradients with a baseline from the group, through the clipped surrogate of PPO:
+"""Policy gradients with a baseline from the group, and the clipped surrogate of PPO:
 
-    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3: advantages divided by the group's standard deviation, and
-              the mean over the tokens of each sequence
-    dr_grpo   arXiv:2503.20783, Section 3.2: advantages without the standard deviation, and sums over tokens
-              divided by one constant, `max_length`; so easy questions and short responses weigh no more than
-              others
+    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3. Advantages are divided by the group's standard deviation.
+              The loss is a mean over the tokens of each sequence.
+    dr_grpo   arXiv:2503.20783, Section 3.2. Advantages are not divided. The loss is a sum over the tokens of
+              each sequence, divided by a constant (`max_length`). So easy questions and short responses get
+              no extra weight.
 
 Departures from the papers:
-1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. If a group has only one
-   score, or only equal scores, its advantages are 0. Its samples with a score still count in every
-   denominator.
-2. The KL to the reference is a loss term (the k3 estimate of each token, Eq. 4). It is off by default
-   (`kl_coef: 0`). With `kl_target` its coefficient is adaptive (arXiv:1909.08593, Section 2.2;
-   `adapted_coef`). Before a step learns, the mean of k3 per token, under the weights that the step begins
-   with, decides how the coefficient changes. In the paper it changes after the step, by the divergence per
-   response.
-3. A sample whose score is missing (abstained, failed or unpaid) is left out of its group's statistics and of
-   the loss.
+1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. In a group with one
+   score only, or with equal scores only, all advantages are 0. The group's samples with a score still count
+   in every denominator.
+2. The KL to the reference (k3 of each token, Eq. 4) is off by default (`kl_coef: 0`). With `kl_target`, its
+   coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). Before a step learns, the
+   coefficient is adapted to the mean of k3 per token, under the weights at the start of the step. The paper
+   adapts it after the step, to the divergence per response.
+3. A sample without a score (abstained, failed or unpaid) is left out of its group's statistics and of the
+   loss.
 4. `reduction: sequence` is GRPO's reduction; `token` is DAPO's (arXiv:2503.14476).
 
-If the policy's present weights sampled every token of a step, in the learner's precision, the old
-log-probabilities are the recorded sampled ones. Otherwise the learner computes them.
-
-Dr. GRPO's constant (`max_length`) defaults to `sampling.max_new_tokens`. It may be larger, to compare runs of
-different lengths, but not smaller. With an environment it must be set, since an episode of several turns has
-no such bound.
-
-The relative change of the KL's coefficient in a step is proportional to the step's number of samples divided
-by `kl_horizon`, as in the paper's code and in other libraries. So the speed per sample does not depend on the
-size of a step.
+If the policy's present weights sampled every token of a step, in the learner's precision, the recorded
+sampled log-probabilities serve as the old ones. Otherwise the learner computes the old ones.
 
 Not handled: importance weights for a lagging sampler. `logps/recorded_gap` shows how far the recorded
 log-probabilities are from the old ones.
@@ -64,14 +55,14 @@ class GroupConfig:
     clip_high: float = 0.2
     """The importance ratio is clipped from above at 1 + clip_high."""
     kl_coef: float = 0.0
-    """Weight of the KL to the reference; with 0 no reference is needed. With `kl_target` it is the weight at
-    the start."""
+    """Weight of the KL to the reference. 0: no KL, and no reference is needed. With `kl_target`, this is the
+    weight at the start of the run."""
     kl_target: float | None = None
-    """Target of the KL to the reference, nats per token; each step adapts the weight towards it. None: the
-    weight is fixed."""
+    """Target of the KL to the reference, nats per token. Each step changes the weight so that the KL moves
+    towards the target. None: the weight is fixed."""
     kl_horizon: int = 10_000
-    """Number of responses over which the weight can grow or shrink by about a fifth; at least the responses
-    of one step."""
+    """Number of responses over which the weight can grow or shrink by about a fifth. It must be at least the
+    number of responses of one step."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
@@ -117,8 +108,8 @@ class GRPOConfig(GroupConfig):
     std_eps: float = 1e-4
     """Number that is added to the standard deviation of a group."""
     reduction: Literal["sequence", "token"] = "sequence"
-    """`sequence`: the mean over responses of the mean over each response's tokens. `token`: the mean over all
-    tokens of the step."""
+    """Mean that is the loss. `sequence`: the mean over a response's tokens, and then over responses. `token`:
+    the mean over all tokens of the step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,9 +119,9 @@ class GRPOConfig(GroupConfig):
 @dataclass(frozen=True)
 class DrGRPOConfig(GroupConfig):
     max_length: int | None = None
-    """The constant by which sums over a response's tokens are divided: the largest number of tokens in a
-    response. None: sampling.max_new_tokens, below which it may not be. With an environment it must be set, to
-    the largest number of tokens that the responses of an episode have together."""
+    """Constant by which the sum over a response's tokens is divided. None: sampling.max_new_tokens; a smaller
+    value is refused. With an environment it must be set: the largest number of tokens that the responses of
+    an episode have together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,7 +153,7 @@ class GroupPolicyGradient(Objective):
         raise NotImplementedError
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
-        """Make a part of the loss from (K,) terms, with the algorithm's reduction."""
+        """Make a part of the loss from terms, (K,), with the algorithm's reduction."""
         raise NotImplementedError
 
     def plan(self, step: int) -> Plan:
@@ -231,15 +222,15 @@ class GroupPolicyGradient(Objective):
         )
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the adapted weight of the KL. A fork with another `kl_coef`, or without `kl_target`, keeps
-        its own."""
+        """Restore the adapted weight of the KL. A fork with another `kl_coef`, or without `kl_target`,
+        ignores the saved weight."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
 
     def _adapt(
         self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward
     ) -> None:
-        """Adapt the coefficient of the KL to the divergence under the weights that the step begins with."""
+        """Adapt the KL's coefficient to the divergence under the weights at the start of the step."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
         raw_K = (
@@ -287,8 +278,12 @@ class DrGRPO(GroupPolicyGradient):
 
     @staticmethod
     def defaults(config: DrGRPOConfig, run: RunFacts) -> Mapping[str, Derived]:
-        """Return `max_length` if it is left open: `sampling.max_new_tokens`. Nothing bounds the responses of
-        an episode with several turns, so with an environment it must be set."""
+        """Return `sampling.max_new_tokens` as the value of `max_length` if the run has no environment.
+
+        Raises:
+            ConfigError: `max_length` is below `sampling.max_new_tokens`; or it is not set in a run with an
+                environment, since nothing bounds the responses of an episode.
+        """
         if run.has_environment:
             if config.max_length is None:
                 raise ConfigError(
@@ -322,12 +317,12 @@ def _check_finite(name: str, value: float) -> None:
 def scored_rows(
     feedback: Feedback,
 ) -> tuple[tuple[Trajectory, ...], torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the samples of a step's feedback with their scores, group after group. The first
-    `len(feedback.older)` groups are those of earlier steps.
+    """Return the samples of a step's feedback with their scores, group after group. The groups of earlier
+    steps (`feedback.older`) come first.
 
     Returns:
-        The N trajectories; (N,) index of the group of each; (N,) their scores, NaN for a missing score; (N,)
-        bool, True if there is a score.
+        The N trajectories; the index of each one's group, (N,); the scores, (N,), NaN for a missing score;
+        and (N,) bool, True if there is a score.
     """
     rows = []
     groups = []
@@ -350,7 +345,7 @@ def scored_rows(
 def recorded_logps(
     rows: tuple[Trajectory, ...], name: Literal["raw_logps", "sampled_logps"] = "sampled_logps"
 ) -> torch.Tensor:
-    """Return the (K,) log-probabilities recorded at sampling."""
+    """Return the log-probabilities recorded at sampling, (K,)."""
     return torch.from_numpy(np.concatenate([row.recorded(name) for row in rows]).astype(np.float32))
 
 
@@ -362,9 +357,11 @@ def old_logps(
     *,
     is_same_precision: bool,
 ) -> torch.Tensor:
-    """Return the (K,) sampled log-probabilities under the policy at the start of this step: `recorded_K` if
-    exactly these weights sampled every token, in the learner's precision (`Objective.recorded_is_old`);
-    otherwise those of a new pass."""
+    """Return the policy's sampled log-probabilities at the start of this step, (K,).
+
+    They are `recorded_K` if exactly these weights sampled every token, in the learner's precision
+    (`Objective.recorded_is_old`). Otherwise a forward pass computes them.
+    """
     return (
         recorded_K
         if _is_fresh(rows, step, is_same_precision)
@@ -373,7 +370,7 @@ def old_logps(
 
 
 def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
-    """Return True if the values recorded at sampling are those that the policy gives now."""
+    """Return True if the values recorded at sampling are the values that the policy gives now."""
     return is_same_precision and all(
         row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows
     )

@@ -3,29 +3,32 @@ pushed above or below a common baseline.
 
 The log-ratio of a response is its log-probability under the policy minus that under the reference. A response
 is desirable if its score reaches `threshold`. Recorded responses without a column of scores have scores of 1
-and 0: a true label is 1 and a false one 0; of a pair, the chosen response has 1 and the rejected one 0.
+and 0. The score is 1 for a true label and for the chosen response of a pair, and 0 for a false label and for
+the rejected response.
 
-The baseline z is the mean log-ratio of mismatched sequences, each of a prompt and the response to another
-prompt. If this mean is negative, z is 0. z is the paper's estimate of KL(policy || reference).
+The baseline z is the mean log-ratio of mismatched sequences, each made of a prompt and the response to
+another prompt. If this mean is negative, z is 0. z is the paper's estimate of KL(policy || reference).
 
 Departures from the paper:
-1. z is estimated in `prepare`, from all rows of the step, under the weights that the step begins with; the
-   paper estimates it in every micro-batch. So z does not depend on the size of micro-batches, and is the same
-   in all optimiser steps of a step.
-2. A mismatched sequence has the prompt of row i and the response of row i + s, where s is the largest number
-   of rows with one prompt, and row numbers wrap around. It is left out if both rows have the same prompt. It
-   is also left out if it is longer than every row of the step, since the model and the memory may have no
-   room for it. If no sequence is left, z is 0. `kto/baseline_rows` counts the sequences.
+1. z is estimated in `prepare`, from all rows of the step, under the weights at the start of the step. The
+   paper estimates z in every micro-batch. So z does not depend on the size of micro-batches, and all
+   optimiser steps of a step have the same z.
+2. The function `mismatched` pairs prompts with responses. It leaves out sequences that are longer than every
+   row of the step, since the model and the memory may have no room for them. If it finds no sequence, z is 0.
+   `kto/baseline_rows` counts the sequences.
 3. A response without a score (abstained, failed or unpaid) or without a trained token is left out.
 
-`kl/reference` estimates KL(policy || reference) as in `group.py`: it is the mean of k3 over the trained
-tokens of those responses that the sampler drew for this step, under the weights that each optimiser step
-begins with. Recorded responses and those of earlier steps do not count. If no other response is left, the
-metric is not reported. The estimate is biased if other weights drew the responses (`lag/versions`,
-`minibatches`, `epochs`), if the temperature is not 1, and if sampling is truncated. `logps/reference_gap`
-covers all responses that a step learns from, and is no KL (`direct.py`).
+`kl/reference` is the mean of k3 over the trained tokens, under the weights at the start of each optimiser
+step. Only responses that the sampler drew for this step count: no recorded responses, and none of earlier
+steps. A step without a response that counts does not report the metric. As an estimate of KL(policy ||
+reference), the metric is biased in three cases:
+* other weights drew the responses (`lag/versions`, `minibatches`, `epochs`);
+* the temperature is not 1;
+* sampling is truncated.
 
-Not handled: weights that follow from the share of desirable responses; they are settings.
+`logps/reference_gap` covers all responses that a step learns from. It is no estimate of a KL (`direct.py`).
+
+Not handled: weights computed from the share of desirable responses; the weights are settings.
 """
 
 import math
@@ -51,11 +54,11 @@ class KTOConfig:
     samples: int = 1
     """Responses per prompt."""
     beta: float = 0.1
-    """Strength of the tie to the reference: the steepness of the loss as a function of the log-ratio, per
+    """Strength of the tie to the reference: the steepness of the loss as a function of the log-ratio, 1 /
     nat."""
     threshold: float = 0.5
-    """Smallest score of a desirable response. Recorded labels are scores of 1 and 0, which any threshold
-    between the two tells apart."""
+    """Smallest score of a desirable response. Recorded labels are scores of 1 and 0, so the threshold must be
+    above 0 and at most 1 to separate them."""
     lambda_desirable: float = 1.0
     """Weight of desirable responses."""
     lambda_undesirable: float = 1.0
@@ -96,7 +99,7 @@ class KTO(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Make a batch in which every response is a unit. The columns are `reference_logps_K`,
+        """Make a batch in which every response is a unit. Its columns are `reference_logps_K`,
         `is_sampled_N`, `is_desirable_U`, `baseline_U` and `weight_U`."""
         scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         first = int((group_of_N < len(feedback.older)).sum())
@@ -158,9 +161,11 @@ class KTO(Objective):
 
 
 def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Return sequences that each have the prompt of a row i and the response of row i + s, where s is the
-    largest number of rows with one prompt; row numbers wrap around. A sequence is left out if both rows have
-    the same prompt, or if it is longer than every row.
+    """Return sequences of a prompt and the response to another prompt.
+
+    For each row i, the sequence has the prompt of row i and the response of row i + s; row numbers wrap
+    around. Here s is the largest number of rows with the same prompt. A sequence is left out if both rows
+    have the same prompt, or if it is longer than every row.
 
     Args:
         rows: at least one; rows with the same prompt are adjacent.
@@ -177,6 +182,6 @@ def mismatched(rows: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 
 def _mean_log_ratio(rows: Sequence[Trajectory], forward: Forward) -> float:
-    """Return the mean over rows of the log-ratio, summed over a row's trained tokens, nats."""
+    """Return the mean over rows of the row's log-ratio, which is a sum over its trained tokens, nats."""
     policy_K, reference_K = (forward(model, rows, {"raw"})["raw"] for model in ("policy", "reference"))
     return float(segment_sum(policy_K - reference_K, row_index(rows), len(rows)).mean())

@@ -1,22 +1,21 @@
-"""Training of a reward model: a language model with a scalar head learns from an oracle's comparisons which
-of two responses is better.
+"""Training of a reward model: a language model with a scalar head learns from comparisons, in which an oracle
+says which of two responses is better.
 
-The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score is the
-head's output at the last token of prompt and response. The head starts from random numbers, the backbone from
-the weights of the policy's start. The policy does not learn. It samples the responses, or they are recorded.
+The loss is Bradley and Terry's (arXiv:2009.01325, Section 3.4; `functional/rewards.py`). The score of a
+response is the head's output at the last token of prompt and response. The head starts from random numbers,
+and the backbone from the policy's initial weights. The responses are recorded, or sampled by the policy; the
+policy does not learn.
 
 Departures from the paper:
 1. A pair without a winner (a tie, an abstention, a failure) is left out and counted. So is a pair in which a
    response has no trained token.
-2. The loss is the mean over all remaining pairs of the optimiser step.
-3. `held_out` is the share of prompts whose pairs are never learned. A hash of the prompt chooses them, so all
-   pairs of a prompt are either learned or held out, in every pass over the data. A step measures its held-out
-   pairs before its update.
+2. The loss is the mean over all learned pairs of the optimiser step.
+3. `held_out` is the share of prompts whose pairs are never learned. A hash of the prompt chooses them. So
+   every pass over the data, restart and fork with the same `held_out` holds out the same pairs. A step
+   measures its held-out pairs before its update.
 
-The learner has a model `reward` beside the policy. So the loop treats recorded pairs and online comparisons
-alike, as for any other algorithm. The price is a second copy of the backbone; with an adapter, both models
-share the frozen weights. Choosing by a hash needs no second reader of pairs, and gives the same held-out
-pairs after a restart and in a fork, as long as `held_out` is the same.
+The learner holds the model `reward` beside the policy, so the backbone is in memory twice. With an adapter,
+the two models share the frozen weights.
 
 Not handled: more than one pair per group; scores of every token.
 """
@@ -44,14 +43,14 @@ class RewardModelConfig:
     samples: int = 2
     """Responses per prompt, if none are recorded. More than two need an explorer."""
     centring: float = 0.0
-    """Weight of the mean, over pairs, of the squared sum of a pair's scores. The term keeps scores near 0
-    (TRL's center_rewards_coefficient); 0 is off."""
+    """Weight of the penalty that keeps scores near 0: the mean over pairs of the squared sum of a pair's two
+    scores (TRL's center_rewards_coefficient). 0 is off."""
     margin_key: str | None = None
-    """Column with the margin by which the better response is better, in units of the score. None: no
+    """Column of the margin: by how much the better response is better, in units of the score. None: no
     margin."""
     held_out: float = 0.0
-    """Share of prompts whose pairs are never learned and only measured (`pairs/held_out_accuracy`), at least
-    0 and below 1."""
+    """Share of prompts, at least 0 and below 1. Their pairs are measured (`pairs/held_out_accuracy`) and
+    never learned."""
     epochs: int = 1
     """Passes over a step's pairs."""
     minibatches: int = 1
@@ -136,8 +135,8 @@ class RewardModelling(Objective):
 
 
 def _place(item: Item) -> float:
-    """Return the place of a pair in [0, 1), a hash of the texts of its prompt, or of its own texts if it has
-    no prompt. Pairs below `held_out` are held out."""
+    """Return a hash of the pair in [0, 1): of its prompt's texts, or of its responses' texts if it has no
+    prompt. Pairs with a hash below `held_out` are held out."""
     texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(
         item.question.candidates
     )
@@ -145,7 +144,7 @@ def _place(item: Item) -> float:
 
 
 def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
-    """Return the metrics of the held-out pairs before this step's update."""
+    """Return the metrics of held-out pairs before this step's update."""
     rows = pair_batch(feedback, forward, reference=False).rows
     found = {"pairs/held_out": len(rows) / 2}
     if rows:
@@ -159,13 +158,13 @@ def _measured(feedback: Feedback, forward: Forward) -> dict[str, float]:
 
 
 def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> float:
-    """Return the expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3) over ten bins of equal
-    width from 1/2 to 1.
+    """Return the expected calibration error (Guo et al. 2017, arXiv:1706.04599, Eq. 3), over ten bins of
+    equal width from 1/2 to 1.
 
     Args:
         confidence_U: (U,) the reward model's probability that the response with the higher score wins.
-        right_U: (U,) 1 if the response with the higher score is the chosen one, 0 if it is the rejected one,
-            one half if the scores are equal.
+        right_U: (U,) 1 if the chosen response has the higher score, 0 if the rejected one has, 1/2 if the
+            scores are equal.
     """
     bins_U = ((confidence_U - 0.5) * 20).long().clamp(0, 9)
     gaps = torch.zeros(10, dtype=torch.float64).index_add_(
@@ -175,12 +174,12 @@ def calibration_error(confidence_U: torch.Tensor, right_U: torch.Tensor) -> floa
 
 
 def _margins(batch: Batch, items: Sequence[Item], key: str) -> list[float]:
-    """Return for each unit the margin that the record of its prompt has."""
+    """Return the margin of each unit, from the record of its prompt."""
     found = {id(row): item.group.prompt for item in items for row in item.group.trajectories}
     return [found[id(row)].columns[key] for row in batch.rows[0::2]]
 
 
 def _halves(outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scores of the chosen and those of the rejected responses, (U,) each."""
+    """Return the scores of the chosen and of the rejected responses, (U,) each."""
     scores_N = outputs["reward"]["score"]
     return scores_N[0::2], scores_N[1::2]

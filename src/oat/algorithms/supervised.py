@@ -1,23 +1,23 @@
-"""Supervised fine-tuning: the mean negative log-probability of given responses.
+"""Supervised fine-tuning: the loss is the mean negative log-probability of given responses.
 
-The rows are the responses of a step, recorded or sampled. Recorded demonstrations, of one turn or of a
-conversation, give plain supervised learning; each trajectory marks the tokens that are trained. Samples of
-the policy with a `threshold` give rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
-arXiv:2308.01825): only responses whose score reaches the threshold are learned.
+The rows are the responses of a step:
+* Recorded demonstrations, of one turn or of a conversation, give plain supervised learning. Each trajectory
+  marks the tokens that are trained.
+* Samples of the policy with a `threshold` give rejection-sampling fine-tuning (ReST, arXiv:2308.08998; RFT,
+  arXiv:2308.01825). Only responses whose score reaches the threshold are learned.
 
 Departures from the papers:
-1. If several rows of a step are exact duplicates (the same prompt and response, token for token), the step
-   learns one of them and counts the others. With `duplicates: run`, a step also leaves out the duplicates of
-   rows that earlier steps learned, as in RFT. It recognises these by a hash of 64 bits.
-2. The threshold is any score, and does not change within a run. RFT accepts correct responses; ReST raises
-   its threshold from one improvement step to the next.
-3. Without a `learner.buffer`, each step learns only from its own samples, in `epochs` passes.
+1. If several rows of a step have the same prompt and response, token for token, the step learns one of them
+   and counts the others. With `duplicates: run`, a step also leaves out rows that earlier steps learned, as
+   in RFT. It recognises them by a hash of 64 bits.
+2. The threshold is any score, and does not change within a run. RFT accepts correct responses. ReST raises
+   its threshold from one improvement step to the next; here, a fork can have a higher threshold.
+3. Without `learner.buffer`, each step learns only from its own samples, in `epochs` passes.
    `learner.sync_every` decides which weights draw the samples: the newest, those of some steps ago (ReST), or
    those of the start (RFT).
 
-With `duplicates: run` the state has the hashes of all learned responses. The ledger cannot serve instead,
-since it may drop their texts and ids. A roll back restores an earlier state, without the hashes of the steps
-that it undoes. To raise the threshold, fork the run with another threshold.
+With `duplicates: run` the state has the hashes of all learned responses. A roll back restores the hashes of
+its checkpoint, without those of the steps that it undoes.
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
@@ -45,14 +45,14 @@ class SFTConfig:
     samples: int = 1
     """Responses per prompt."""
     threshold: float | None = None
-    """Smallest score of a response that is learned. None: every response is learned and no score is read, so
-    only oracles that cost nothing (`recorded`, `environment`) are allowed."""
+    """Smallest score of a response that is learned. None: every response is learned and no score is read.
+    Only oracles that cost nothing (`recorded`, `environment`) are then allowed."""
     reduction: Literal["sequence", "token", "prompt"] = "sequence"
-    """Weights in the mean over tokens. `sequence`: every response weighs the same. `token`: every token of
-    the step weighs the same. `prompt`: every prompt weighs the same."""
+    """Weights in the mean over tokens. `sequence`: every response has the same weight. `token`: every token
+    of the step has the same weight. `prompt`: every prompt has the same weight."""
     duplicates: Literal["step", "run"] = "step"
-    """`step`, `run`: an accepted response to a prompt is learned once in each step, or once in the whole run.
-    `run` needs a threshold."""
+    """Scope in which an accepted response to a prompt is learned once: each step (`step`), or the complete
+    run (`run`). `run` needs a threshold."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
@@ -137,7 +137,8 @@ class SFT(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        """With `duplicates: run`, the hashes of the responses that later steps must not learn again."""
+        """Hashes of the responses that later steps must not learn again. With `duplicates: step` there are
+        none."""
         return (
             {"learned": torch.tensor(list(self.learned), dtype=torch.int64)}
             if self.config.duplicates == "run"
@@ -148,8 +149,8 @@ class SFT(Objective):
         self.learned = dict.fromkeys(state["learned"].tolist()) if "learned" in state else {}
 
     def _unlearned(self, rows: Sequence[Trajectory], numbers: Sequence[int]) -> list[int]:
-        """Return those of `numbers` (indices into `rows`) whose rows no step has learned before; these rows
-        count as learned from now on. With `duplicates: step`, return all of them."""
+        """Return those of `numbers` (indices into `rows`) whose rows no step has learned before, and count
+        these rows as learned. With `duplicates: step`, return all `numbers`."""
         if self.config.duplicates == "step":
             return list(numbers)
         marks = {number: _mark(rows[number]) for number in numbers}
@@ -159,19 +160,22 @@ class SFT(Objective):
 
 
 def first_of_equals(rows: Sequence[Trajectory], numbers: Iterable[int]) -> list[int]:
-    """Return those of `numbers` (indices into `rows`), ascending, whose row has a trained token. Of several
-    equal rows (the same ids, of which the same are trained) only the first is returned."""
+    """Return those of `numbers` (indices into `rows`) whose row has a trained token, ascending.
+
+    Of several equal rows only the first is returned. Rows are equal if they have the same ids and the same of
+    these ids are trained.
+    """
     first = {_told(rows[number]): number for number in reversed(list(numbers)) if rows[number].trained.any()}
     return sorted(first.values())
 
 
 def _told(row: Trajectory) -> tuple[bytes, bytes]:
-    """Return the identity of a row: the ids of prompt and response, and which of them are trained."""
+    """Return the identity of a row: the ids of prompt and response, and for each id whether it is trained."""
     return row.ids.tobytes(), row.trained.tobytes()
 
 
 def _mark(row: Trajectory) -> int:
-    """Return a hash of 64 bits of a row's identity. Among a million different rows two have the same hash
-    with a probability of 3e-8."""
+    """Return a hash of 64 bits of a row's identity. Among a million different rows, the probability that two
+    have the same hash is 3e-8."""
     ids, trained = _told(row)
     return int.from_bytes(hashlib.blake2b(ids + trained, digest_size=8).digest(), "little", signed=True)
