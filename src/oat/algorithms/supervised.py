@@ -102,7 +102,7 @@ class SFT(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         threshold = self.config.threshold
-        # a missing score is NaN, which reaches no threshold
+        # a missing score is NaN, and NaN >= threshold is False
         accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold
         accepted = accepted_N.nonzero().flatten().tolist()
         kept = self._unlearned(rows, first_of_equals(rows, accepted))

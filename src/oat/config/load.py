@@ -351,7 +351,7 @@ def _value(annotation: Any, value: Any, path: tuple[str, ...], origins: Origins)
     entry: Any = next((t.__args__[0] for t in kinds if get_origin(t) is tuple), None)
     if isinstance(value, list) and any(dataclasses.is_dataclass(t) for t in getattr(entry, "__args__", ())):
         return tuple(_value(entry, part, (*path, str(place)), origins) for place, part in enumerate(value))
-    if value is False and "off" in kinds:  # as YAML 1.1 reads the word
+    if value is False and "off" in kinds:  # YAML 1.1 reads `off` as False
         value = "off"
     try:
         return msgspec.convert(value, annotation)
@@ -385,7 +385,7 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
         node = loader.get_single_node()
         _mark(node, (), path, origins)
         tree = loader.construct_document(node) if node is not None else {}
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a ValueError: a date that no calendar has
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date such as 2026-02-30
         raise ConfigError(_not_yaml(path, text, error)) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected `field: value` lines at the top, got {type(tree).__name__}")

@@ -1,4 +1,4 @@
-"""Shape checks shared by the elementwise functions."""
+"""Check of shapes for the elementwise functions."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from oat.errors import ShapeError
 
 
 def check_same_shape(**tensors: Tensor) -> None:
-    """Raise an error unless all tensors have the same shape.
+    """Raise an error if two tensors differ in shape.
 
     Raises:
         ShapeError: two shapes differ. The message names each tensor with its shape.

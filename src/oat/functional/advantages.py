@@ -17,13 +17,14 @@ def group_advantages(
     normalise: bool = True,
     eps: float = 1e-4,
 ) -> Float[Tensor, " N"]:
-    """The advantage of each sample within its group (GRPO: DeepSeekMath, arXiv:2402.03300, Section 4.1.2).
+    """Return the advantage of each sample within its group (GRPO: DeepSeekMath, arXiv:2402.03300, Section
+    4.1.2).
 
     A_n = (r_n - mean of the group) / (std of the group + eps),   std unbiased
 
     Samples with the same group id form a group, in whatever order the rows are. The advantage is exactly 0 if
-    the group has one valid sample only, or if all rewards of the group are equal. Rewards must be constants
-    of the loss: if all rewards of a group are equal, their gradient is undefined.
+    the group has one valid sample only, or if all rewards of the group are equal. The rewards must not
+    require a gradient: for equal rewards it would be undefined.
 
     Args:
         rewards_N: the reward of each sample, any unit; may be NaN where `valid_N` is False.
@@ -40,7 +41,7 @@ def group_advantages(
     """
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
-    # minus the group's lowest reward, equal rewards are exactly 0, with no error of rounding
+    # subtract the group's lowest reward: equal rewards are then exactly 0, without rounding errors
     present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
     lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
         0, group_of_N.long(), present_N, "amin"

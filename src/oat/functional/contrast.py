@@ -1,12 +1,12 @@
-"""Further losses of pairs, beside those of `preference.py`, and KTO, whose responses are judged one by one.
+"""More losses of pairs, in addition to `preference.py`, and the loss of KTO, which judges single responses.
 
 EXO and DiscoPOP take the margin of `dpo_margin`. NCA, APO, SPPO and KTO take log-ratios: a response's
 log-probability under the policy minus that under the reference. ORPO and CPO have no reference. All losses
-are elementwise over pairs or, for KTO, over responses; this axis is `U`.
+are elementwise. Their axis `U` is that of pairs; KTO's is that of responses.
 
-The formulas of DiscoPOP (a product) and ORPO (the odds) would overflow as they are written, so the code
-rearranges the first and clamps the second at a named bound. Every loss of pairs is finite, and so is its
-gradient, down to log-probabilities of -10,000.
+Every loss of pairs and its gradient are finite for log-probabilities down to -10,000 nats. Two formulas would
+overflow as they stand in the papers. So the code rearranges the product of DiscoPOP, and clamps the
+log-probabilities of ORPO at `ORPO_EPS`.
 """
 
 import math
@@ -20,12 +20,13 @@ from oat.functional._checks import check_same_shape
 from oat.functional.preference import dpo_loss
 
 ORPO_EPS = 1e-6
-"""Keeps the odds of `orpo_loss` finite. A mean log-probability above -ORPO_EPS counts as -ORPO_EPS."""
+"""Bound that keeps the odds of `orpo_loss` finite. A mean log-probability above -ORPO_EPS counts as
+-ORPO_EPS."""
 
 
 def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
-    """EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL divergence between the policy's
-    choice of one of two responses, chosen with probability q, and the smoothed label.
+    """Return the loss of EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): a reverse KL divergence. It is
+    that of the policy's distribution over the two responses, (q, 1 - q), from the smoothed label.
 
     term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
 
@@ -49,15 +50,15 @@ def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: flo
 def nca_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369). Each response is compared with
-    responses of the reference, which are the noise, and not with the other response of its pair.
+    """Return the loss of noise contrastive alignment on pairs, NCA-preference (arXiv:2402.05369). It compares
+    each response with responses of the reference, which are the noise. It does not compare the two responses
+    of a pair.
 
     term = - log sigmoid(r_chosen) - log sigmoid(-r_chosen) / 2 - log sigmoid(-r_rejected) / 2,
     r = beta times the log-ratio
 
     Args:
-        chosen_U, rejected_U: for each pair, the log-ratio of the chosen and of the rejected response, nats,
-            with grad.
+        chosen_U, rejected_U: log-ratios of the chosen and of the rejected responses, nats, with grad.
         beta: the paper's alpha, positive.
     Returns:
         Unreduced terms, nats.
@@ -73,12 +74,13 @@ def nca_loss(
 def apo_zero_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7). It raises the probability of the
-    chosen response and lowers that of the rejected one.
+    """Return the loss of anchored preference optimisation, APO-zero (arXiv:2408.06266, Eq. 7). It raises the
+    probability of the chosen response and lowers that of the rejected one.
 
     term = 1 - sigmoid(r_chosen) + sigmoid(r_rejected),   r = beta times the log-ratio
 
-    Arguments and errors as in `nca_loss`, but beta is the paper's beta. Terms have no unit and are in [0, 2].
+    Arguments and errors as in `nca_loss`, except that beta is the paper's beta. Terms have no unit and are in
+    [0, 2].
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
     return torch.sigmoid(-beta * chosen_U) + torch.sigmoid(beta * rejected_U)
@@ -87,8 +89,8 @@ def apo_zero_loss(
 def apo_down_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8). It lowers the probability of both
-    responses, and lowers that of the rejected one further.
+    """Return the loss of anchored preference optimisation, APO-down (arXiv:2408.06266, Eq. 8). It lowers the
+    probability of both responses, and that of the rejected one further.
 
     term = sigmoid(r_chosen) + 1 - sigmoid(r_chosen - r_rejected),   r = beta times the log-ratio
 
@@ -101,12 +103,12 @@ def apo_down_loss(
 def sppo_hard_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """Self-play preference optimisation with hard labels (SPPO, arXiv:2405.00675, Eq. 4.7 with win
-    probabilities 1 and 0).
+    """Return the loss of self-play preference optimisation with hard labels (SPPO, arXiv:2405.00675, Eq. 4.7
+    with win probabilities 1 and 0).
 
     term = (log-ratio of the chosen - 1 / (2 beta))^2 + (log-ratio of the rejected + 1 / (2 beta))^2
 
-    Arguments and errors as in `nca_loss`, but beta is 1 / eta of the paper. Terms are in nats squared.
+    Arguments and errors as in `nca_loss`, except that beta is the paper's 1 / eta. Terms are in nats squared.
     """
     check_same_shape(chosen_U=chosen_U, rejected_U=rejected_U)
     target = 0.5 / beta
@@ -114,13 +116,13 @@ def sppo_hard_loss(
 
 
 def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> Float[Tensor, " U"]:
-    """DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5): mostly logistic if the margin is
-    negative, mostly exponential if it is positive.
+    """Return the loss of DiscoPOP, the log-ratio modulated loss (arXiv:2406.08414, Eq. 5). It is mostly
+    logistic at negative margins, and mostly exponential at positive margins.
 
     term = - (1 - m) log sigmoid(beta h) + m exp(-beta h),   m = sigmoid(beta h / tau)
 
-    The term is not convex: if tau is below about 0.1, it rises with h at h = 0. Its second part is computed
-    as one exponential. As a product it could be 0 times infinity in float32, which is NaN.
+    The term is not convex: if tau is below about 0.1, it rises with h at h = 0. The product m exp(-beta h) is
+    computed as one exponential, since 0 times infinity would be NaN.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
@@ -135,15 +137,16 @@ def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> 
 
 
 def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The odds ratio term of ORPO (arXiv:2403.07691, Eqs. 4 and 7), which has no reference.
+    """Return the odds ratio term of ORPO (arXiv:2403.07691, Eqs. 4 and 7). It has no reference.
 
     term = - log sigmoid(log odds(chosen) - log odds(rejected)),
     odds = p / (1 - p),   log p the mean log-probability per token
 
+    A mean log-probability above -`ORPO_EPS` counts as -`ORPO_EPS` and gets no gradient.
+
     Args:
-        chosen_U, rejected_U: for each pair, the mean log-probability per token of the chosen and of the
-            rejected response under the policy, nats, with grad. A value above -`ORPO_EPS` counts as
-            -`ORPO_EPS` and gets no gradient; a value of exactly -`ORPO_EPS` gets one.
+        chosen_U, rejected_U: mean log-probabilities per token of the chosen and of the rejected responses
+            under the policy, nats, with grad.
     Returns:
         Unreduced terms, nats.
 
@@ -159,13 +162,14 @@ def orpo_loss(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) ->
 def cpo_loss(
     chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"], *, beta: float
 ) -> Float[Tensor, " U"]:
-    """The preference term of CPO (arXiv:2401.08417, Eq. 3): DPO's, with a uniform reference.
+    """Return the preference term of CPO (arXiv:2401.08417, Eq. 3). It is the loss of DPO with a uniform
+    reference.
 
     term = - log sigmoid(beta (chosen - rejected))
 
     Args:
-        chosen_U, rejected_U: for each pair, the summed log-probability of the chosen and of the rejected
-            response under the policy, nats, with grad.
+        chosen_U, rejected_U: summed log-probabilities of the chosen and of the rejected responses under the
+            policy, nats, with grad.
         beta: positive.
     Returns:
         Unreduced terms, nats.
@@ -184,7 +188,8 @@ def kto_loss(
     *,
     beta: float,
 ) -> Float[Tensor, " U"]:
-    """KTO (arXiv:2402.01306, Eq. 7) of single responses, without the paper's weights lambda.
+    """Return the loss of KTO for single responses (arXiv:2402.01306, Eq. 7), without the paper's weights
+    lambda.
 
     term = 1 - sigmoid(beta (ratio - baseline)) for a desirable response,
            1 - sigmoid(beta (baseline - ratio)) for an undesirable one
@@ -207,12 +212,11 @@ def kto_loss(
 
 
 def rank_matches(first_U: Float[Tensor, " U"], second_U: Float[Tensor, " U"]) -> Int[Tensor, " U"]:
-    """Return, for each value of `first_U`, the index of the value of `second_U` that has the same rank (AOT,
+    """Return, for each value of `first_U`, the index of the value of `second_U` with the same rank (AOT,
     arXiv:2406.05882, Section 3).
 
-    AOT pairs the k-th smallest value of one set with the k-th smallest of the other, which is the optimal
-    transport between the sets. AOT's loss is then DPO's loss of each pair. Equal values are ranked by their
-    index.
+    Matching by rank is the optimal transport between the two sets of values. AOT's loss is DPO's loss of each
+    match. Equal values are ranked by their index.
 
     Returns:
         (U,) indices into `second_U`, each once.

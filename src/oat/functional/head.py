@@ -1,15 +1,16 @@
-"""Functionals of the logits of a linear head, such as log-probabilities, computed in chunks of tokens. So
-memory holds the logits of one chunk at a time, or their gradient.
+"""Functionals of the logits of a linear head, such as log-probabilities, computed in chunks of tokens.
 
-The forward pass keeps the last chunk of logits and, for each token, the logsumexp of its logits; it also
-keeps the token's entropy if the caller asked for entropies. The backward pass takes the chunks in reverse
-order. It uses the kept chunk and computes the other chunks again. It overwrites each chunk with its gradient,
-and adds this chunk's part to the gradients of hidden states and head. The gradients of the raw
-log-probability and of the entropy are written out:
+Memory holds the logits of one chunk at a time:
+* The forward pass keeps each token's logsumexp, each token's entropy if the caller asked for entropies, and
+  the logits of the last chunk.
+* The backward pass takes the chunks in reverse order. It computes the logits of each chunk again, except
+  those of the last chunk. It overwrites them with their gradient, and adds the chunk's part to the gradients
+  of hidden states and head.
+
+If all tokens fit into one chunk, no logits are computed twice. The gradients of the raw log-probability and
+of the entropy H are computed by these formulas, without autograd:
 
     d logp(y) / d logits = onehot(y) - p,    d H / d logits = - p (log p + H)
-
-If all tokens fit into one chunk, no logits are computed twice.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +24,8 @@ from oat.errors import ConfigError, ShapeError
 from oat.functional.products import add_product, linear, product
 
 _BLOCK = 2**20
-"""Largest number of logits in a block, unless one row has more. Several elementwise operations process a
-block one after another."""
+"""Largest number of logits in a block of rows; a block of one row may have more. Several elementwise
+operations process one block before they take the next."""
 
 
 def linear_functionals(
@@ -45,12 +46,12 @@ def linear_functionals(
         ids_K: one id for each token, in [0, V).
         chunk: largest number of tokens whose logits are computed at a time.
         entropy: compute the entropy too.
-        others: further functionals by name. Each is a function of a chunk's logits (C, V) and of the slice of
-            the K tokens that the chunk holds; it returns (C,) values, and autograd differentiates it.
+        others: further functionals by name. Each takes the logits of a chunk, (C, V), and the slice of the K
+            tokens that are in the chunk. It returns (C,) values. Autograd differentiates it.
         dtype: precision of the matrix products; None: that of the weights.
     Returns:
-        A dict: "raw", the log-probability of each id, (K,) nats; "entropy", if asked for, (K,) nats, with 0
-        log 0 = 0; and the values of each of the others, (K,).
+        Values by name, (K,) each: "raw", the log-probability of each id, nats; with `entropy` also "entropy",
+        nats, where 0 log 0 = 0; and one for each of `others`.
 
     Raises:
         ShapeError: shapes disagree.
@@ -172,8 +173,8 @@ class _LinearFunctionals(torch.autograd.Function):
 
 
 def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the logsumexp of each row of logits; and the mean of each row's logits under their softmax, or
-    None unless `mean`."""
+    """Return the logsumexp of each row of logits; and with `mean` also the mean of each row's logits under
+    their softmax, otherwise None."""
     top = logits.amax(-1)
     weights = (logits - top[:, None]).exp_()
     normaliser = weights.sum(-1)
@@ -189,12 +190,11 @@ def _turn_into_slope(
     of_entropy: Tensor | None,
     entropies: Tensor | None = None,
 ) -> None:
-    """Overwrite logits with the gradient with respect to them.
+    """Overwrite the logits with the gradient of the loss with respect to them.
 
     Args:
         total: logsumexp of each row.
-        of_raw, of_entropy: gradients with respect to the log-probability and the entropy of each row; None:
-            no gradient.
+        of_raw, of_entropy: gradients with respect to each row's log-probability and entropy; None: none.
         entropies: entropy of each row; needed with `of_entropy`.
     """
     scores = logits.sub_(total[:, None])
@@ -213,8 +213,7 @@ def _turn_into_slope(
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Yield slices of rows, each small enough for its logits to stay in the processor's cache while several
-    operations process them."""
+    """Yield slices of rows whose logits fit into the processor's cache (`_BLOCK`)."""
     size = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), size):
         yield slice(start, min(start + size, len(logits)))
@@ -225,8 +224,7 @@ def _spans(count: int, chunk: int) -> list[slice]:
 
 
 def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the logits of hidden states, in at least float32, as a new tensor that the caller may
-    overwrite."""
+    """Return the logits of hidden states, in at least float32. The caller may overwrite them."""
     logits = linear(hidden.to(narrow.dtype), narrow, None if bias is None else bias.to(narrow.dtype))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -234,8 +232,8 @@ def _logits(hidden: Tensor, narrow: Tensor, bias: Tensor | None) -> Tensor:
 def _slopes_of_others(
     logits: Tensor, span: slice, others: list[Any], gradients: tuple[Tensor | None, ...]
 ) -> Tensor | None:
-    """Return the part of the gradient of a chunk's logits that comes from the functionals `others`, by
-    autograd; None if none of them has a gradient."""
+    """Return the gradient of a chunk's logits from the functionals `others`, by autograd; None if none of
+    these functionals has a gradient."""
     wanted = [
         (other, gradient[span])
         for other, gradient in zip(others, gradients, strict=True)

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens from their logits. `chunked_head` computes them a chunk of tokens
-at a time, so that memory need not hold the logits of all tokens.
+at a time, to save memory.
 
-Every function computes in at least float32, whatever the precision of the logits; float64 stays float64.
+Every function computes in at least float32: float32 for logits of lower precision, float64 for float64.
 """
 
 import functools
@@ -18,13 +18,13 @@ from oat.functional._checks import check_same_shape
 from oat.functional.segments import segment_sum
 
 KeptTokens: TypeAlias = tuple[Int64[Tensor, " S"], Int64[Tensor, " S"]]
-"""The kept sets of K tokens: (S,) kept ids; and (S,) for each of these ids the index, in [0, K), of the token
-to whose kept set it belongs."""
+"""The kept sets of K tokens, as two tensors (S,). The first has all kept ids. The second has, for each of
+these ids, the index in [0, K) of the token to whose kept set the id belongs."""
 
 
 def token_logps(logits_KV: Float[Tensor, "K V"], ids_K: Int[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """The raw log-probability of one id for each token: the id's logit minus the logsumexp of the token's
-    logits. A logit of -inf means a probability of 0.
+    """Return the raw log-probability of one id for each token: the id's logit minus the logsumexp of the
+    token's logits. A logit of -inf means a probability of 0.
 
     Args:
         logits_KV: any floating-point type, with grad.
@@ -41,8 +41,8 @@ def token_logps(logits_KV: Float[Tensor, "K V"], ids_K: Int[Tensor, " K"]) -> Fl
 
 
 def token_entropy(logits_KV: Float[Tensor, "K V"]) -> Float[Tensor, " K"]:
-    """The entropy of each token's raw distribution, - sum of p log p, with 0 log 0 = 0. Entropy and gradient
-    are finite even if some logits are -inf.
+    """Return the entropy of each token's raw distribution, - sum of p log p, with 0 log 0 = 0. Entropy and
+    gradient are finite even if some logits are -inf.
 
     Args:
         logits_KV: any floating-point type, with grad; at least one finite logit in each row.
@@ -64,9 +64,8 @@ def sampled_logps(
     num_tokens: int,
     kept: KeptTokens | None = None,
 ) -> Float[Tensor, " K"]:
-    """The sampled log-probability of one id for each token: its log-probability under the distribution that
-    the sampler drew from. This is the softmax of logits divided by temperature, over the ids that top-k,
-    top-p and min-p left.
+    """Return the sampled log-probability of one id for each token, under the distribution that the sampler
+    drew from. This is the softmax of logits divided by temperature, over the token's kept set.
 
     Args:
         logits_KV: any floating-point type, with grad.
@@ -74,8 +73,8 @@ def sampled_logps(
         temperature_K: temperature at which each token was drawn, positive.
         num_tokens: size of the tokenizer's vocabulary. Further columns of the logits are padding of the head
             and are ignored.
-        kept: the kept sets, each pair of an id and a token once. A token without a kept id counts as one
-            whose kept set is the complete vocabulary. None: every token has no kept id.
+        kept: the kept sets, each pair of an id and a token once. If no id is listed for a token, its kept set
+            is the complete vocabulary. None: every token's kept set is the complete vocabulary.
     Returns:
         (K,) nats, in at least float32; -inf, without gradient, for an id outside its token's kept set.
 
@@ -117,8 +116,7 @@ def chunked_head(
     functionals: Mapping[str, Callable[[Tensor, slice], Tensor]],
     chunk: int,
 ) -> dict[str, Tensor]:
-    """Compute functionals of the logits of K tokens, `chunk` tokens at a time, so that memory need not hold
-    all (K, V) logits.
+    """Compute functionals of the logits of K tokens, `chunk` tokens at a time.
 
     If gradients are enabled and there is more than one chunk, no logits are kept for the backward pass, which
     computes each chunk again.
@@ -126,8 +124,8 @@ def chunked_head(
     Args:
         hidden_KD: last hidden states, with grad.
         head: maps (C, D) hidden states to (C, V) logits; deterministic.
-        functionals: functions by name. Each takes a chunk's logits (C, V), in at least float32, and the slice
-            of the K tokens that the chunk holds; it returns (C,) values.
+        functionals: functions by name. Each takes the logits of a chunk, (C, V), in at least float32, and the
+            slice of the K tokens that are in the chunk. It returns (C,) values.
         chunk: largest number of tokens whose logits are computed at a time.
     Returns:
         The values of each functional by name, (K,). If K is 0, they are empty tensors with the same autograd

@@ -1,4 +1,4 @@
-"""Policy-gradient terms."""
+"""Policy-gradient terms: the importance ratio and the clipped loss of PPO."""
 
 import torch
 from jaxtyping import Float
@@ -10,11 +10,11 @@ from oat.functional._checks import check_same_shape
 def log_ratio(
     logps: Float[Tensor, "*shape"], old_logps: Float[Tensor, "*shape"], *, max_log_ratio: float = 20.0
 ) -> Float[Tensor, "*shape"]:
-    """The logarithm of the importance ratio, logps - old_logps, clamped to [-max_log_ratio, max_log_ratio] so
-    that its exponential stays finite. A value outside this range gets no gradient; a value of exactly
-    +-max_log_ratio gets one.
+    """Return the logarithm of the importance ratio, logps - old_logps, clamped to [-max_log_ratio,
+    max_log_ratio].
 
-    The function is elementwise; both tensors have the same shape, any.
+    The clamp keeps the exponential finite. A value outside the range gets no gradient. The function is
+    elementwise; both tensors have the same shape, any.
 
     Args:
         logps: log-probabilities of the sampled tokens under the policy, nats, with grad.
@@ -37,15 +37,13 @@ def clipped_policy_loss(
     clip_high: float,
     max_log_ratio: float = 20.0,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """Clipped surrogate of PPO (arXiv:1707.06347, Eq. 7) with separate bounds (DAPO, arXiv:2503.14476, Eq.
-    10).
+    """Return the clipped surrogate of PPO (arXiv:1707.06347, Eq. 7) with separate bounds (DAPO,
+    arXiv:2503.14476, Eq. 10).
 
     term = - min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),   r = exp(logps - old_logps)
 
-    A ratio that is exactly at a bound gets its full gradient and does not count as clipped.
-
-    The function is elementwise; all tensors have the same shape, usually (K,) trained tokens. The learner
-    masks, weights and reduces the terms. Departure: the log-ratio is clamped as in `log_ratio`. There is no
+    The function is elementwise; all tensors have the same shape, usually (K,) trained tokens. A ratio exactly
+    at a bound gets its full gradient. Departure: the log-ratio is clamped as in `log_ratio`. There is no
     second bound for negative advantages (dual clip).
 
     Args:
@@ -55,8 +53,8 @@ def clipped_policy_loss(
         clip_low, clip_high: how far below and above 1 the ratio may be before clipping stops its gradient.
         max_log_ratio: see `log_ratio`.
     Returns:
-        Unreduced terms; and for each token 1 if the clipped branch is the larger loss, else 0 (also if both
-        are equal).
+        Unreduced terms; and for each token 1 if the clipped branch is the larger loss, else 0. If both
+        branches are equal, it is 0.
 
     Raises:
         ShapeError: shapes disagree.

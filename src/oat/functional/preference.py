@@ -1,8 +1,8 @@
 """Losses and probabilities of pairs.
 
-A direct loss is a function of a margin h, which is the higher the more the policy prefers the chosen
-response. Options may change the margin before the loss is taken. Tensors with the axis `U` have one value for
-each pair; `chosen` and `rejected` are the two responses of a pair.
+A direct loss is a function of a margin h: the more the policy prefers the chosen response, the higher is h.
+Options may change the margin before the loss is computed. Tensors with the axis `U` have one value for each
+pair; `chosen` and `rejected` are the two responses of a pair.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid, relu
 from oat.functional._checks import check_same_shape
 
 BNF_EPS = 1e-6
-"""Keeps the targets of `bnf_scores` finite if a probability is 0 or 1."""
+"""Number added in the targets of `bnf_scores`, so that they are finite if a probability is 0 or 1."""
 
 
 def dpo_margin(
@@ -22,15 +22,15 @@ def dpo_margin(
     reference_chosen_U: Float[Tensor, " U"],
     reference_rejected_U: Float[Tensor, " U"],
 ) -> Float[Tensor, " U"]:
-    """The margin h of direct losses: the policy's preference for the chosen response over the rejected one,
-    minus the reference's (arXiv:2305.18290, Eq. 7).
+    """Return the margin h of direct losses: the policy's preference for the chosen response over the rejected
+    one, minus the reference's preference (arXiv:2305.18290, Eq. 7).
 
     h = (policy_chosen - policy_rejected) - (reference_chosen - reference_rejected)
 
     Args:
-        policy_chosen_U, policy_rejected_U: for each pair, the log-probability of the chosen and of the
-            rejected response under the policy, nats, with grad; the sum or the mean over the response's
-            tokens, as the loss requires.
+        policy_chosen_U, policy_rejected_U: log-probabilities of the chosen and of the rejected responses
+            under the policy, nats, with grad. The loss decides if they are sums or means over a response's
+            tokens.
         reference_chosen_U, reference_rejected_U: the same log-probabilities under the reference, no grad.
     Returns:
         (U,) nats.
@@ -55,8 +55,8 @@ def length_margin(
     alpha: float,
     beta: float,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO for a reward that is lower by `alpha` for each token of the response
-    (length-regularised DPO, arXiv:2403.19159, Eq. 9).
+    """Return the margin of length-regularised DPO (arXiv:2403.19159, Eq. 9): the reward is lower by `alpha`
+    for each token of the response.
 
     h' = h + (alpha / beta) (chosen_length - rejected_length),
     so that beta h' = beta h + alpha (chosen_length - rejected_length)
@@ -84,21 +84,19 @@ def positive_margin(
     weight: float,
     rounding_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
-    """The margin of DPO-Positive (arXiv:2402.13228, Eq. 3). It is lower than h if the chosen response is less
-    probable under the policy than under the reference.
+    """Return the margin of DPO-Positive (arXiv:2402.13228, Eq. 3). It is lower than h if the chosen response
+    is less probable under the policy than under the reference.
 
     h' = h - weight max(0, reference_chosen - policy_chosen)
 
-    If the two log-probabilities are equal, as they are while the policy still equals the reference, the
-    second term has no gradient. Departure: a difference of at most `rounding_U` counts as 0, since two passes
-    of the same weights differ by rounding.
+    While the policy equals the reference, the second term has no gradient. Departure: a difference of at most
+    `rounding_U` counts as 0, since two passes of the same weights differ by rounding.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
         policy_chosen_U, reference_chosen_U: the arguments of `dpo_margin` with these names, nats.
         weight: the paper's lambda, at least 0.
-        rounding_U: largest difference of the two log-probabilities that may come from rounding, nats; None:
-            0.
+        rounding_U: largest difference of the two log-probabilities from rounding alone, nats; None: 0.
 
     Raises:
         ShapeError: shapes disagree.
@@ -117,13 +115,13 @@ def positive_margin(
 def simpo_margin(
     policy_chosen_U: Float[Tensor, " U"], policy_rejected_U: Float[Tensor, " U"], *, gamma_beta_ratio: float
 ) -> Float[Tensor, " U"]:
-    """The margin of SimPO, which has no reference (arXiv:2405.14734, Eq. 6, divided by beta).
+    """Return the margin of SimPO (arXiv:2405.14734, Eq. 6, divided by beta). It has no reference.
 
     h = policy_chosen - policy_rejected - gamma_beta_ratio
 
     Args:
-        policy_chosen_U, policy_rejected_U: for each pair, the mean log-probability per token of the chosen
-            and of the rejected response under the policy, nats, with grad.
+        policy_chosen_U, policy_rejected_U: mean log-probabilities per token of the chosen and of the rejected
+            responses under the policy, nats, with grad.
         gamma_beta_ratio: the paper's target margin gamma, divided by beta, nats.
 
     Raises:
@@ -136,8 +134,8 @@ def simpo_margin(
 def dpo_loss(
     margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float = 0.0
 ) -> Float[Tensor, " U"]:
-    """DPO (arXiv:2305.18290, Eq. 7) with smoothed labels (cDPO, E. Mitchell, ericmitchell.ai/cdpo.pdf); with
-    `simpo_margin`, SimPO.
+    """Return the loss of DPO (arXiv:2305.18290, Eq. 7) with smoothed labels (cDPO, E. Mitchell,
+    ericmitchell.ai/cdpo.pdf). With the margin of `simpo_margin` it is the loss of SimPO.
 
     term = - (1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
 
@@ -155,8 +153,8 @@ def dpo_loss(
 def robust_dpo_loss(
     margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float
 ) -> Float[Tensor, " U"]:
-    """Robust DPO (arXiv:2403.00409). If labels are flipped with probability `label_smoothing`, the
-    expectation of this loss is the loss of DPO on the labels before the flips.
+    """Return the loss of robust DPO (arXiv:2403.00409). If labels are flipped with probability
+    `label_smoothing`, its expectation is the loss of DPO on the labels before the flips.
 
     term = (- (1 - label_smoothing) log sigmoid(beta h) + label_smoothing log sigmoid(-beta h))
            / (1 - 2 label_smoothing)
@@ -170,7 +168,8 @@ def robust_dpo_loss(
 
 
 def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """IPO (arXiv:2310.12036, Eq. 17): it draws the margin towards 1 / (2 beta), from below and from above.
+    """Return the loss of IPO (arXiv:2310.12036, Eq. 17). It draws the margin towards 1 / (2 beta), from below
+    and from above.
 
     term = (h - 1 / (2 beta))^2
 
@@ -184,13 +183,13 @@ def ipo_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U
 
 
 def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, " U"]:
-    """The hinge loss of SLiC (the calibration term of SLiC-HF, arXiv:2305.10425) on beta times the margin. It
-    is 0, without gradient, if beta h is at least 1.
+    """Return the hinge loss of SLiC (the calibration term of SLiC-HF, arXiv:2305.10425) on beta times the
+    margin.
 
     term = max(0, 1 - beta h)
 
-    Departure: with `dpo_margin`, the margin is relative to the reference, as in RSO (arXiv:2309.06657,
-    Section 3). The margin of SLiC-HF is not.
+    If beta h is at least 1, the term is 0 and has no gradient. Departure: the h of `dpo_margin` is relative
+    to the reference, as in RSO (arXiv:2309.06657, Section 3). The margin of SLiC-HF is not.
 
     Args:
         margin_U: h of `dpo_margin` or `simpo_margin`, nats.
@@ -204,7 +203,7 @@ def hinge_loss(margin_U: Float[Tensor, " U"], *, beta: float) -> Float[Tensor, "
 def bnf_scores(
     logps_K: Float[Tensor, " K"], reference_logps_K: Float[Tensor, " K"], entropy_K: Float[Tensor, " K"]
 ) -> Float[Tensor, " K"]:
-    """Score of each token in the bidirectional negative feedback loss (arXiv:2410.04834).
+    """Return the score of each token in the bidirectional negative feedback loss (arXiv:2410.04834).
 
     With p = exp(logps), q = exp(reference_logps), pi_v the policy's probability of token v, and sg for a
     stopped gradient:
@@ -215,11 +214,11 @@ def bnf_scores(
         rest  = sum over v of sg(pi_v) log pi_v - sg(p) log p
         score = tau log p + omega rest,   eps = 1e-6
 
-    The sum over v has no gradient: sum of sg(pi_v) grad log pi_v = grad of the sum of pi_v = 0. The value of
-    this sum is minus the entropy, so no other value of the vocabulary is needed. The gradient of a score is
-    (tau - omega p) grad log p. If p >= q, the factor is 1, up to eps, so this is the gradient of the
-    log-likelihood. If p < q, the factor is p / q (1 - q) / (1 - p). It is also 1 at p = q, so the gradient
-    has no jump. It goes to 0 with p, so a rejected token is pushed down less the less probable it is.
+    The sum over v equals minus the entropy, and has no gradient, since the probabilities add up to 1. The
+    gradient of a score is (tau - omega p) grad log p, where, up to eps:
+    * if p >= q, the factor is 1: the gradient is that of the log-likelihood;
+    * if p < q, the factor is p / q (1 - q) / (1 - p). It goes to 0 with p, so an improbable rejected token is
+      hardly pushed down further.
 
     Args:
         logps_K: raw log-probabilities of the trained tokens under the policy, nats, with grad.
@@ -247,13 +246,13 @@ def bnf_loss(
     *,
     own_length: bool = False,
 ) -> Float[Tensor, " U"]:
-    """The bidirectional negative feedback loss of pairs (arXiv:2410.04834).
+    """Return the bidirectional negative feedback loss of pairs (arXiv:2410.04834).
 
     term = rejected / n - chosen / n,   n the length of the pair's shorter response
 
     Args:
-        chosen_U, rejected_U: for each pair, the sum of `bnf_scores` over the trained tokens of the chosen and
-            of the rejected response, nats, with grad.
+        chosen_U, rejected_U: sums of `bnf_scores` over the trained tokens of the chosen and of the rejected
+            responses, nats, with grad.
         chosen_length_U, rejected_length_U: number of trained tokens of each response, no grad; 0 counts as 1.
         own_length: divide each response's sum by its own length instead of n.
     Returns:
@@ -276,8 +275,8 @@ def bnf_loss(
 
 
 def bradley_terry(difference: Float[Tensor, "*shape"], *, scale: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Probability that the first of two responses wins: sigmoid((score_first - score_second) / scale)
-    (Bradley and Terry, Biometrika 39, 1952).
+    """Return the probability that the first of two responses wins, sigmoid((score_first - score_second) /
+    scale) (Bradley and Terry, Biometrika 39, 1952).
 
     Args:
         difference: score of the first minus score of the second response; any shape.

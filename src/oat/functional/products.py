@@ -1,17 +1,17 @@
-"""Matrix products in float32 on a CPU, by oneDNN where MKL is slower.
+"""Matrix products in float32 on a CPU: by oneDNN if it is faster than MKL, which torch uses.
 
-torch computes products in float32 with MKL. On processors that are not Intel's, MKL does not use the 512-bit
-instructions. oneDNN uses them; torch includes it for half precision. On a Zen 5 oneDNN does twice the
-operations per second, at 1.4 to 2.6 times the rounding error (docs/performance.md).
+On processors that are not Intel's, MKL does not use the 512-bit instructions. oneDNN, which torch includes
+for half precision, uses them. On a Zen 5 oneDNN does twice the operations per second, at 1.4 to 2.6 times the
+rounding error (docs/performance.md).
 
-1. The choice of the library depends on the processor, the precision and the size of the product, and on
-   torch's build and settings. It never depends on a measurement, so a run that is continued on the same
-   machine rounds as before.
-2. oneDNN makes a kernel for every shape of a product, in half precision too. A kernel takes half a
-   millisecond to make and half a megabyte of memory. By default oneDNN keeps 1,024 kernels. This module makes
-   it keep 16, about as many as the passes of a model use again and again, unless the environment variables
-   for this are already set. The engine would have a new shape at almost every call, so it rounds its shapes
-   up.
+* The choice between the two depends on the processor, on torch's build and settings, and on the precision and
+  size of the product. It never depends on a measurement. So a run that is continued on the same machine
+  rounds as before.
+* oneDNN makes a kernel for every shape of a product, in half precision too. A kernel takes half a millisecond
+  to make and half a megabyte of memory. oneDNN keeps 1,024 kernels by default; this module makes it keep 16,
+  about as many as the passes of a model use repeatedly. Environment variables that are already set take
+  precedence.
+* The engine rounds its shapes up, since it would otherwise have a new shape at almost every call.
 """
 
 import functools
@@ -25,19 +25,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# oneDNN's own cache of kernels, and torch's on top of it
+# capacities of oneDNN's cache of kernels, and of torch's cache above it
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "16")
 
 _LEAST = 2**21
-"""Least number of multiplications in a product for which oneDNN is called; in a smaller product the call
-costs more than it saves."""
+"""Least number of multiplications in a product for which oneDNN is called. In a smaller product the call
+costs more time than it saves."""
 _BLOCK = 2**20
-"""Number of elements of a product that `add_product` adds at a time, so that they stay in the processor's
-cache."""
+"""Number of elements of a product that `add_product` adds at a time. They fit into the processor's cache."""
 _MANY = 1024
-"""Least number of rows of the input for which the gradient of a weight with more outputs than inputs is
-computed transposed."""
+"""Least number of input rows for which `_of_weight` computes the gradient transposed, if the weight has more
+outputs than inputs."""
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -62,8 +61,8 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def product(a_NI: Tensor, b_OI: Tensor) -> Tensor:
-    """Return `a @ b.T`, (N, O), of two matrices in any memory layout. If oneDNN computes the product, it
-    cannot be differentiated."""
+    """Return `a @ b.T`, (N, O), of two matrices in any memory layout. A result that oneDNN computes cannot be
+    differentiated."""
     return _onednn(a_NI, b_OI) if _by_onednn(a_NI, b_OI) else a_NI @ b_OI.T
 
 
@@ -100,7 +99,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _of_weight(slope_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Return the gradient of the weight, (O, I)."""
+    """Return the gradient of the weight, (O, I), from the gradient of the outputs and the inputs."""
     if len(x_NI) >= _MANY and slope_NO.shape[1] > x_NI.shape[1]:
         return _onednn(x_NI.T, slope_NO.T).T
     return _onednn(slope_NO.T, x_NI.T)
@@ -129,7 +128,7 @@ def _by_onednn(a: Tensor, b_OI: Tensor) -> bool:
 
 @functools.cache
 def _is_faster() -> bool:
-    """Return true if torch has MKL and the processor has 512-bit instructions that MKL does not use."""
+    """Return True if torch has MKL and the processor has 512-bit instructions that MKL does not use."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -138,7 +137,7 @@ def _is_faster() -> bool:
 
 
 def _vendor() -> str:
-    """Return the system's name for the vendor of the processor; "" if it is not reported."""
+    """Return the vendor of the processor as the system names it; "" if the system does not report it."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith("vendor_id")), "")

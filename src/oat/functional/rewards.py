@@ -1,5 +1,5 @@
-"""The loss of a reward model, and measures of its calibration. All are elementwise over pairs, whose axis is
-`U`."""
+"""The loss of a reward model, a penalty on its scores, and measures of its calibration. All functions are
+elementwise over pairs, whose axis is `U`."""
 
 import torch
 from jaxtyping import Float
@@ -14,12 +14,12 @@ def reward_loss(
     rejected_U: Float[Tensor, " U"],
     margin_U: Float[Tensor, " U"] | None = None,
 ) -> Float[Tensor, " U"]:
-    """The negative log-likelihood, under the model of Bradley and Terry (1952), that the chosen response wins
-    (Stiennon et al., arXiv:2009.01325, Section 3.4).
+    """Return the negative log-likelihood, under the model of Bradley and Terry (1952), that the chosen
+    response wins (Stiennon et al., arXiv:2009.01325, Section 3.4).
 
     term = - log sigmoid(chosen - rejected - margin)
 
-    A margin asks that the chosen score be higher than the rejected one by this much (Llama 2,
+    With a margin, the chosen score should be higher than the rejected score by this margin (Llama 2,
     arXiv:2307.09288, Eq. 2).
 
     Args:
@@ -37,8 +37,8 @@ def reward_loss(
 
 
 def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """A penalty that keeps scores near 0 (Eisenstein et al., arXiv:2312.09244). Without it nothing keeps them
-    there, since the loss depends on differences of scores alone.
+    """Return a penalty that keeps scores near 0 (Eisenstein et al., arXiv:2312.09244). The loss alone depends
+    only on differences of scores, and lets their mean drift.
 
     term = (chosen + rejected)^2
 
@@ -56,8 +56,8 @@ def centring(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> 
 
 
 def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The squared error of the predicted probability that the chosen response wins (Brier, 1950): 0 if the
-    prediction is certain and right, 1/4 if the probability is one half.
+    """Return the squared error of the predicted probability that the chosen response wins (Brier, 1950). It
+    is 0 if the prediction is certain and right, and 1/4 if the probability is one half.
 
     term = (1 - sigmoid(chosen - rejected))^2
 
@@ -69,8 +69,8 @@ def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) 
 
 
 def confidence(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-    """The predicted probability, at least 1/2, that the response with the higher score wins. If the reward
-    model is calibrated on average, the mean of these terms equals its accuracy.
+    """Return the predicted probability, at least 1/2, that the response with the higher score wins. If the
+    reward model is calibrated on average, the mean of these terms equals its accuracy.
 
     term = sigmoid(|chosen - rejected|)
 

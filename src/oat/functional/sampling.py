@@ -1,4 +1,4 @@
-"""The distribution from which tokens are drawn, and the draw."""
+"""The distribution from which tokens are drawn, and the draw of a token from it."""
 
 import math
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from oat.errors import ShapeError
 
 _NUCLEUS_WIDTH = 1024
-"""Number of most probable tokens among which top-p without top-k first looks for the nucleus. If the nucleus
-is larger, the complete vocabulary is sorted."""
+"""Number of most probable tokens among which top-p first searches for the nucleus (its kept set), if top-k is
+off. If the nucleus is larger, the complete vocabulary is sorted."""
 
 
 def truncated_logits(
@@ -20,14 +20,17 @@ def truncated_logits(
     top_p_R: Float[Tensor, " R"],
     min_p_R: Float[Tensor, " R"],
 ) -> Float[Tensor, "R V"]:
-    """Divide logits by temperature, and set the logits of tokens that cannot be drawn to -inf. Each row's
-    token is then drawn from the softmax of the row.
+    """Divide logits by temperature, and set the logits of tokens that cannot be drawn to -inf. A row's token
+    is then drawn from the softmax of the row.
 
-    Three truncations apply in this order, each to the tokens that the truncation before it left. Top-k keeps
-    the k most probable tokens. Top-p (arXiv:1904.09751, Sec. 3.1) keeps the smallest set of most probable
-    tokens whose renormalised mass reaches p, at least one. Min-p (arXiv:2407.01082, Sec. 3) keeps tokens
-    whose probability is at least the fraction min_p of the most probable token's. If logits are equal, the
-    token with the lower id counts as more probable.
+    Three truncations apply in this order, each to the tokens that are left:
+    * Top-k keeps the k most probable tokens.
+    * Top-p (arXiv:1904.09751, Sec. 3.1) keeps the smallest set of most probable tokens whose renormalised
+      mass reaches p, at least one token.
+    * Min-p (arXiv:2407.01082, Sec. 3) keeps tokens whose probability is at least min_p times that of the most
+      probable token.
+
+    Of two tokens with equal logits, the token with the lower id counts as more probable.
 
     Args:
         logits_RV: raw logits of R rows; -inf for a token that must not be drawn. Each row has at least one
@@ -71,7 +74,7 @@ def truncated_logits(
 
 
 def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
-    """Draw a token of each row: the lowest id at which the cumulative distribution, in float64, exceeds the
+    """Draw a token for each row: the lowest id at which the cumulative distribution, in float64, exceeds the
     row's uniform number.
 
     A token with a logit of -inf is never drawn. A uniform number of 1, which may come from rounding, draws
@@ -113,14 +116,14 @@ def kept_ids(logits_RV: Float[Tensor, "R V"]) -> tuple[Int[Tensor, " S"], Int[Te
 
 
 def _some(which_R: Tensor) -> list[Tensor]:
-    """Return a list with one tensor, the indices of the rows that are true; or an empty list if no row is
-    true. A loop over the list then skips a setting that no row uses."""
+    """Return a list with one tensor, the indices of the rows that are True. If no row is True, return an
+    empty list, so a loop over the list does nothing."""
     rows = which_R.nonzero().squeeze(1)
     return [rows] if len(rows) else []
 
 
 def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """Return the logits after top-k and top-p; those of tokens that are not kept are -inf.
+    """Return the logits after top-k and top-p; the logits of tokens that are not kept are -inf.
 
     Args:
         size_R: number of tokens that top-k keeps in each row; V if it keeps all.
@@ -147,8 +150,8 @@ def _most_probable(logits_RV: Tensor, size_R: Tensor, top_p_R: Tensor) -> Tensor
 
 
 def _ranked(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the logits and the ids of the `width` most probable tokens of each row, the most probable first;
-    if logits are equal, the lower id first."""
+    """Return the logits and the ids of each row's `width` most probable tokens, the most probable first. Of
+    two tokens with equal logits, the one with the lower id comes first."""
     if width == logits_RV.shape[1]:
         return logits_RV.sort(dim=-1, descending=True, stable=True)
     values_RW, ids_RW = logits_RV.topk(width)

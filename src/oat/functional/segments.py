@@ -1,4 +1,4 @@
-"""Sums and means over the tokens of each row. The values of all rows are in one flat tensor (K,)."""
+"""Sums and means over the tokens of each row. One flat tensor, (K,), has the values of all rows."""
 
 import torch
 from jaxtyping import Float, Int
