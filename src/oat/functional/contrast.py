@@ -207,7 +207,7 @@ def kto_loss(
     """
     check_same_shape(ratio_U=ratio_U, is_desirable_U=is_desirable_U, baseline_U=baseline_U)
     above = beta * (ratio_U - baseline_U)
-    # an infinite ratio gives NaN, not a term of 0 or 1
+    # 0.0 * above makes the term NaN if the ratio is infinite
     return torch.sigmoid(torch.where(is_desirable_U, -above, above)) + 0.0 * above
 
 

@@ -1,7 +1,7 @@
 """The values that travel between the boxes, and the notation and the glossary of the whole project.
 
-Values are frozen dataclasses of numbers, strings, tuples, dicts, numpy arrays and tensors, so each survives
-`oat.wire`.
+Values are frozen dataclasses of numbers, strings, tuples, dicts, numpy arrays and tensors. So `oat.wire` can
+send each of them to another process.
 
 Axes, used as suffixes of names and in docstrings:
 
@@ -26,7 +26,7 @@ Words. Models and log-probabilities:
 
 Boxes (each has a protocol, most of them in `protocols.py`) and parts:
 
-    box             a stage of the loop that other boxes know by its protocol alone
+    box             a stage of the loop; other boxes use it only through its protocol
     part            a class that a setting `name` selects: an algorithm, engine, explorer, oracle or sink
     engine          generates token ids with the weights of its slots, and scores them
     actor           the renderer and the engine: samples responses to prompts, and scores them

@@ -1,9 +1,11 @@
-"""Budgets: what a run may spend, in queries, tokens and money.
+"""Budgets: the limits of a run's spending, in queries, tokens and money.
 
 When the ledger asks a question, it reserves the most that the answer can cost. So the limits hold however
-many questions are asked at a time. Later the real cost replaces the reserved price: when a step takes the
-answer or, with a limit in tokens or money, when all questions of the wave are answered (`ledger/waves.py`).
-Whether a question can be paid depends only on what the ledger has recorded.
+many questions are asked at a time. Later the real price replaces the reserved price:
+* without a limit in tokens or money, when a step takes the answer;
+* with such a limit, as soon as all questions of the wave are answered (`ledger/waves.py`).
+
+The records of the ledger alone decide if a question can be paid.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from oat.types import Price, Spent
 
 _SLACK = 1e-9
-"""Relative slack of a limit in money: sums of the same costs in another order differ by less."""
+"""Relative slack of a limit in money. Sums of the same costs in different orders differ by less."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Budget:
         return all(limit is None or spent <= limit for spent, limit in pairs)
 
     def within(self, price: Price) -> Price:
-        """Return the price with each unit lowered to its limit."""
+        """Return the price with each of its units lowered to the limit of this unit."""
         queries, tokens = (
             min(most, limit) if limit is not None else most
             for most, limit in ((price.queries, self.queries), (price.tokens, self.tokens))
@@ -49,8 +51,10 @@ class Budget:
         return Price(queries, tokens, price.cost if self.cost is None else min(price.cost, self.cost))
 
     def used_up(self, spent: Spent) -> str | None:
-        """Return the reason why nothing can be bought now, or None. More can be bought later if answers turn
-        out cheaper than the price that is reserved for them."""
+        """Return the reason why nothing can be bought now; None if a question can be bought.
+
+        A later question may be bought if answers turn out cheaper than their reserved price.
+        """
         pairs = {
             "queries": (spent.price.queries, self.queries),
             "tokens": (spent.price.tokens, self.tokens),
@@ -69,8 +73,8 @@ class Budget:
         return None
 
     def beside(self, spent: Price, price: Price, section: str) -> str:
-        """Describe for a message which limits a price would pass if it were added to what was spent. For each
-        such unit the text names the price, the amount spent, the limit, and the setting.
+        """Return a text for a message: the limits that a price would exceed if it were added to what is
+        spent. For each such limit the text has the price, the amount spent, the limit, and the setting.
 
         Args:
             section: the section of the configuration that has the limits.
@@ -96,16 +100,18 @@ class Budget:
 
     @property
     def is_known_late(self) -> bool:
-        """True if tokens or money are limited; how much of them a question takes is known from its answer."""
+        """True if tokens or money are limited. How much of them a question takes is known only from its
+        answer."""
         return self.tokens is not None or self.cost is not None
 
 
 def in_money(cost: float) -> str:
-    """Return a cost as text, in the oracle's own currency: with three significant digits between 0 and 1,
-    otherwise with two decimals."""
+    """Return a cost as text, in the oracle's own currency. A cost between 0 and 1 has three significant
+    digits; any other cost has two decimals."""
     return f"{cost:,.2f}" if cost == 0 or cost >= 1 else f"{cost:.3g}"
 
 
 def _number(value: float) -> str:
-    """Return a number as text. A float gets ten digits, since the last ones of a sum are rounding errors."""
+    """Return a number as text. A float gets ten digits, since the further digits of a sum are rounding
+    errors."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -10,9 +10,8 @@ class Message:
     """One message of a conversation.
 
     Attributes:
-        fields: the further fields that the message has in the data (`name`, `tool_calls`,
-            `reasoning_content`, `weight`), except those that are null. Chat templates and reward functions
-            get them.
+        fields: further fields of the message in the data (`name`, `tool_calls`, `reasoning_content`,
+            `weight`), without those that are null. Chat templates and reward functions get them.
     """
 
     role: str
@@ -21,12 +20,12 @@ class Message:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The message as one dict, the form in which chat templates and reward functions get it."""
+        """The message as one dict. Chat templates and reward functions get this form."""
         return {"role": self.role, "content": self.content, **self.fields}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Message":
-        """Return the message whose `plain` form this is."""
+        """Return the message with this `plain` form."""
         return cls(
             plain["role"],
             plain["content"],
@@ -35,19 +34,17 @@ class Message:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The form in which the message is stored: the arguments of `Message`, without `fields` if they are
-        empty."""
+        """The stored form of the message: the arguments of `Message`, without `fields` if they are empty."""
         return (self.role, self.content, self.fields) if self.fields else (self.role, self.content)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as taken by a run.
+    """One prompt as taken by a run. A record that is taken twice gives two prompts.
 
     Attributes:
         row: line of the record in its file, from 1.
-        occurrence: number of prompts that the run had taken before this one, so a record that is taken twice
-            has two occurrences.
+        occurrence: number of prompts that the run had taken before this one.
         messages: the raw conversation, which oracles see.
         reference: the reference answer or response, if the data has one.
         columns: every further column of the record, by name.

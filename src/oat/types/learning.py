@@ -1,4 +1,4 @@
-"""Learning: the plan of a step, its batch and losses, and the receipt for new weights."""
+"""Values of learning: the plan of a step, its batch and losses, and the receipt for loaded weights."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +20,7 @@ class Plan:
 
     Attributes:
         prompts: number of prompts in a round.
-        samples: number of responses per prompt, by the slot that produces them, for example {"sampler": 8}.
+        samples: number of responses per prompt, by the slot that samples them, such as {"sampler": 8}.
         questions: number of questions that the step learns from.
     """
 
@@ -31,15 +31,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Requires:
-    """The needs of an objective, which the run has to meet.
+    """The needs of an objective. The run is refused if it does not meet them.
 
     Attributes:
-        feedback: the kind of its questions. An objective that reads no answers has "score", and
+        feedback: kind of the questions. An objective that reads no answers has "score", and
             `reads_answers = False`.
-        slots: the slots that the run needs for it, among them every slot that it samples from.
-        models: models of the learner that it reads or trains.
-        ratio_based: True if its loss has importance ratios. They divide by the probability with which a token
-            was sampled, so the run must know the sampled distribution exactly.
+        slots: engine slots that the objective needs, including those that it samples from.
+        models: the learner's models that the objective reads or trains.
+        ratio_based: True if the loss has importance ratios. These divide by the probability with which a
+            token was sampled, so the run must know the sampled distribution exactly.
     """
 
     feedback: Kind
@@ -50,7 +50,8 @@ class Requires:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The weights that an engine holds after a load, read back from the tensors it generates with.
+    """Version and checksums of the weights in an engine's slot. The engine reads them back after a load, from
+    the tensors that it generates with.
 
     Attributes:
         version: the version that the slot now has.
@@ -64,20 +65,20 @@ class Receipt:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The rows of one step and their columns, as `prepare` hands them to the learner.
+    """The rows of one step and their columns. `prepare` returns them to the learner.
 
     Attributes:
-        rows: N trajectories. Their trained tokens, in row order, are the K axis. Empty if the models read
-            only features.
-        unit_of_N: (N,) unit of each row, numbered from 0; rows of one unit stay in one forward pass, in their
+        rows: N trajectories; the K axis has their trained tokens, in row order. Empty if the models read only
+            features.
+        unit_of_N: (N,) unit of each row, numbered from 0. Rows of one unit stay in one forward pass, in their
             order.
         group_of_N: (N,) group of each row, numbered from 0.
         columns: tensors by name; the last letter of a name is the tensor's first axis.
         epochs: number of passes over the rows.
         minibatches: number of optimiser steps per pass.
         metrics: numbers about the batch, by metric name.
-        shuffle: True if each pass of several mini-batches takes the units in a new random order; otherwise
-            they are taken in the order of their numbers.
+        shuffle: True: each pass of several mini-batches takes the units in a new random order. False: it
+            takes them in the order of their numbers.
     """
 
     rows: tuple[Trajectory, ...]
@@ -91,20 +92,20 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """The number of rows, N."""
+        """Number of rows, N."""
         return len(self.unit_of_N)
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The unreduced terms of one part of a loss; the learner masks, weights and reduces them
+    """The unreduced terms of one part of a loss. The learner masks, weights and reduces them
     (`learner/reduction.py`).
 
     Attributes:
-        terms: (K,) for token, sequence, sequence_sum, prompt and constant; (U,) for pair; () for step.
-        per: the name of the reduction.
-        coef: multiplies the reduced value.
-        constant: with `per="constant"`, the number of tokens that the denominator counts for each row.
+        terms: () if `per` is step, (U,) if it is pair, otherwise (K,).
+        per: name of the reduction.
+        coef: factor of the reduced value.
+        constant: number of tokens that the denominator counts for each row; only with `per="constant"`.
     """
 
     terms: "torch.Tensor"

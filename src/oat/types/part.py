@@ -1,12 +1,12 @@
-"""A part (an algorithm, an explorer, an engine, ...) declares its settings itself, so no other file needs to
-know them. Beside the methods of its protocol it has:
+"""The declarations of a part (an algorithm, an explorer, an engine, ...). In addition to the methods of its
+protocol, a part has:
 
     Config                    dataclass of its settings, each with a docstring; it checks their ranges
-    defaults(config, run)     optional: values for settings left open that follow from the run around it
+    defaults(config, run)     optional: values for settings that were left open, derived from the run's facts
     checks(config, run)       optional: checks of other sections' settings that may contradict its own
 
-Both functions are static, get the part's own `Config` and a `RunFacts`, and read nothing else. `build/` calls
-them before anything is loaded.
+Both functions are static. They read only their arguments: the part's own `Config` and a `RunFacts`. `build/`
+calls them before anything is loaded.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of a run that a part may know.
+    """The facts of a run that `defaults` and `checks` may read.
 
     Attributes:
         profile: "cpu" or "gpu" (`compute.profile`).
         max_new_tokens: largest number of tokens in a response (`sampling.max_new_tokens`).
-        is_sampling: True if anything is sampled, in training or in evaluations.
-        has_environment: True if an environment answers the model, so that an episode has several responses.
+        is_sampling: True if the run samples responses, in training or in evaluations.
+        has_environment: True if an environment answers the policy, so an episode can have several responses.
         has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
         measures_pairs: True if evaluations measure recorded pairs (`evaluation.pairs`), which are never
             learned.
@@ -36,8 +36,8 @@ class RunFacts:
 
 
 class Derived(NamedTuple):
-    """The value for a setting that was left open, and its source in words, which `oat check` prints: "as
-    model.path"."""
+    """A value for a setting that was left open, and its source in words, such as "as model.path". `oat check`
+    prints the source."""
 
     value: object
     source: str
@@ -48,7 +48,7 @@ class Check(NamedTuple):
 
     Attributes:
         field: the setting that the user should change, as "section.field".
-        is_wrong: the run is refused if this value is true.
+        is_wrong: if it is true, the run is refused.
         why: the end of the error message: what is wrong, and what to do.
     """
 

@@ -12,16 +12,17 @@ Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed", "unpaid"]
 
 UNASKED = "none"
-"""The name of the oracle in questions that nobody is asked; they cost nothing and have no winner."""
+"""Name of the oracle in questions that are put to no oracle. They cost nothing and have no winner."""
 ENSEMBLE = "ensemble"
-"""The name of the oracle in questions that the ensemble answers itself; it never learns from them."""
+"""Name of the oracle in questions that the ensemble answers. The ensemble never learns from its own
+answers."""
 
 
 @dataclass(frozen=True, order=True)
 class Key:
     """The address of a question in a run's ledger. In training each group has one question, so purpose, step,
-    round and the prompt's occurrence identify it. In an evaluation `index` also numbers the questions about
-    one prompt."""
+    round and the prompt's occurrence identify the question. In an evaluation, `index` numbers the questions
+    about one prompt."""
 
     purpose: str
     step: int
@@ -37,20 +38,20 @@ class Key:
 class Question:
     """One question about one group.
 
-    A question of the kind `compare` has two candidates, and its answer is the probability that the first
-    wins; one of the kind `score` has any number of candidates, and a value for each.
+    A question of kind `compare` has two candidates; its answer is the probability that the first one wins. A
+    question of kind `score` has any number of candidates; its answer has a value for each of them.
 
     Attributes:
         candidates: the texts of the responses that the question is about.
         picks: for each candidate, its index in the group's trajectories.
-        oracle: address of the oracle. It is empty until the collector fills it in, and "none" if nobody is
-            asked.
-        known: values of the candidates that are known beforehand, one per candidate, for oracles that ask
-            nobody; empty if there are none.
+        oracle: address of the oracle; empty until the collector sets it; "none" if the question is put to no
+            oracle.
+        known: values that the candidates have already, such as recorded scores, one per candidate; empty if
+            they have none. Some oracles answer from them.
         features: (candidates, D) float32, from which the ensemble learns; None without an ensemble.
         is_chat: as in `Prompt`.
-        ids: for each candidate the ids that follow its prompt, (T,) int32; empty in a question that was read
-            from the ledger.
+        ids: for each candidate, the ids after its prompt, (T,) int32; empty in a question that was read from
+            the ledger.
     """
 
     key: Key
@@ -68,14 +69,14 @@ class Question:
 
     @property
     def size(self) -> int:
-        """The number of values in the question's answer."""
+        """Number of values in the question's answer."""
         return 1 if self.kind == "compare" else len(self.candidates)
 
     @classmethod
     def about(
         cls, group: "Group", key: Key, kind: Kind, picks: tuple[int, ...], oracle: str = ""
     ) -> "Question":
-        """Make the question about those trajectories of a group whose indices are `picks`."""
+        """Make a question about the trajectories of a group whose indices are `picks`."""
         prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
         known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
         content = (
@@ -105,12 +106,12 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """The spending of a run at the moment when a step had taken its answers.
+    """The spending of a run at the moment when a step has taken its answers.
 
     Attributes:
         price: the price of all answers taken so far, plus the most that open questions may still cost.
-        refused: the price of the cheapest question that the budget did not allow, among those that this step
-            took and those that still wait; None if all of them were paid.
+        refused: the lowest price of a question that the budget did not allow; None if it allowed all.
+            Questions that this step took and questions that still wait count.
         open: number of questions that are paid for and that no step has taken yet.
     """
 
@@ -124,17 +125,17 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        values: one probability (compare), or one score per candidate (score); a value whose mark is not "ok"
+        values: one probability (compare), or one score per candidate (score). A value whose mark is not "ok"
             is not used.
-        marks: one mark per value. "tie" means that there is no winner; "abstain" and "failed", that there is
-            no value; "unpaid", that the budget did not allow the question, so no oracle was asked.
+        marks: one mark per value. "tie": there is no winner. "abstain", "failed": there is no value.
+            "unpaid": the budget did not allow the question, and no oracle was asked.
         queries: number of priced items: one per scored candidate or compared pair.
         cost: money, in the oracle's own currency.
         by: name of the oracle that answered.
         seconds: time from submission to answer.
         tokens: number of tokens that the answer took.
-        scores: if a comparison was made from scores, the scores of its two candidates, None for a candidate
-            without one; otherwise empty.
+        scores: the scores from which a comparison was made, one per candidate, None for a candidate without a
+            score. Empty for any other answer.
     """
 
     key: Key
@@ -150,11 +151,11 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A question whose answer is final, with the group it is about.
+    """A question with its final answer, and the group that it is about.
 
     Attributes:
-        label: for a comparison the index of the candidate that won, 0 or 1, drawn once by the ledger; None if
-            there is no winner. For scores always None.
+        label: index of the candidate that won a comparison, 0 or 1; the ledger sets it once. None if there is
+            no winner, and for scores.
     """
 
     group: Group
@@ -170,10 +171,9 @@ class Feedback:
     Attributes:
         step: the step that takes the answers; also the version of the policy's weights before its update.
         items: the questions whose answers this step takes.
-        queries: number of priced items in the answers that this step and all earlier ones took.
+        queries: number of priced items in the answers that this step and all earlier steps took.
         expired: number of answers that came too late for this step to learn from.
         older: items of earlier steps that this step learns from again (the replay buffer), oldest first.
-            `step_metrics` does not read them.
         cost: money that the answers counted in `queries` cost, in the oracle's own currency.
     """
 

@@ -1,4 +1,4 @@
-"""Sampling: its settings, requests to engines, and the trajectories that result."""
+"""Values of sampling: its settings, requests to engines, and trajectories."""
 
 import math
 from dataclasses import dataclass
@@ -17,17 +17,18 @@ _NOTHING = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of sampling. Logits are divided by `temperature` (0 is greedy); then top-k, top-p and min-p
-    apply, each to the tokens that the previous one kept.
+    """Settings of sampling. Logits are divided by `temperature` (0 is greedy). Then top-k, top-p and min-p
+    apply in this order, each to the tokens that are left.
 
     Attributes:
         max_new_tokens: largest number of tokens in a response.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
-        min_p: keep tokens whose probability is at least `min_p` times that of the most probable one; 0 keeps
-            all.
+        min_p: keep tokens whose probability is at least `min_p` times that of the most probable token; 0
+            keeps all.
         stop: strings that end a response when they appear in it; their tokens stay among its ids.
-        keep_sets: record the kept set of every token. Importance ratios need them if sampling truncates.
+        keep_sets: record the kept set of every token. If sampling truncates, importance ratios need these
+            sets.
     """
 
     max_new_tokens: int
@@ -40,11 +41,12 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """True if some ids of the vocabulary cannot be drawn."""
+        """True if top-k, top-p or min-p may exclude ids."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def most_kept(self, num_tokens: int) -> int:
-        """Return the largest number of ids in a kept set that is recorded; 0 if none is.
+        """Return the largest number of ids that a recorded kept set can have; 0 if kept sets are not
+        recorded.
 
         Args:
             num_tokens: size of the tokenizer's vocabulary.
@@ -71,13 +73,13 @@ class Sampling:
         text: str,
         reward: float | None = None,
     ) -> "Trajectory":
-        """Make the trajectory of responses drawn with these settings; it records their temperature."""
+        """Make a trajectory from segments that were sampled with these settings."""
         return Trajectory(slot, segments, finish_reason, text, self.temperature, reward)
 
 
 @dataclass(frozen=True, eq=False)
 class KeptSets:
-    """The ids that could be drawn for each of T tokens: `ids[offsets[t]:offsets[t + 1]]` for token t."""
+    """The kept sets of T tokens. Token t has the set `ids[offsets[t]:offsets[t + 1]]`."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -85,11 +87,11 @@ class KeptSets:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request for one response of an engine.
+    """A request to an engine for one response.
 
     Attributes:
         ids: (L,) int32 prompt ids, at least one.
-        key: 64-bit key of its random numbers, from `Seeds.key`.
+        key: 64-bit key of the random numbers for this response, from `Seeds.key`.
     """
 
     ids: np.ndarray
@@ -104,7 +106,7 @@ class Completion:
     Attributes:
         ids: (T,) int32, including the stop id or the tokens of the stop string that ended the response.
         raw_logps, sampled_logps: (T,) float32 nats.
-        kept: the kept sets if the settings ask for them and truncate; else None.
+        kept: the kept sets if the settings record them and truncate; otherwise None.
         version: version of the weights that produced all tokens.
     """
 
@@ -123,7 +125,7 @@ class Work:
 
     Attributes:
         seconds: the time that the work took.
-        least_s: seconds that this machine needs for the work at least (`oat.hardware.roofline`).
+        least_s: least number of seconds that this machine needs for the work (`oat.hardware.roofline`).
         keys: number of keys of the KV cache that each layer computed with in decoding.
         padded_keys: number of these keys that belong to no token.
     """
@@ -142,7 +144,7 @@ class Work:
         )
 
     def since(self, before: "Work") -> "Work":
-        """Return the part of the work that was done after `before`."""
+        """Return the work that was done after the measurement `before`."""
         return Work(
             self.seconds - before.seconds,
             self.least_s - before.least_s,
@@ -153,7 +155,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A run of tokens by one author. A `context` segment has ids only.
+    """A run of tokens by one author. A segment of the context has ids only.
 
     Attributes:
         ids: (T,) int32.
@@ -176,12 +178,11 @@ class Trajectory:
     """One sampled or recorded sequence, never padded. The learner trains on exactly these ids.
 
     Attributes:
-        slot: the slot whose weights produced the model segments; "recorded" if they come from the data.
+        slot: the slot whose weights produced the model's segments; "recorded" if they come from the data.
         segments: the first one is the prompt.
         text: the decoded response for oracles and people, cut before a stop string.
         temperature: temperature of the sampled distribution.
-        reward: a reward that is known without asking an oracle: the environment's for the episode, or one
-            recorded in the data; None if there is none.
+        reward: the environment's reward of the episode, or a recorded reward; None if there is neither.
     """
 
     slot: str
@@ -197,7 +198,7 @@ class Trajectory:
 
     @property
     def completion(self) -> np.ndarray:
-        """(T,) int32: the ids after the prompt, which is the first segment."""
+        """The ids after the first segment, the prompt; (T,) int32."""
         return (
             self.segments[1].ids
             if len(self.segments) == 2
@@ -208,15 +209,16 @@ class Trajectory:
 
     @cached_property
     def trained(self) -> np.ndarray:
-        """(T,) bool: True for the tokens that are trained. The first token is never trained, since nothing
-        precedes it that could predict it."""
+        """(T,) bool: True for the tokens that are trained. The first token is never trained, since no token
+        precedes it."""
         masks = [s.mask if s.mask is not None else np.zeros(len(s.ids), dtype=bool) for s in self.segments]
         trained = np.concatenate(masks)
         trained[:1] = False
         return trained
 
     def recorded(self, name: Literal["raw_logps", "sampled_logps", "versions"]) -> np.ndarray:
-        """Return the recorded values of the trained tokens, (K,); 0 for tokens of a segment without them."""
+        """Return the recorded values of the trained tokens, (K,). Tokens of a segment without such values get
+        0."""
         parts = []
         for segment in self.segments:
             values = getattr(segment, name)
@@ -226,7 +228,7 @@ class Trajectory:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A prompt with its samples, which stay together from the actor to the loss."""
+    """A prompt with its trajectories. They stay together from the actor to the loss."""
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
