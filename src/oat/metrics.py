@@ -1,7 +1,7 @@
 """The list of all metric names, and the collection of a step's numbers.
 
 A user's own objective may add names under `user/`. In the list, `@k` stands for `@` and any number, and
-`label` for the label of a mixture's source.
+`label` for the label of one source in a mixture of sources.
 """
 
 import fnmatch
@@ -303,8 +303,8 @@ _UNITS = {
     "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*", "eval/pairs/*"),
     "score": ("eval/*", "reward/*", "oracle/source/*"),
 }
-"""Patterns of names, by unit; the first unit with a matching pattern counts. "" is for numbers without a
-unit."""
+"""Patterns of metric names, by unit. A name has the first unit with a matching pattern; "" is for numbers
+without a unit."""
 
 UNREPEATABLE = (
     "time/",
@@ -317,8 +317,8 @@ UNREPEATABLE = (
     "oracle/retries",
     "oracle/source/",
 )
-"""Beginnings of the names of metrics whose numbers depend on clocks, machines or restarts. Digests leave
-these metrics out."""
+"""Beginnings of the names of metrics that depend on clocks, machines or restarts. Digests leave these metrics
+out."""
 
 
 def listed(name: str) -> str:
@@ -328,7 +328,7 @@ def listed(name: str) -> str:
 
 
 def unit(name: str) -> str:
-    """Return the unit of a metric; "" for a metric without a unit, or under `user/`."""
+    """Return the unit of a metric; "" for a metric without a unit, and for every metric under `user/`."""
     return next(
         (
             unit
@@ -340,13 +340,13 @@ def unit(name: str) -> str:
 
 
 class Metrics:
-    """The numbers of one row, by name."""
+    """The numbers of one row of metrics, by name."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add numbers, by name. A number whose name is there already replaces the old one.
+        """Add numbers, by name. A number replaces an earlier number of the same name.
 
         Raises:
             ConfigError: a name is neither in `NAMES` nor under `user/`.
@@ -361,5 +361,5 @@ class Metrics:
 
 
 def repeatable(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers that are the same in two equal runs."""
+    """Return the numbers that are the same in two equal runs: all except the `UNREPEATABLE` ones."""
     return {name: value for name, value in values.items() if not name.startswith(UNREPEATABLE)}

@@ -1,5 +1,5 @@
-"""The settings of alarms. docs/alarms.md gives the reason for each alarm; `control/alarms.py` checks them at
-every step."""
+"""The settings of alarms. `control/alarms.py` checks each alarm at every step, and docs/alarms.md has the
+reason for each."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,14 +14,14 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class AlarmConfig:
-    """The fields that every alarm has."""
+    """Settings that every alarm has."""
 
     patience: Count = 5
-    """Steps in a row with the metric out of bounds after which the alarm is raised."""
+    """Number of steps in a row with the metric out of bounds after which the alarm is raised."""
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
     """Consequence of a raised alarm. `warn`: a warning. `stop`: the run is saved and ends with exit code 3.
-    `roll_back`: what was learned is restored from the newest checkpoint that has proven good. `off`: the
-    metric is not watched."""
+    `roll_back`: the learned parts are restored from the newest checkpoint that has proven good
+    (docs/alarms.md). `off`: the metric is not watched."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LengthAlarm(AlarmConfig):
     above: Multiple = 4.0
     """Upper bound of `response/length`, in multiples of its mean over the first three steps."""
     below: Fraction = 0.25
-    """Lower bound of `response/length`, in the same unit."""
+    """Lower bound of `response/length`, in multiples of its mean over the first three steps."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class TruncatedAlarm(AlarmConfig):
 @dataclass(frozen=True)
 class SpreadAlarm(AlarmConfig):
     above: Fraction = 0.99
-    """Upper bound of `reward/zero_spread_frac`; of `answers/tied_frac` if the algorithm learns from pairs."""
+    """Upper bound of `reward/zero_spread_frac`. If the algorithm learns from pairs: upper bound of
+    `answers/tied_frac`."""
 
 
 @dataclass(frozen=True)
@@ -67,33 +68,34 @@ class UnansweredAlarm(AlarmConfig):
     above: Fraction = 0.49
     """Upper bound of `answers/missing_frac`."""
     patience: Count = 2
-    """Steps in a row with the metric out of bounds after which the alarm is raised."""
+    """Number of steps in a row with the metric out of bounds after which the alarm is raised."""
 
 
 @dataclass(frozen=True)
 class WastedAlarm(AlarmConfig):
     above: Fraction = 0.99
-    """Upper bound of `answers/wasted_frac`. Steps in which nothing was paid do not have this metric."""
+    """Upper bound of `answers/wasted_frac`. A step in which nothing was paid does not have this metric."""
     patience: Count = 3
-    """Steps in a row with the metric out of bounds after which the alarm is raised. Steps without the metric
-    do not count."""
+    """Number of steps in a row with the metric out of bounds after which the alarm is raised. Steps without
+    the metric do not count."""
     action: Literal["off", "warn", "stop", "roll_back"] = "stop"
-    """Consequence of a raised alarm, as for the other alarms."""
+    """Consequence of a raised alarm; the values mean the same as for the other alarms."""
 
 
 @dataclass(frozen=True)
 class GoldAlarm(AlarmConfig):
     drop: Positive | None = None
-    """Largest fall of `eval/gold_sampled` (of `eval/gold_greedy` if evaluation.samples is 0) below its best
-    value so far, in the units of the second oracle. None: the metric is not watched."""
+    """Largest fall of the second oracle's score below its best value so far, in the units of this oracle. The
+    score is `eval/gold_sampled`, or `eval/gold_greedy` if evaluation.samples is 0. None: the metric is not
+    watched."""
     patience: Count = 2
-    """Evaluations in a row with a larger fall than `drop` after which the alarm is raised."""
+    """Number of evaluations in a row with a larger fall than `drop` after which the alarm is raised."""
 
 
 @dataclass(frozen=True)
 class AlarmsConfig:
     kl: KLAlarm = KLAlarm()
-    """The policy moves away from the reference."""
+    """The policy moves too far from the reference."""
     entropy: EntropyAlarm = EntropyAlarm()
     """The policy always gives the same response."""
     length: LengthAlarm = LengthAlarm()
@@ -105,12 +107,12 @@ class AlarmsConfig:
     spread: SpreadAlarm = SpreadAlarm()
     """The oracle's values have no variance, so nothing is learned."""
     unanswered: UnansweredAlarm = UnansweredAlarm()
-    """Half of the values that were asked for are missing: the oracle abstains or fails, or the budget does
-    not allow its questions."""
+    """Too many of the values that were asked for are missing: the oracle abstains or fails, or the budget
+    does not allow its questions."""
     wasted: WastedAlarm = WastedAlarm()
     """Tokens or money are spent on questions that get no value."""
     gold: GoldAlarm = GoldAlarm()
-    """The second oracle of evaluations gives the policy lower scores, while the rewarded score may still
-    rise."""
+    """The second oracle of evaluations gives the policy lower scores, even if the rewarded score still
+    rises."""
     max_roll_backs: Count = 3
-    """Largest number of roll backs in the whole run. An alarm that would lead to one more ends the run."""
+    """Largest number of roll backs in the complete run. If an alarm would cause one more, the run ends."""

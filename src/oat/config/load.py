@@ -1,8 +1,7 @@
-"""Reading and writing a configuration: a YAML file, command-line flags that override it, and the typed tree
-that they make.
+"""Reading and writing a configuration: a YAML file and command-line flags become the typed tree of
+`oat.config.settings`. A flag overrides the file.
 
-`oat.config.settings` has the tree. A field that nothing reads is an error. Its message proposes the nearest
-fields that exist (`unknown_field`).
+A field that nothing reads is an error. Its message proposes similar fields that exist (`unknown_field`).
 """
 
 import copy
@@ -26,8 +25,8 @@ from oat.files import seen, start
 from oat.plugins.registry import ALGORITHMS, ENGINES
 
 Origins = dict[tuple[str, ...], str]
-"""For each field by its path, the place where it was set: "file.yaml:12" or "--learner.learning_rate". The
-path () has the file."""
+"""The place where each field was set, by the field's path: "file.yaml:12" or "--learner.learning_rate". The
+path () has the name of the file."""
 
 
 _MOST = 4
@@ -36,12 +35,12 @@ _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `5e-4` as a number; YAML 1.1 reads it as a string."""
+    """Reads `5e-4` as a number, which YAML 1.1 reads as a string."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML that `_Loader` reads back: the string "5e-4" in quotes, and line ends of every kind as
-    escapes, since SafeDumper loses some."""
+    """Writes YAML that `_Loader` reads back. The string "5e-4" is written in quotes. Line ends of every kind
+    are written as escapes, since SafeDumper loses some."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
@@ -58,11 +57,11 @@ for _side in (_Loader, _Dumper):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """Read a YAML file as the typed tree, with flags that override it.
+    """Read a YAML file, with the flags that override it, as the typed tree.
 
     Args:
         path: the YAML file.
-        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true; `--model DIR` is
+        overrides: flags as typed: `--a.b value`, `--a.b=value`, or `--a.b` alone for true. `--model DIR` is
             short for `--model.path DIR`, `--serialise` for `--compute.serialise`.
 
     Raises:
@@ -83,16 +82,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
 
 
 def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
-    """Read the configuration of a run directory, as `load_config` does. The directory may have been moved
-    since it was made; paths to its folder `given/` (the model and records that were given from Python) are
-    replaced by their present ones."""
+    """Read the configuration of a run directory, as `load_config` does. If the directory was moved, paths to
+    files in its folder `given/` are adapted (`with_given`)."""
     config, origins = load_config(run_dir / "config.yaml", overrides)
     return with_given(config, load_config(run_dir / "config.yaml")[0].run_dir, str(run_dir)), origins
 
 
 def with_given(config: Config, before: str, now: str) -> Config:
     """Return the configuration of a run that was moved to another directory, with the present paths of the
-    files in the run's folder `given/`. These files hold the model and records that were given from Python.
+    files in the run's folder `given/`. These files hold the model and the records that the user passed from
+    Python.
 
     Args:
         before, now: the run's directory before and after the move.
@@ -110,9 +109,10 @@ def with_given(config: Config, before: str, now: str) -> Config:
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
-    """Make a dataclass from a mapping. If the class has a field `options`, this field takes the keys that
-    name no other field; otherwise each key must name a field. A field that is missing gets its default. A
-    section that is missing or empty gets the defaults of its fields.
+    """Make a dataclass from a mapping.
+
+    * A key must name a field. If the class has a field `options`, this field takes the other keys.
+    * A missing field gets its default. A missing or empty section gets the defaults of its fields.
 
     Args:
         path: the place of the mapping in the tree, for messages.
@@ -186,8 +186,10 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
 
 
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
-    """Return the error about a field that nothing reads. Its message proposes fields of other sections
-    (`_elsewhere`). If there are none, it proposes the nearest field of the same section.
+    """Return the error about a field that nothing reads.
+
+    The message proposes fields of other sections (`_elsewhere`). If there are none, it proposes the field of
+    the same section with the most similar name.
 
     Args:
         path: path of the unknown field.
@@ -209,8 +211,8 @@ def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
     """Return the dotted names of fields of other sections that the user may have meant, at most `_MOST`.
 
-    These are the fields whose last part equals the last part of `path`. If there are none, and this section
-    has no field with a similar name, they are the fields with the most similar last part.
+    They are the fields with the same last part as `path`. If there are none, and no field of this section has
+    a similar name, they are the fields with the most similar last part.
 
     Args:
         names: the fields of this section.
@@ -224,7 +226,7 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
-    """Yield the dotted name of every field of the tree, and of every field of our own parts."""
+    """Yield the dotted name of every field of the tree, and of every field of our algorithms and engines."""
     types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"
@@ -248,7 +250,8 @@ def _as_argument(name: str) -> str:
 
 
 def where(path: tuple[str, ...], origins: Origins) -> str:
-    """Return the place where a field was set, or else the place of the nearest section around it."""
+    """Return the place where a field was set. If the field was not set, return the place of the nearest
+    section around it."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -257,14 +260,15 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 
 @contextmanager
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
-    """Add to the errors raised within this context the place where the field at fault was set.
+    """Add to errors that are raised within this context the place where the field at fault was set.
 
-    If the message begins with the name of a field, this is the field at fault; otherwise it is `field`. If
-    the message already begins with a place, the error is raised unchanged. For a DataError, the field at
-    fault is always `field`, and the place is added at the end, since the message begins with file and row.
+    * If the message begins with a place, the error is raised unchanged.
+    * If the message begins with the name of a field, this is the field at fault. Otherwise it is `field`.
+    * In a DataError, the field at fault is always `field`. The place is added at the end, since the message
+      begins with file and row.
 
-    If the field at fault is `field` and its value is a relative path that exists only in the configuration's
-    folder, the message gets a hint about this.
+    If the field at fault is `field`, and its value is a relative path that exists only in the configuration's
+    folder, the message says so.
     """
     value: Any = config
     for name in field.split("."):
@@ -292,15 +296,16 @@ def refuse_misplaced(path: str | None, origins: Origins) -> None:
     working directory. Without this check, the hub would be asked for a model of this name.
 
     Raises:
-        ModelError: the path does not exist in the working directory, but does in the configuration's folder.
+        ModelError: the path does not exist in the working directory, but exists in the configuration's
+            folder.
     """
     if _beside(path, origins):
         raise ModelError(f"there is no directory {path} in {start()}")
 
 
 def _beside(value: Any, origins: Origins) -> str:
-    """Return a hint for an error message if a relative path does not exist in the working directory but does
-    exist in the configuration's folder; else ""."""
+    """Return a hint for an error message if a relative path does not exist in the working directory but
+    exists in the configuration's folder; "" otherwise."""
     path = Path(value.partition(":")[0]) if isinstance(value, str) else Path()
     there = Path(origins.get((), "")).parent / path
     if path.is_absolute() or seen(path).exists() or not seen(there).exists():
@@ -312,7 +317,7 @@ def _beside(value: Any, origins: Origins) -> str:
 
 
 def dump(config: Config) -> dict[str, Any]:
-    """Return the resolved tree as plain data, in the form that `load_config` reads."""
+    """Return the tree as plain data, in the form that `load_config` reads."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -330,7 +335,7 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the resolved tree as text, from which `load_config` reads an equal tree."""
+    """Return the tree as text, from which `load_config` reads an equal tree."""
     return tree_to_yaml(dump(config))
 
 
@@ -378,7 +383,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
 
 @functools.lru_cache(maxsize=16)
 def _parsed(path: Path, text: str) -> tuple[dict[str, Any], Origins]:
-    """Parse the text of a configuration, once for the several times that a command reads one."""
+    """Parse the text of a configuration. The result is cached, since a command reads the same text several
+    times."""
     origins: Origins = {(): str(path)}
     try:
         loader = _Loader(text)

@@ -1,13 +1,13 @@
-"""Removes secrets from configurations, texts and messages that leave the run.
+"""Removal of secrets from configurations, texts and messages that leave the run.
 
-In a configuration, the values of headers and of fields whose names sound like secrets (`api_key`, `token`)
-are hidden. In every text, these are hidden:
-
-* the same values, if they have at least 6 characters; a shorter one stays;
-* the values of environment variables whose names sound like secrets, or that a field `*_env` names, with the
-  same exception;
+In a configuration, the values of two kinds of fields are hidden: headers, and fields whose names sound like
+secrets (`api_key`, `token`). In every text, these are hidden:
+* the values of these fields;
+* the values of environment variables whose names sound like secrets, or that a field `*_env` names;
 * the user in a URL, and the parameters of a URL whose names sound like secrets;
 * keys of services with a known form (`sk-...`, `hf_...`, `Bearer ...`).
+
+In texts, values of fields and of environment variables with fewer than 6 characters are not hidden.
 """
 
 import os
@@ -32,14 +32,14 @@ _KNOWN = re.compile(
     r"|AIza[\w-]{16,})"
     r"|(?<=\bBearer )[\w.~+/=-]{6,}"
 )
-"""Keys of services that have a known form."""
+"""Pattern of the keys of services that have a known form."""
 _SHORTEST = 6
-"""Smallest number of characters of a value that is looked for in texts."""
+"""Least number of characters of a value that is hidden in texts."""
 
 
 class Hider:
-    """Hides the secrets of a configuration and of the environment variables of this process, which are read
-    once, by the constructor.
+    """Hides the secrets of a configuration, and those in the environment variables of this process. The
+    constructor reads the variables once.
 
     Args:
         tree: the configuration as plain data.
@@ -75,21 +75,21 @@ class Hider:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether the value of a field is hidden: the field's name sounds like a secret, or it holds
-    headers."""
+    """Return True if the field's name sounds like a secret, or the field holds headers. Its value is then
+    hidden."""
     return bool(_FIELD.fullmatch(name) or _HEADERS.fullmatch(name))
 
 
 def _hidden(value: Any) -> Any:
-    """Return `HIDDEN` in place of the value of a hidden field. None and "" stay, and so do the names of
-    headers."""
+    """Return the value of a hidden field with `HIDDEN` in place of each text. None, "" and the names of
+    headers stay."""
     if isinstance(value, Mapping):
         return {str(name): _hidden(item) for name, item in value.items()}
     return value if value is None or value == "" else HIDDEN
 
 
 def _secrets(tree: Any) -> Iterator[str]:
-    """Yield the texts in fields whose names sound like secrets."""
+    """Yield the texts in hidden fields (`is_hidden`)."""
     if isinstance(tree, Mapping):
         for name, item in tree.items():
             yield from _texts(item) if is_hidden(str(name)) else _secrets(item)

@@ -1,8 +1,8 @@
 """The tree of a configuration: every section and field, its type, its default, and its meaning.
 
-Sections with a `name` (engine, explorer, oracle, algorithm) name a part: one of ours, `path/to/file.py:Name`
-or `package.module:Name`. The part declares fields of its own (`oat.types.part`), which are written beside the
-name; `oat.build.parts` checks them. `oat.config.load` reads and writes the tree.
+The sections engine, explorer, oracle and algorithm choose a part by the field `name`: one of ours,
+`path/to/file.py:Name` or `package.module:Name`. The part declares further fields (`oat.types.part`). They are
+written in the same section, and `oat.build.parts` checks them. `oat.config.load` reads and writes the tree.
 """
 
 import datetime
@@ -20,22 +20,23 @@ class LoraConfig:
     rank: Count = 8
     """Rank of the adapter's matrices: the length of their shorter side."""
     alpha: Positive = 16.0
-    """The adapter's output is scaled by alpha / rank."""
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """`all-linear`: every linear layer except the head. Or a list of layers by the last part of their names,
-    such as [q_proj, v_proj]."""
+    """Layers with an adapter. `all-linear`: every linear layer except the head. A list: layers by the last
+    part of their names, such as [q_proj, v_proj]."""
 
 
 @dataclass(frozen=True)
 class ReferenceUpdateConfig:
-    """The reference follows the policy: every `every` steps, reference = mix * policy + (1 - mix) * reference
-    (TR-DPO, arXiv:2404.09656)."""
+    """Makes the reference follow the policy. Every `every` steps, reference = mix * policy + (1 - mix) *
+    reference (TR-DPO, arXiv:2404.09656)."""
 
     every: Count = 1
     """Steps of the run between two updates of the reference."""
     mix: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    """Share of the policy in the updated reference. 1 sets the reference to the policy; a small share at
-    every step makes it a moving average. With an adapter, the adapter's matrices are mixed."""
+    """Share of the policy in the updated reference. 1: the reference becomes equal to the policy. A small
+    share at every step makes the reference a moving average. With an adapter, the adapter's matrices are
+    mixed."""
 
 
 @dataclass(frozen=True)
@@ -44,27 +45,27 @@ class ModelConfig:
     """The model that the policy starts from: a hub id `org/name`, or a directory in the layout of
     transformers."""
     reference: str | None = None
-    """The reference: a model as in `path`, or the directory of an adapter for `path`. None: the policy's
-    start."""
+    """The reference: a model as in `path`, or the directory of an adapter for `path`. None: the weights that
+    the policy starts from."""
     reference_device: Literal["cpu"] | None = None
-    """With compute.profile: gpu, `cpu` keeps a reference with weights of its own in the CPU's memory and
-    computes there. None: it is on the policy's device."""
+    """Device of a reference with weights of its own, with compute.profile: gpu. `cpu`: the reference is in
+    the CPU's memory and computes there. None: it is on the policy's device."""
     reference_dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of a reference with weights of its own; bfloat16 takes half the memory of float32. None: as
-    `dtype`."""
+    """Precision of a reference with weights of its own; bfloat16 takes half the memory of float32. None: the
+    precision of `dtype`."""
     reference_update: ReferenceUpdateConfig | None = None
     """Makes the reference follow the policy (docs/models.md#references). None: it is frozen."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the weights. bfloat16 is refused, since AdamW would lose most of its steps; set
+    """Precision of the weights. bfloat16 is refused, since most steps of AdamW would be lost to rounding; set
     learner.autocast instead."""
     lora: LoraConfig | None = None
     """Trains a small adapter beside frozen weights. None: every weight is trained."""
     adapter: str | None = None
     """Directory of an adapter for `path`, written by PEFT or `oat export --adapter`. The policy starts with
-    this adapter and trains it further; `lora` then follows from the adapter's files."""
+    this adapter and trains it further. The adapter's files then set `lora`."""
     quantize: Literal["nf4"] | None = None
-    """Keeps the frozen weights beside an adapter in four bits (QLoRA); needs `oat-align[quantize]`. None:
-    they are kept in `dtype`."""
+    """Precision of the frozen weights beside an adapter. `nf4`: four bits (QLoRA), which needs
+    `oat-align[quantize]`. None: the precision of `dtype`."""
 
 
 @dataclass(frozen=True)
@@ -80,44 +81,45 @@ class SourceConfig:
 @dataclass(frozen=True)
 class PromptsConfig:
     path: str | tuple[str | SourceConfig, ...]
-    """A file (.jsonl, .csv, .parquet), a saved dataset, a dataset of the hub (`org/name`, `org/name@config`)
-    or `file.py:function`. Or a list of these, in which an entry may also be a section {path, weight,
-    split}."""
+    """Source of the prompts: a file (.jsonl, .csv, .parquet), a saved dataset, a dataset of the hub
+    (`org/name`, `org/name@config`) or `file.py:function`. A list names several sources; an entry of the list
+    may also be a section {path, weight, split}."""
     split: str | None = None
     """Split of a dataset to read; None: `train`."""
     max_prompts: Count | None = None
     """Number of records to read from the beginning of each source; None: all."""
     on_bad_record: Literal["stop", "skip"] = "stop"
     """`stop`: a malformed record ends the run before its first step. `skip`: the record is left out and
-    counted (`prompts/skipped`). For `evaluation` too."""
+    counted (`prompts/skipped`). The setting also applies to `evaluation`."""
     prompt_key: str = "prompt"
-    """Column of the prompt (a string, or a list of messages), or of a whole conversation. Records without
+    """Column of the prompt (a string or a list of messages), or of a complete conversation. Records without
     this column may have one of TRL's formats (docs/data.md)."""
     reference_key: str | None = None
     """Column of the reference answer or response; None: there is none."""
     max_tokens: Count | None = None
-    """Largest number of tokens in a prompt; with recorded responses, in a prompt together with its longest
-    response. Longer ones are left out and counted (`prompts/dropped`), unless `too_long` cuts them. For
-    `evaluation` too."""
+    """Largest number of tokens in a prompt. With recorded responses: in a prompt together with its longest
+    response. Longer ones are left out and counted (`prompts/dropped`). Recorded data can be cut instead
+    (`too_long`). The setting also applies to `evaluation`."""
     too_long: Literal["leave_out", "cut_prompt_start", "cut_response_end"] = "leave_out"
-    """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: beyond `max_tokens`
-    they are left out; beyond the context alone they are an error. `cut_prompt_start`, `cut_response_end`: the
-    first tokens of the prompt, or the last ones of each response that is too long, are cut off. Cuts are
-    counted (`prompts/cut`), and a record that no cut makes short enough is left out. For `evaluation.pairs`
-    too (docs/data.md#records-that-are-too-long)."""
+    """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: records beyond
+    `max_tokens` are left out; records beyond the context alone are an error. `cut_prompt_start`: the first
+    tokens of the prompt are cut off. `cut_response_end`: the last tokens of each response that is too long
+    are cut off. Cuts are counted (`prompts/cut`). A record that no cut makes short enough is left out. The
+    setting also applies to `evaluation.pairs` (docs/data.md#records-that-are-too-long)."""
     epochs: Count | None = None
-    """Number of passes over the prompts; None: no limit. With several sources, a pass is as many prompts as
-    they have together."""
+    """Number of passes over the prompts; None: no limit. With several sources, a pass takes as many prompts
+    as the sources have together."""
     shuffle: bool = True
-    """Draws a new order from the seed in every epoch. False: every epoch has the order of the data."""
+    """True: every epoch has a new order, drawn from the seed. False: every epoch has the order of the
+    data."""
     responses: tuple[str, ...] = ()
-    """Columns of recorded responses, the best first. With them the data are offline: nothing is sampled in
-    training. The default with the oracle `recorded` is TRL's columns, `chosen` and `rejected` or
-    `completion`. With any other oracle the default is empty: the policy answers."""
+    """Columns of recorded responses, the best first. With recorded responses, nothing is sampled in training.
+    With the oracle `recorded`, the default is TRL's columns: `chosen` and `rejected`, or `completion`. With
+    any other oracle the default is empty: the policy responds."""
     score_key: str | None = None
-    """Column of the scores of recorded responses, for the oracle `recorded`. None: if a record has one
-    response and a `label`, the response is worth 1 or 0 by that label; otherwise the first response is worth
-    1 and the others 0."""
+    """Column of the scores of recorded responses, for the oracle `recorded`. None: the first response has a
+    score of 1 and the others 0. If a record has one response and a `label`, the score is 1 for a true label
+    and 0 for a false one."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,13 @@ class RenderConfig:
     system: str | None = None
     """System message for conversations that have none."""
     question: Literal["gsm8k", "math", "countdown"] | None = None
-    """Form of a question into which every prompt is put: an instruction, examples, the question, and a cue. A
-    prompt must then be one user message (docs/data.md#questions)."""
+    """Form into which every prompt is put: an instruction, examples, the question, and a cue. A prompt must
+    then be one user message (docs/data.md#questions)."""
     few_shot: Whole = 0
     """Number of worked examples that the form of `question` shows before the question."""
     date: datetime.date | None = None
-    """Date that a template reads with `strftime_now`, YYYY-MM-DD. None: the date on which the run is created,
-    which the run keeps."""
+    """Date that a template reads with `strftime_now`, YYYY-MM-DD. None: the date on which the run is created;
+    a continued run keeps this date."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ class SamplingConfig:
     stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
     """Strings that end a response; none may be empty."""
     overflow: Literal["refuse", "cut"] = "refuse"
-    """`refuse`: a prompt after which the model's context has fewer than max_new_tokens tokens left is an
-    error before the run starts. `cut`: its response ends at the end of the context."""
+    """Treatment of a prompt after which the model's context has fewer than max_new_tokens tokens left.
+    `refuse`: an error before the run starts. `cut`: the response ends at the end of the context."""
     environment: str | None = None
     """Environment that answers the model within an episode, as `file.py:Class`. None: an episode is one
     response."""
@@ -162,10 +164,10 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class Component:
-    """A part chosen by its name, with the fields that the part itself declares."""
+    """A part, chosen by its name, with the fields that the part declares."""
 
     name: str
-    """Name of one of our parts, or your own part as `path/to/file.py:Name` or `package.module:Name`."""
+    """Name of one of our parts, or of your own part as `path/to/file.py:Name` or `package.module:Name`."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -174,37 +176,37 @@ class OracleConfig:
     name: str
     """One of our oracles (docs/oracles/), or your own as `file.py:function` or `package.module:Name`."""
     labels: Literal["threshold", "bernoulli"] = "threshold"
-    """Way from a probability to a label. `threshold`: the probability is compared with one half. `bernoulli`:
-    the label is drawn with that probability from the run's seed. A probability of exactly one half is a
-    tie."""
+    """Rule that makes a label from a probability. `threshold`: the probability is compared with one half.
+    `bernoulli`: the label is drawn with that probability from the run's seed. With both rules, a probability
+    of exactly one half is a tie."""
     scale: Positive = 1.0
     """Scale of rewards in Bradley-Terry preferences: p = sigmoid((r1 - r2) / scale)."""
     max_outstanding: Whole = 0
-    """Largest number of questions that are asked ahead of the steps that learn from them, so that answers
+    """Largest number of questions that are asked ahead of the steps that learn from them. Answers can then
     arrive while the run learns. 0: each step asks only its own questions."""
     max_wait_s: Positive | None = None
-    """Seconds that a step waits for answers; it then takes those that came first, whichever they are. None: a
-    step waits until each of its questions is answered or past its deadline, and takes the answers in the
-    order in which the questions were asked, so runs do not depend on when answers arrive."""
+    """Seconds that a step waits for answers. It then takes the answers that came first, of whichever
+    questions. None: a step waits until each of its questions is answered or past its deadline. It takes the
+    answers in the order in which the questions were asked, so runs do not depend on when answers arrive."""
     max_answer_age: Whole | None = None
-    """Largest age of an answer, in steps since its question was asked. An older one is counted, and nothing
-    is learned from it. None: no answer is too old."""
+    """Largest age of an answer, in steps since its question was asked. An older answer is counted and not
+    learned. None: no answer is too old."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """Seconds after which an unanswered question counts as failed."""
     repeats: Whole = 1
-    """Number of answers about the same response, or pair, after which their mean is used again and the oracle
-    is not asked. 0: the oracle is asked every time. It is also asked every time if it declares that its
-    answers are not a function of the question (`cacheable = False`)."""
+    """Number of answers about the same response (or pair) after which the oracle is not asked about it again;
+    the mean of these answers is used instead. 0: the oracle is asked every time. An oracle with
+    `cacheable = False` declares that its answers are not a function of the question; it is always asked."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BufferConfig:
     questions: Count
-    """Largest number of questions that a step learns from: its own, and the newest ones of earlier steps. At
-    least the questions of one step."""
+    """Largest number of questions that a step learns from: its own, and the newest questions of earlier
+    steps. It must be at least the number of questions of one step."""
     clear_every: Count | None = None
-    """Number of steps after which the buffer is emptied, again and again; None: it is never emptied."""
+    """Number of steps between two clearings of the buffer; None: it is never cleared."""
 
 
 @dataclass(frozen=True)
@@ -220,51 +222,54 @@ class LearnerConfig:
     max_grad_norm: Positive = 1.0
     """Largest norm of a model's gradient; a gradient with a larger norm is scaled down to it."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """Reaction to a loss, a gradient or an input of the loss that is not finite, before any weight moves.
-    `stop`: the run ends and the batch is kept. `skip`: this optimiser step is left out and counted."""
+    """Reaction to a loss, a gradient or an input of the loss that is not finite; it comes before the weights
+    change. `stop`: the run ends and the batch is kept. `skip`: this optimiser step is left out and
+    counted."""
     max_skips: Count = 3
-    """Largest number of optimiser steps in a row that `on_nonfinite: skip` leaves out; one more ends the
-    run."""
+    """Largest number of optimiser steps in a row that `on_nonfinite: skip` leaves out. After one more, the
+    run ends."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after warm-up. `linear` and `cosine` fall to a tenth of learning_rate at
-    schedule_steps, and stay there."""
+    """Course of the learning rate after warm-up. `constant`: no change. `linear` and `cosine`: a fall to a
+    tenth of learning_rate at schedule_steps, and no change from then on."""
     warmup_steps: Whole = 0
     """Number of optimiser steps over which the learning rate rises from 0."""
     schedule_steps: Count | None = None
-    """Number of optimiser steps until `linear` and `cosine` have fallen. None: the optimiser steps of
-    `stop.max_steps` steps. It is fixed when the run begins, so set it if the run may be made longer."""
+    """Number of optimiser steps after which `linear` and `cosine` have fallen to their end. None: the
+    optimiser steps of `stop.max_steps` steps. The number is fixed when the run begins, so set it if
+    `stop.max_steps` may be raised later."""
     micro_batch_size: Count | None = None
-    """Largest number of rows in a forward pass. It changes memory and speed, not the result; a unit (a pair)
-    is never split. None: 8, or no limit if micro_batch_tokens is set."""
+    """Largest number of rows in a forward pass. It changes memory and speed, not the result. A unit, such as
+    the two rows of a pair, is never split. None: 8, or no limit if micro_batch_tokens is set."""
     micro_batch_tokens: Count | Literal["auto"] | None = None
-    """Largest number of tokens in a forward pass; one unit may have more. `auto`: the number that fits into
-    compute.memory_gb is measured when the run is created, and kept. None: no limit."""
+    """Largest number of tokens in a forward pass. A pass with one unit only may have more. `auto`: the number
+    that fits into compute.memory_gb; it is measured when the run is created, and then kept. None: no
+    limit."""
     gradient_checkpointing: bool = False
-    """Computes layers again in the backward pass instead of keeping their activations: less memory, about a
-    third more time."""
+    """Computes activations again in the backward pass instead of keeping them. This saves memory and takes
+    about a third more time."""
     autocast: Literal["bfloat16"] | None = None
-    """Precision of matrix products in learning; weights and log-probabilities stay in float32. None:
+    """Precision of matrix products in learning. Weights and log-probabilities stay in float32. None:
     float32."""
     logits_chunk: Count | None = None
-    """Largest number of trained tokens whose logits are in memory at once. None: as many tokens as have 2^26
-    logits together, 0.27 GB."""
+    """Largest number of trained tokens whose logits are in memory at once. None: the number of tokens that
+    have 2^26 logits together (0.27 GB)."""
     sync_every: Count = 1
     """Steps between two transfers of new weights to the sampler."""
     buffer: BufferConfig | None = None
     """Replay buffer: the learner also learns from questions of earlier steps (docs/learner.md). None: it
     learns only from the step's own questions."""
     max_updates: Count | None = None
-    """Largest number of optimiser steps that the algorithm takes in one step of the run; None: those of all
-    its passes."""
+    """Largest number of optimiser steps that the algorithm makes in one step of the run. None: the optimiser
+    steps of all its passes."""
 
 
 @dataclass(frozen=True)
 class GoldConfig(Component):
-    """An oracle by name, with its own options beside it."""
+    """The second oracle of evaluations: its name, its options, and its budget."""
 
     max_queries: Count | None = None
-    """Budget of the gold oracle in queries, for all evaluations together. An evaluation that could exceed it
-    does not ask this oracle, and goes on without it."""
+    """Budget of the gold oracle in queries, for all evaluations together. If an evaluation could exceed it,
+    this oracle is not asked, and the evaluation goes on without it."""
     max_tokens: Count | None = None
     """Budget of the gold oracle in tokens."""
     max_cost: Positive | None = None
@@ -278,33 +283,33 @@ class EvaluationConfig:
     answers them, and an oracle is asked about the answers."""
     pairs: str | None = None
     """Recorded pairs that are never learned: one source as in `prompts.path`, with the columns that
-    `prompts.responses` names (default: `chosen` and `rejected`). The algorithm's loss is measured on them
-    (`eval/pairs/...`), and no oracle is asked."""
+    `prompts.responses` names (default: `chosen` and `rejected`). Evaluations measure the algorithm's loss on
+    them (`eval/pairs/...`), and ask no oracle."""
     split: str | None = None
-    """Split to read, of `path` and of `pairs`; None: `train`. With a split, each of the two that is set must
-    be a dataset."""
+    """Split to read, of `path` and of `pairs`; None: `train`. With a split, `path` and `pairs` must each be a
+    dataset, if they are set."""
     every: Count = 10
     """Steps between two evaluations. There is also one before the first step and one after the last."""
     every_queries: Count | None = None
-    """Least number of queries that training makes between two evaluations: one that is due by `every` waits
-    for them. With `every: 1`, the queries alone decide. None: no such wait."""
+    """Least number of queries that training makes between two evaluations. An evaluation that is due by
+    `every` waits for them. With `every: 1`, the queries alone decide. None: no such wait."""
     every_hours: Positive | None = None
-    """Least number of hours of running, over all restarts, between two evaluations; one that is due by
-    `every` waits for them. None: no such wait."""
+    """Least number of hours of running, over all restarts, between two evaluations. An evaluation that is due
+    by `every` waits for them. None: no such wait."""
     slot: Literal["policy", "sampler", "reference"] = "policy"
-    """Engine slot whose weights answer."""
+    """Engine slot whose weights respond."""
     samples: Whole = 1
-    """Responses per prompt, drawn with the settings of `sampling`; 0: none are drawn."""
+    """Responses per prompt, drawn with the settings of `sampling`; 0: none."""
     greedy: bool = True
     """Also evaluates the greedy response to each prompt."""
     max_prompts: Count | None = None
-    """Number of records to read from the beginning of `path`, and of `pairs`; None: all."""
+    """Number of records to read from the beginning of `path` and of `pairs`; None: all."""
     online: bool = False
-    """Also evaluates, as `eval/online`, the responses that the step before the evaluation asked about, as
-    training sampled them. The same oracle is asked, within the same budget."""
+    """Also evaluates, as `eval/online`, responses that training sampled: those that the step before the
+    evaluation asked about. The oracle and the budget are those of the evaluation."""
     oracle: str | Component | None = None
-    """Oracle of evaluations: a name, or a section with the name and the oracle's own options. The name of the
-    oracle of training means that oracle with its options. None: the oracle of training."""
+    """Oracle of evaluations: a name, or a section with the name and the oracle's own options. The name alone
+    of training's oracle means that oracle with its options. None: the oracle of training."""
     max_queries: Count | None = None
     """Budget of all evaluations together, in queries. An evaluation that could exceed it is left out."""
     max_tokens: Count | None = None
@@ -312,14 +317,15 @@ class EvaluationConfig:
     max_cost: Positive | None = None
     """Budget of all evaluations together, in money, for an oracle that knows its prices."""
     gold: str | GoldConfig | None = None
-    """A second oracle, which is asked about the same responses; a name or a section, as in `oracle`, with a
-    budget of its own. It shows whether a rising reward is a real improvement (docs/over_optimisation.md)."""
+    """A second oracle, which is asked about the same responses, with a budget of its own: a name, or a
+    section as in `oracle`. It shows whether a rising reward is a real improvement
+    (docs/over_optimisation.md)."""
     kl: bool = False
     """Also reports `eval/kl`, the estimated divergence (KL) of `slot` from the reference on the sampled
     responses. The reference is loaded for it."""
     intervals: bool = False
-    """Also reports 95 % bootstrap intervals, over prompts, of the mean values and win rates of the
-    evaluation's oracle. Gold scores, length-controlled win rates, pass@k and majority@k get none."""
+    """Also reports 95 % bootstrap intervals, over prompts, of the mean values and win rates by the
+    evaluation's oracle. Gold scores, length-controlled win rates, pass@k and majority@k get no intervals."""
     pass_at: tuple[Count, ...] = ()
     """Values of k for which pass@k is reported; each is at most `samples`."""
     success: Annotated[float, msgspec.Meta(ge=-1e308, le=1e308)] = 1.0
@@ -328,7 +334,7 @@ class EvaluationConfig:
     """Values of k for which majority@k is reported; each is at most `samples`. Needs `answers`."""
     answers: str | None = None
     """Function that finds the answer in a response's text, for majority@k: last_number, marked_number,
-    tagged_answer, or your own as `file.py:function`, which returns None if it finds no answer."""
+    tagged_answer, or your own as `file.py:function`. Your function returns None if it finds no answer."""
 
 
 @dataclass(frozen=True)
@@ -336,25 +342,25 @@ class CheckpointConfig:
     every: Count = 10
     """Steps between two checkpoints. There is also one at the end of the run."""
     background: bool = True
-    """Writes while the run goes on, from a copy of the learned weights and their moments. False: the step
-    waits until the checkpoint is written, and nothing is copied."""
+    """True: a checkpoint is written while the run goes on, from a copy of the learned weights and their
+    moments. False: nothing is copied, and the step waits until the checkpoint is written."""
     keep_last: Count = 2
     """Number of the newest checkpoints that are kept. Older ones are removed once a new one has been
     verified."""
     keep_best: Whole = 0
-    """Number of checkpoints with the highest `best_metric` that are kept as well."""
+    """Number of checkpoints with the highest `best_metric` that are kept in addition to the newest ones."""
     best_metric: str = "eval/sampled"
-    """A metric of src/oat/metrics.py, or your own under user/; higher is better. A checkpoint is not ranked
-    if its row lacks the metric."""
+    """A metric of src/oat/metrics.py, or your own under user/; higher is better. A checkpoint without this
+    metric in its row is not ranked."""
     max_gb: Positive | None = None
-    """Largest size of all checkpoints together, 10^9 bytes; None: no limit. Beyond it the oldest are removed,
-    the best ones too, but never the newest or the one that a roll back would lead to. A checkpoint that is
-    being written is not counted."""
+    """Largest size of all checkpoints together, 10^9 bytes; None: no limit. Beyond the limit the oldest
+    checkpoints are removed, even the best ones. The newest checkpoint, and the one that a roll back would
+    restore, are never removed. A checkpoint that is being written is not counted."""
 
 
 @dataclass(frozen=True)
 class SinkConfig(Component):
-    """A sink by name, with its own options beside it."""
+    """A sink: its name, and its own options."""
 
     samples: bool = False
     """Also sends the texts of samples.jsonl to the sink."""
@@ -371,28 +377,29 @@ class TrackingConfig:
     `file.py:Class` or `package.module:Class`. An entry is a name, or a section with options: `{name: wandb,
     project: mine}`. The files of the run directory are always written."""
     tensorboard: bool = False
-    """Short for `sinks: [tensorboard]`: writes the metrics to RUN/tensorboard, which `tensorboard --logdir
-    runs` shows."""
+    """Writes the metrics to RUN/tensorboard, which `tensorboard --logdir runs` shows. Short for
+    `sinks: [tensorboard]`."""
     keep_trajectories: bool = False
-    """Keeps trajectories in the ledger even if no kept checkpoint needs them any more, so that the run can be
-    replayed from its start."""
+    """Keeps trajectories in the ledger even if no kept checkpoint needs them. The run can then be replayed
+    from its start."""
 
 
 @dataclass(frozen=True)
 class ComputeConfig:
     profile: Literal["cpu", "gpu"] = "cpu"
-    """Device of the models of learner and engine: the CPU, or one CUDA device of this machine
-    (docs/gpu.md)."""
+    """Device of the models of learner and engine: the CPU (`cpu`), or one CUDA device of this machine (`gpu`;
+    docs/gpu.md)."""
     threads: Count | None = None
-    """Threads of torch, and of the engine unless engine.threads is set. None: on the CPU, the number that is
-    fastest in a short measurement when the run is created, which the run keeps; on a GPU, torch's default."""
+    """Threads of torch. If engine.threads is not set, they are also the engine's. None: on a GPU, torch's
+    default; on the CPU, the number that is fastest in a short measurement. It is measured when the run is
+    created, and then kept."""
     serialise: bool = False
     """Sends every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None
-    """Memory that the run's tensors may take, 10^9 bytes. A run whose estimated need is clearly larger is
-    refused before any weight is loaded; a larger number here lets it start. None: the memory that is free at
-    that moment. With learner.micro_batch_tokens: auto it must be set, and nothing is estimated: the learner's
-    models, optimisers and passes are fitted into this memory."""
+    """Memory for the run's tensors, 10^9 bytes. None: the memory that is free before any weight is loaded. If
+    the estimated need is clearly larger, the run is refused; a larger number here lets it start. With
+    learner.micro_batch_tokens: auto it must be set. The learner's models, optimisers and passes are then
+    fitted into this memory, and nothing is estimated."""
 
 
 @dataclass(frozen=True)
@@ -400,24 +407,24 @@ class StopConfig:
     max_steps: Count | None = None
     """Number of steps of the run; None: no limit."""
     max_queries: Count | None = None
-    """Budget in oracle queries, which is never exceeded. The last step is the one that learns from the last
-    question that the budget can buy."""
+    """Budget in oracle queries, which is never exceeded. The last step learns from the last question that the
+    budget can buy."""
     max_tokens: Count | None = None
     """Budget in tokens, for an oracle that states how many a question takes. When a question is asked, the
-    most tokens that it can take are set aside. The questions of a step are asked in waves, so tokens that
-    were set aside and not used pay for the next questions."""
+    most tokens that it can take are reserved. The questions of a step are asked in waves, so reserved tokens
+    that were not used pay for questions of later waves."""
     max_cost: Positive | None = None
-    """Budget in money, in the currency of an oracle that knows its prices; it is set aside and spent as the
-    tokens of `max_tokens` are."""
+    """Budget in money, in the currency of an oracle that states its prices. Money is reserved and spent as
+    the tokens of `max_tokens` are."""
     max_hours: Positive | None = None
     """Number of hours of running, over all restarts, after which the run ends at the next step boundary.
-    After a kill, only the time up to the last checkpoint counts."""
+    After a kill, the time since the last checkpoint is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     run_dir: str
-    """Directory of the run. Default: `runs/` and the name of the configuration file, without its ending."""
+    """Directory of the run. Default: `runs/` and the name of the configuration file without its ending."""
     model: ModelConfig
     prompts: PromptsConfig
     sampling: SamplingConfig = SamplingConfig()
@@ -435,14 +442,13 @@ class Config:
     tracking: TrackingConfig = TrackingConfig()
     compute: ComputeConfig = ComputeConfig()
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
-    """Alarms that notice a collapsing run, and what each of them does."""
+    """Alarms that notice a collapsing run, each with its action."""
 
     @property
     def answering(self) -> EvaluationConfig | None:
-        """The section `evaluation` if it has held-out prompts (`evaluation.path`); None if it is missing or
-        has only pairs."""
+        """The section `evaluation` if it has held-out prompts (`evaluation.path`), otherwise None."""
         return self.evaluation if self.evaluation is not None and self.evaluation.path is not None else None
 
 
 DEFAULT_PARTS = {f.name: f.default.name for f in fields(Config) if isinstance(f.default, Component)}
-"""For each section that may leave out the name of its part: the name of the default part."""
+"""Name of the default part, by section, for sections that may leave out `name`."""
