@@ -1,6 +1,9 @@
-"""More losses of pairs. The module's classes treat pairs without a winner, reduce losses and report metrics
-as those of `direct.py` do. h is the margin: the log-ratio of the chosen response minus that of the rejected
-one. NLL is the negative log-likelihood of the chosen response.
+"""More losses of pairs. They share the base classes of `direct.py`, and with these the treatment of pairs
+without a winner, the reduction and the metrics.
+
+h is the margin: the log-ratio of the chosen response minus that of the rejected one. The log-ratio of a
+response is its log-probability under the policy minus that under the reference. NLL is the negative
+log-likelihood of the chosen response.
 
 | name | loss | paper |
 | --- | --- | --- |
@@ -75,9 +78,9 @@ class DiscoPOPConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class AOTConfig(WithReferenceConfig):
     form: Literal["paired", "unpaired"] = "paired"
-    """Values that are sorted and compared. `paired`: for each pair, the log-probability of the chosen
-    response minus that of the rejected one; under the policy, and under the reference. `unpaired`: the
-    log-ratios of the chosen responses, and those of the rejected ones."""
+    """Values that are sorted and compared. `paired`: each pair's difference between the log-probabilities of
+    the chosen and the rejected response; the policy's differences with the reference's. `unpaired`: the
+    log-ratios of the chosen responses with those of the rejected responses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,8 +141,8 @@ class Ratios(WithReference):
 
     Config = WithReferenceConfig
     loss: Callable[..., torch.Tensor]
-    """Function of the chosen responses' log-ratios, the rejected responses' log-ratios, (U,) each, and beta.
-    It returns the (U,) losses."""
+    """Function that returns the losses, (U,), from the chosen and the rejected responses' log-ratios, (U,)
+    each, and beta."""
 
     def pair_losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         policy_N, reference_N = self.logps(outputs, view)

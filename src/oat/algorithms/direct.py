@@ -3,8 +3,7 @@ policy learns from its choice without a reward model.
 
 | name | log-probability of a response | loss | paper |
 | --- | --- | --- | --- |
-| dpo | sum over tokens | log-sigmoid of beta h, smoothed | arXiv:2305.18290, Eq. 7; cDPO, E. Mitchell's note
-|
+| dpo | sum | log-sigmoid of beta h, smoothed | arXiv:2305.18290, Eq. 7; cDPO, E. Mitchell's note |
 | robust_dpo | sum | that of dpo, unbiased under flipped labels | arXiv:2403.00409 |
 | ipo | mean | (h - 1 / (2 beta))^2 | arXiv:2310.12036, Eq. 17 |
 | slic | sum | hinge of beta h | arXiv:2305.10425 |
@@ -13,7 +12,7 @@ policy learns from its choice without a reward model.
 
 h is the margin: the log-ratio of the chosen response minus that of the rejected one. The log-ratio of a
 response is its log-probability under the policy minus that under the reference. Without a reference it is the
-log-probability under the policy.
+log-probability under the policy. A log-probability is the sum or the mean over the response's tokens.
 
 Options of dpo and robust_dpo, applied in this order:
 1. `length_alpha` (length-regularised DPO, arXiv:2403.19159, Eq. 9) changes h.
@@ -25,12 +24,13 @@ Departures from the papers:
    mean of two losses, one for each response as the chosen one. `abstentions: half` does this for a pair on
    which the oracle abstained. A pair in which a response has no trained token is always left out.
 2. The loss is the mean over all learned pairs of the optimiser step.
-3. Log-probabilities are raw, of the trained tokens. If the end-of-text token was sampled, it is one of them.
+3. Log-probabilities are raw and cover the trained tokens. If the end-of-text token was sampled, it is one of
+   them.
 4. IPO takes the mean over a response's tokens. The paper takes the sum; so does `normalize: sum`.
 5. SLiC's hinge is applied to h, which is relative to the reference. The paper's regulariser is left out.
 6. BNF compares the two responses of a pair; the paper needs no pairs. By default both scores are divided by
-   the length of the shorter response. With `normalize: own` each score is divided by its own response's
-   length.
+   the length of the shorter response. With `normalize: own`, each score is divided by the length of its own
+   response.
 
 `logps/reference_gap` is the mean of |log policy - log reference| over the trained tokens of the batch. It is
 0 if the two models are equal. It is no estimate of a KL, even if the policy sampled the responses: ties are
@@ -87,7 +87,7 @@ class PairConfig:
 
     @property
     def halved(self) -> frozenset[Mark]:
-        """Marks of the pairs without a winner that are learned: those that are set to `half`."""
+        """Marks whose setting, `ties` or `abstentions`, is `half`."""
         policies: dict[Mark, Undecided] = {"tie": self.ties, "abstain": self.abstentions}
         return frozenset(mark for mark, policy in policies.items() if policy == "half")
 
@@ -268,8 +268,8 @@ class WithReference(Direct):
 
 Tied = WithReference
 TiedConfig = WithReferenceConfig
-"""Former names of the two classes `WithReference` and `WithReferenceConfig`. A user's loss imports them if
-its run began before the classes were renamed."""
+"""`Tied` and `TiedConfig` are the former names of `WithReference` and `WithReferenceConfig`. A user's loss
+may import them if its run began before the classes were renamed."""
 
 
 class DPO(WithReference):
@@ -390,17 +390,17 @@ def pair_batch(
     """Make a batch of pairs. Unit u has row 2u, the chosen response, and row 2u + 1, the rejected one. Column
     `reference_logps_K` has the raw log-probabilities under the reference, nats.
 
-    A pair in which a response has no trained token counts as a pair without a winner, and is never halved.
+    A halved pair is a learned pair without a winner: its loss is the mean of two losses, one for each
+    response as the chosen one. Column `halved_U` is 1 for a halved pair. A pair in which a response has no
+    trained token counts as a pair without a winner, and is never halved.
 
     Args:
-        keep_ties: True keeps pairs without a winner, for losses that need no winner. Their rows are in the
-            order of the candidates, and column `mask_U` excludes them from the losses of pairs. False leaves
-            them out, except the halved ones.
+        keep_ties: False: pairs without a winner are left out, except halved ones. True: they are kept, with
+            their rows in the order of the candidates, and column `mask_U` excludes them from the losses of
+            pairs.
         reference: True if the loss reads the reference.
-        halved: marks of the pairs without a winner that are halved: column `halved_U` is 1, and their loss is
-            the mean of two losses, one for each response as the chosen one. The mark "tie" includes a
-            probability of one half. A pair of equal responses, or one that no oracle was asked about, is
-            never halved.
+        halved: marks with which a pair without a winner is halved; "tie" includes a probability of one half.
+            A pair of equal responses, or one that no oracle was asked about, is never halved.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]

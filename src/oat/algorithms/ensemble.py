@@ -62,8 +62,8 @@ class EnsembleConfig:
     max_grad_norm: float | None = None
     """Largest norm of the gradient. A gradient with a larger norm is scaled down to it. None: no clipping."""
     prior: float = 0.5
-    """Weight of the prior, which pulls the parameters towards their initial values, after one batch of
-    labelled pairs."""
+    """Weight of the prior after one batch of labelled pairs. The prior pulls the parameters towards their
+    initial values."""
     batch: int = 128
     """Number of pairs in one optimiser step."""
     steps: int = 5

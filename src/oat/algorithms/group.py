@@ -10,10 +10,10 @@ Departures from the papers:
 1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. In a group with one
    score only, or with equal scores only, all advantages are 0. The group's samples with a score still count
    in every denominator.
-2. The KL to the reference (k3 of each token, Eq. 4) is off by default (`kl_coef: 0`). With `kl_target`, its
-   coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). Before a step learns, the
-   coefficient is adapted to the mean of k3 per token, under the weights at the start of the step. The paper
-   adapts it after the step, to the divergence per response.
+2. The KL to the reference (k3 of `functional/kl.py`, Eq. 4) is off by default (`kl_coef: 0`). With
+   `kl_target`, its coefficient is adaptive (arXiv:1909.08593, Section 2.2; `adapted_coef`). Before a step
+   learns, the coefficient is adapted to the mean of k3 per token, under the weights at the start of the step.
+   The paper adapts it after the step, to the divergence per response.
 3. A sample without a score (abstained, failed or unpaid) is left out of its group's statistics and of the
    loss.
 4. `reduction: sequence` is GRPO's reduction; `token` is DAPO's (arXiv:2503.14476).
@@ -108,8 +108,8 @@ class GRPOConfig(GroupConfig):
     std_eps: float = 1e-4
     """Number that is added to the standard deviation of a group."""
     reduction: Literal["sequence", "token"] = "sequence"
-    """Mean that is the loss. `sequence`: the mean over a response's tokens, and then over responses. `token`:
-    the mean over all tokens of the step."""
+    """Mean over tokens in the loss. `sequence`: the mean over each response's tokens, and then over
+    responses. `token`: the mean over all tokens of the step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -278,7 +278,8 @@ class DrGRPO(GroupPolicyGradient):
 
     @staticmethod
     def defaults(config: DrGRPOConfig, run: RunFacts) -> Mapping[str, Derived]:
-        """Return `sampling.max_new_tokens` as the value of `max_length` if the run has no environment.
+        """If `max_length` is not set and the run has no environment, return `sampling.max_new_tokens` as its
+        value.
 
         Raises:
             ConfigError: `max_length` is below `sampling.max_new_tokens`; or it is not set in a run with an

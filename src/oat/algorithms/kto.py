@@ -13,15 +13,15 @@ Departures from the paper:
 1. z is estimated in `prepare`, from all rows of the step, under the weights at the start of the step. The
    paper estimates z in every micro-batch. So z does not depend on the size of micro-batches, and all
    optimiser steps of a step have the same z.
-2. The function `mismatched` pairs prompts with responses. It leaves out sequences that are longer than every
-   row of the step, since the model and the memory may have no room for them. If it finds no sequence, z is 0.
-   `kto/baseline_rows` counts the sequences.
+2. The function `mismatched` chooses which prompt gets which response. It leaves out sequences that are longer
+   than every row of the step, since the model and the memory may have no room for them. If it finds no
+   sequence, z is 0. `kto/baseline_rows` counts the sequences.
 3. A response without a score (abstained, failed or unpaid) or without a trained token is left out.
 
-`kl/reference` is the mean of k3 over the trained tokens, under the weights at the start of each optimiser
-step. Only responses that the sampler drew for this step count: no recorded responses, and none of earlier
-steps. A step without a response that counts does not report the metric. As an estimate of KL(policy ||
-reference), the metric is biased in three cases:
+`kl/reference` is the mean of k3 (`functional/kl.py`) over the trained tokens of responses that the sampler
+drew for this step. Recorded responses and responses of earlier steps do not count. If no response counts, the
+metric is not reported. It is computed under the weights at the start of each optimiser step. As an estimate
+of KL(policy || reference), it is biased in three cases:
 * other weights drew the responses (`lag/versions`, `minibatches`, `epochs`);
 * the temperature is not 1;
 * sampling is truncated.

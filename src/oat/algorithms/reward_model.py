@@ -10,9 +10,9 @@ Departures from the paper:
 1. A pair without a winner (a tie, an abstention, a failure) is left out and counted. So is a pair in which a
    response has no trained token.
 2. The loss is the mean over all learned pairs of the optimiser step.
-3. `held_out` is the share of prompts whose pairs are never learned. A hash of the prompt chooses them. So
-   every pass over the data, restart and fork with the same `held_out` holds out the same pairs. A step
-   measures its held-out pairs before its update.
+3. `held_out` is the share of prompts whose pairs are never learned. A hash of the prompt chooses these
+   prompts. So the same pairs are held out in every pass over the data, after a restart, and in a fork with
+   the same `held_out`. A step measures its held-out pairs before its update.
 
 The learner holds the model `reward` beside the policy, so the backbone is in memory twice. With an adapter,
 the two models share the frozen weights.

@@ -51,8 +51,8 @@ class SFTConfig:
     """Weights in the mean over tokens. `sequence`: every response has the same weight. `token`: every token
     of the step has the same weight. `prompt`: every prompt has the same weight."""
     duplicates: Literal["step", "run"] = "step"
-    """Scope in which an accepted response to a prompt is learned once: each step (`step`), or the complete
-    run (`run`). `run` needs a threshold."""
+    """Scope in which an accepted response to a prompt is learned only once: each step (`step`), or the
+    complete run (`run`). `run` needs a threshold."""
     epochs: int = 1
     """Passes over a step's responses."""
     minibatches: int = 1
@@ -162,8 +162,8 @@ class SFT(Objective):
 def first_of_equals(rows: Sequence[Trajectory], numbers: Iterable[int]) -> list[int]:
     """Return those of `numbers` (indices into `rows`) whose row has a trained token, ascending.
 
-    Of several equal rows only the first is returned. Rows are equal if they have the same ids and the same of
-    these ids are trained.
+    Of several equal rows only the first is returned. Two rows are equal if they have the same ids, and the
+    same tokens are trained.
     """
     first = {_told(rows[number]): number for number in reversed(list(numbers)) if rows[number].trained.any()}
     return sorted(first.values())

@@ -111,7 +111,8 @@ def with_given(config: Config, before: str, now: str) -> Config:
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:
     """Make a dataclass from a mapping.
 
-    * A key must name a field. If the class has a field `options`, this field takes the other keys.
+    * If the class has a field `options`, the keys that name no field go into `options`. Otherwise every key
+      must name a field.
     * A missing field gets its default. A missing or empty section gets the defaults of its fields.
 
     Args:

@@ -7,7 +7,7 @@ secrets (`api_key`, `token`). In every text, these are hidden:
 * the user in a URL, and the parameters of a URL whose names sound like secrets;
 * keys of services with a known form (`sk-...`, `hf_...`, `Bearer ...`).
 
-In texts, values of fields and of environment variables with fewer than 6 characters are not hidden.
+A value of a field or a variable with fewer than 6 characters is not hidden in texts.
 """
 
 import os

@@ -185,9 +185,10 @@ class OracleConfig:
     """Largest number of questions that are asked ahead of the steps that learn from them. Answers can then
     arrive while the run learns. 0: each step asks only its own questions."""
     max_wait_s: Positive | None = None
-    """Seconds that a step waits for answers. It then takes the answers that came first, of whichever
-    questions. None: a step waits until each of its questions is answered or past its deadline. It takes the
-    answers in the order in which the questions were asked, so runs do not depend on when answers arrive."""
+    """Seconds that a step waits for answers. It then takes the answers that came first, no matter which
+    questions they answer. None: a step waits until each of its questions is answered or past its deadline. It
+    takes the answers in the order in which the questions were asked, so runs do not depend on when answers
+    arrive."""
     max_answer_age: Whole | None = None
     """Largest age of an answer, in steps since its question was asked. An older answer is counted and not
     learned. None: no answer is too old."""
@@ -223,7 +224,7 @@ class LearnerConfig:
     """Largest norm of a model's gradient; a gradient with a larger norm is scaled down to it."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a loss, a gradient or an input of the loss that is not finite; it comes before the weights
-    change. `stop`: the run ends and the batch is kept. `skip`: this optimiser step is left out and
+    change. `stop`: the run ends and the batch is written to a file. `skip`: this optimiser step is left out and
     counted."""
     max_skips: Count = 3
     """Largest number of optimiser steps in a row that `on_nonfinite: skip` leaves out. After one more, the
@@ -234,7 +235,7 @@ class LearnerConfig:
     warmup_steps: Whole = 0
     """Number of optimiser steps over which the learning rate rises from 0."""
     schedule_steps: Count | None = None
-    """Number of optimiser steps after which `linear` and `cosine` have fallen to their end. None: the
+    """Number of optimiser steps after which `linear` and `cosine` reach their lowest rate. None: the
     optimiser steps of `stop.max_steps` steps. The number is fixed when the run begins, so set it if
     `stop.max_steps` may be raised later."""
     micro_batch_size: Count | None = None
@@ -280,14 +281,14 @@ class GoldConfig(Component):
 class EvaluationConfig:
     path: str | None = None
     """Held-out prompts: one source as in `prompts.path`, with the columns that `prompts` names. The model
-    answers them, and an oracle is asked about the answers."""
+    responds to them, and an oracle is asked about the responses."""
     pairs: str | None = None
     """Recorded pairs that are never learned: one source as in `prompts.path`, with the columns that
     `prompts.responses` names (default: `chosen` and `rejected`). Evaluations measure the algorithm's loss on
     them (`eval/pairs/...`), and ask no oracle."""
     split: str | None = None
-    """Split to read, of `path` and of `pairs`; None: `train`. With a split, `path` and `pairs` must each be a
-    dataset, if they are set."""
+    """Split to read, of `path` and of `pairs`; None: `train`. With a split, a `path` or `pairs` that is not a
+    dataset is an error."""
     every: Count = 10
     """Steps between two evaluations. There is also one before the first step and one after the last."""
     every_queries: Count | None = None
@@ -315,7 +316,7 @@ class EvaluationConfig:
     max_tokens: Count | None = None
     """Budget of all evaluations together, in tokens, for an oracle that states how many a question takes."""
     max_cost: Positive | None = None
-    """Budget of all evaluations together, in money, for an oracle that knows its prices."""
+    """Budget of all evaluations together, in money, for an oracle that states its prices."""
     gold: str | GoldConfig | None = None
     """A second oracle, which is asked about the same responses, with a budget of its own: a name, or a
     section as in `oracle`. It shows whether a rising reward is a real improvement
@@ -390,9 +391,9 @@ class ComputeConfig:
     """Device of the models of learner and engine: the CPU (`cpu`), or one CUDA device of this machine (`gpu`;
     docs/gpu.md)."""
     threads: Count | None = None
-    """Threads of torch. If engine.threads is not set, they are also the engine's. None: on a GPU, torch's
-    default; on the CPU, the number that is fastest in a short measurement. It is measured when the run is
-    created, and then kept."""
+    """Threads of torch. If engine.threads is not set, they are also the engine's. None, on a GPU: torch's
+    default. None, on the CPU: the fastest number in a short measurement; it is made when the run is created,
+    and its result is kept."""
     serialise: bool = False
     """Sends every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None
@@ -414,8 +415,8 @@ class StopConfig:
     most tokens that it can take are reserved. The questions of a step are asked in waves, so reserved tokens
     that were not used pay for questions of later waves."""
     max_cost: Positive | None = None
-    """Budget in money, in the currency of an oracle that states its prices. Money is reserved and spent as
-    the tokens of `max_tokens` are."""
+    """Budget in money, in the currency of an oracle that states its prices. Money is reserved and spent in
+    the same way as the tokens of `max_tokens`."""
     max_hours: Positive | None = None
     """Number of hours of running, over all restarts, after which the run ends at the next step boundary.
     After a kill, the time since the last checkpoint is not counted."""

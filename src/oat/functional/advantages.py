@@ -24,7 +24,7 @@ def group_advantages(
 
     Samples with the same group id form a group, in whatever order the rows are. The advantage is exactly 0 if
     the group has one valid sample only, or if all rewards of the group are equal. The rewards must not
-    require a gradient: for equal rewards it would be undefined.
+    require a gradient: the gradient would be undefined for equal rewards.
 
     Args:
         rewards_N: the reward of each sample, any unit; may be NaN where `valid_N` is False.

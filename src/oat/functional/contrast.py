@@ -25,8 +25,9 @@ ORPO_EPS = 1e-6
 
 
 def exo_loss(margin_U: Float[Tensor, " U"], *, beta: float, label_smoothing: float) -> Float[Tensor, " U"]:
-    """Return the loss of EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): a reverse KL divergence. It is
-    that of the policy's distribution over the two responses, (q, 1 - q), from the smoothed label.
+    """Return the loss of EXO on pairs, EXO-pref (arXiv:2402.00856, Eq. 16): the reverse KL divergence,
+    KL(policy || label). The policy's distribution over the two responses of a pair is (q, 1 - q); the label
+    is smoothed.
 
     term = q log(q / (1 - label_smoothing)) + (1 - q) log((1 - q) / label_smoothing),   q = sigmoid(beta h)
 

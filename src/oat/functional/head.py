@@ -4,8 +4,8 @@ Memory holds the logits of one chunk at a time:
 * The forward pass keeps each token's logsumexp, each token's entropy if the caller asked for entropies, and
   the logits of the last chunk.
 * The backward pass takes the chunks in reverse order. It computes the logits of each chunk again, except
-  those of the last chunk. It overwrites them with their gradient, and adds the chunk's part to the gradients
-  of hidden states and head.
+  those of the last chunk. It overwrites the logits with their gradient, and adds the chunk's part to the
+  gradients of hidden states and head.
 
 If all tokens fit into one chunk, no logits are computed twice. The gradients of the raw log-probability and
 of the entropy H are computed by these formulas, without autograd:
@@ -173,8 +173,8 @@ class _LinearFunctionals(torch.autograd.Function):
 
 
 def _normalised(logits: Tensor, mean: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the logsumexp of each row of logits; and with `mean` also the mean of each row's logits under
-    their softmax, otherwise None."""
+    """Return the logsumexp of each row of logits, and the mean of each row's logits under their softmax.
+    Without `mean`, the second value is None."""
     top = logits.amax(-1)
     weights = (logits - top[:, None]).exp_()
     normaliser = weights.sum(-1)

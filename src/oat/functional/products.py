@@ -1,4 +1,5 @@
-"""Matrix products in float32 on a CPU: by oneDNN if it is faster than MKL, which torch uses.
+"""Matrix products in float32 on a CPU, by oneDNN if it is faster than MKL. Without this module, torch would
+use MKL.
 
 On processors that are not Intel's, MKL does not use the 512-bit instructions. oneDNN, which torch includes
 for half precision, uses them. On a Zen 5 oneDNN does twice the operations per second, at 1.4 to 2.6 times the
@@ -9,8 +10,8 @@ rounding error (docs/performance.md).
   rounds as before.
 * oneDNN makes a kernel for every shape of a product, in half precision too. A kernel takes half a millisecond
   to make and half a megabyte of memory. oneDNN keeps 1,024 kernels by default; this module makes it keep 16,
-  about as many as the passes of a model use repeatedly. Environment variables that are already set take
-  precedence.
+  about as many as the passes of a model use repeatedly. If the environment already sets the number of
+  kernels, that number stays.
 * The engine rounds its shapes up, since it would otherwise have a new shape at almost every call.
 """
 

@@ -5,7 +5,7 @@ many questions are asked at a time. Later the real price replaces the reserved p
 * without a limit in tokens or money, when a step takes the answer;
 * with such a limit, as soon as all questions of the wave are answered (`ledger/waves.py`).
 
-The records of the ledger alone decide if a question can be paid.
+Only the records of the ledger decide if a question can be paid.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Budget:
         return all(limit is None or spent <= limit for spent, limit in pairs)
 
     def within(self, price: Price) -> Price:
-        """Return the price with each of its units lowered to the limit of this unit."""
+        """Return the price with queries, tokens and money each cut to its limit."""
         queries, tokens = (
             min(most, limit) if limit is not None else most
             for most, limit in ((price.queries, self.queries), (price.tokens, self.tokens))

@@ -110,8 +110,8 @@ class Spent:
 
     Attributes:
         price: the price of all answers taken so far, plus the most that open questions may still cost.
-        refused: the lowest price of a question that the budget did not allow; None if it allowed all.
-            Questions that this step took and questions that still wait count.
+        refused: the lowest price among the questions that the budget did not allow and that this step took or
+            that still wait; None if there are none.
         open: number of questions that are paid for and that no step has taken yet.
     """
 
@@ -154,8 +154,8 @@ class Item:
     """A question with its final answer, and the group that it is about.
 
     Attributes:
-        label: index of the candidate that won a comparison, 0 or 1; the ledger sets it once. None if there is
-            no winner, and for scores.
+        label: index of the candidate that won a comparison, 0 or 1; the ledger sets it once. None for scores,
+            and for a comparison without a winner.
     """
 
     group: Group

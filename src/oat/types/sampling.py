@@ -126,7 +126,7 @@ class Work:
     Attributes:
         seconds: the time that the work took.
         least_s: least number of seconds that this machine needs for the work (`oat.hardware.roofline`).
-        keys: number of keys of the KV cache that each layer computed with in decoding.
+        keys: number of KV-cache keys that decoding computed with, in each layer.
         padded_keys: number of these keys that belong to no token.
     """
 
@@ -210,7 +210,7 @@ class Trajectory:
     @cached_property
     def trained(self) -> np.ndarray:
         """(T,) bool: True for the tokens that are trained. The first token is never trained, since no token
-        precedes it."""
+        precedes it from which it could be predicted."""
         masks = [s.mask if s.mask is not None else np.zeros(len(s.ids), dtype=bool) for s in self.segments]
         trained = np.concatenate(masks)
         trained[:1] = False
