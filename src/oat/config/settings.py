@@ -224,8 +224,8 @@ class LearnerConfig:
     """Largest norm of a model's gradient; a gradient with a larger norm is scaled down to it."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Reaction to a loss, a gradient or an input of the loss that is not finite; it comes before the weights
-    change. `stop`: the run ends and the batch is written to a file. `skip`: this optimiser step is left out and
-    counted."""
+    change. `stop`: the run ends and the batch is written to a file. `skip`: this optimiser step is left out
+    and counted."""
     max_skips: Count = 3
     """Largest number of optimiser steps in a row that `on_nonfinite: skip` leaves out. After one more, the
     run ends."""

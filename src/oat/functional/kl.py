@@ -2,7 +2,8 @@
 "Approximating KL divergence", http://joschu.net/blog/kl-approx.html), and `adapted_coef`, the coefficient of
 a penalty on the divergence.
 
-For each estimator, with d = logps - reference_logps, its term and the term's expectation under the policy:
+Each line has an estimator, its term with d = logps - reference_logps, and the term's expectation under the
+policy:
 
     k1 = d               the divergence; single terms may be negative
     k2 = d^2 / 2         not the divergence, but close to it if policy and reference are close

@@ -14,7 +14,7 @@ def log_ratio(
     max_log_ratio].
 
     The clamp keeps the exponential finite. A value outside the range gets no gradient. The function is
-    elementwise; both tensors have the same shape, any.
+    elementwise. The two tensors have the same shape, which may be any.
 
     Args:
         logps: log-probabilities of the sampled tokens under the policy, nats, with grad.

@@ -110,8 +110,8 @@ class Spent:
 
     Attributes:
         price: the price of all answers taken so far, plus the most that open questions may still cost.
-        refused: the lowest price among the questions that the budget did not allow and that this step took or
-            that still wait; None if there are none.
+        refused: the lowest price of a question that the budget did not allow, among those that this step took
+            and those that still wait; None if there is no such question.
         open: number of questions that are paid for and that no step has taken yet.
     """
 
