@@ -340,7 +340,7 @@ def unit(name: str) -> str:
 
 
 class Metrics:
-    """The numbers of one row of metrics, by name."""
+    """One row of metrics: its numbers, by name."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}

@@ -10,19 +10,19 @@ The loss is the sum of two terms:
 The optimiser is that of the sources: Adam at a constant learning rate, with weight decay in the gradient of
 every parameter. Its settings are in `explorer.ensemble`.
 
+A ring buffer holds the newest pairs, at most `buffer` of them. While it holds fewer than `batch` pairs, the
+ensemble makes no optimiser step. From then on, it makes `steps` optimiser steps in each step of the run. Each
+optimiser step learns from `batch` pairs, which are drawn from the buffer without replacement.
+
 Departures from the sources' code:
 1. Pairs without a winner are not stored. The sources have a mask of pairs instead, but its shape does not fit
    the loss, so it masks nothing.
 2. The ensemble never learns from a pair that it labelled itself.
 3. The prior fades with the number of labelled pairs. Recorded pairs, and pairs whose answer was known, count
    too. In the sources the prior fades with the number of queries.
-4. The sources' settings for a prior that does not fade (`rm_fixed_reg`) and for an end of learning
-   (`rm_train_budget`) do not exist.
+4. Two settings of the sources are left out: a prior that does not fade (`rm_fixed_reg`), and an end of
+   learning (`rm_train_budget`).
 5. The gradient may be clipped (`max_grad_norm`).
-
-A ring buffer holds the newest pairs, at most `buffer` of them. While it holds fewer than `batch` pairs, the
-ensemble makes no optimiser step. From then on, it makes `steps` optimiser steps in each step of the run. Each
-optimiser step learns from `batch` pairs, which are drawn from the buffer without replacement.
 """
 
 import math

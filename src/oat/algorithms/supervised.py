@@ -9,15 +9,12 @@ The rows are the responses of a step:
 Departures from the papers:
 1. If several rows of a step have the same prompt and response, token for token, the step learns one of them
    and counts the others. With `duplicates: run`, a step also leaves out rows that earlier steps learned, as
-   in RFT. It recognises them by a hash of 64 bits.
+   in RFT. It recognises these rows by a hash of 64 bits.
 2. The threshold is any score, and does not change within a run. RFT accepts correct responses. ReST raises
    its threshold from one improvement step to the next; here, a fork can have a higher threshold.
 3. Without `learner.buffer`, each step learns only from its own samples, in `epochs` passes.
    `learner.sync_every` decides which weights draw the samples: the newest, those of some steps ago (ReST), or
    those of the start (RFT).
-
-With `duplicates: run` the state has the hashes of all learned responses. A roll back restores the hashes of
-its checkpoint, without those of the steps that it undoes.
 
 Not handled: a limit on the responses of one prompt (`reduction: prompt` gives every prompt the same weight).
 """
@@ -137,8 +134,8 @@ class SFT(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Hashes of the responses that later steps must not learn again. With `duplicates: step` there are
-        none."""
+        """With `duplicates: run`, the hashes of all learned responses; otherwise empty. A roll back restores
+        the hashes of its checkpoint, without those of the steps that it undoes."""
         return (
             {"learned": torch.tensor(list(self.learned), dtype=torch.int64)}
             if self.config.duplicates == "run"

@@ -123,7 +123,7 @@ def discopop_loss(margin_U: Float[Tensor, " U"], *, beta: float, tau: float) -> 
     term = - (1 - m) log sigmoid(beta h) + m exp(-beta h),   m = sigmoid(beta h / tau)
 
     The term is not convex: if tau is below about 0.1, it rises with h at h = 0. The product m exp(-beta h) is
-    computed as one exponential, since 0 times infinity would be NaN.
+    computed as one exponential. As a product in float32 it could be 0 times infinity, which is NaN.
 
     Args:
         margin_U: h of `dpo_margin`, nats.
