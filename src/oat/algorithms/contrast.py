@@ -13,7 +13,7 @@ log-likelihood of the chosen response.
 | apo_down | lowers both responses, the rejected one further | arXiv:2408.06266, Eq. 8 |
 | sppo_hard | log-ratios drawn to 1 / (2 beta) and -1 / (2 beta) | arXiv:2405.00675, Eq. 4.7 |
 | discopop | logistic and exponential of beta h, mixed by h | arXiv:2406.08414, Eq. 5 |
-| aot | log-sigmoid of beta times differences of equal rank | arXiv:2406.05882 |
+| aot | log-sigmoid of beta times the difference of values of equal rank | arXiv:2406.05882 |
 | orpo | odds ratio, and the NLL; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
 | cpo | log-sigmoid, and the NLL; no reference | arXiv:2401.08417, Eq. 3 |
 

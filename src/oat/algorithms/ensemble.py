@@ -2,7 +2,8 @@
 arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
 
 The loss is the sum of two terms:
-* the mean over members m and pairs of - log sigmoid(r_m(chosen) - r_m(rejected));
+* the mean over members m and pairs of - log sigmoid(r_m(chosen) - r_m(rejected)), with r_m the member's
+  reward;
 * the prior: `prior` * `batch` / labelled, times the mean squared distance of all parameters from their
   initial values. Here labelled is the number of labelled pairs taken so far, so the prior fades as answers
   come in.

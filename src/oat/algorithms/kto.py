@@ -20,8 +20,8 @@ Departures from the paper:
 
 `kl/reference` is the mean of k3 (`functional/kl.py`) over the trained tokens of responses that the sampler
 drew for this step. Recorded responses and responses of earlier steps do not count. If no response counts, the
-metric is not reported. It is computed under the weights at the start of each optimiser step. As an estimate
-of KL(policy || reference), it is biased in three cases:
+metric is not reported. k3 is computed under the weights at the start of each optimiser step. As an estimate
+of KL(policy || reference), the metric is biased in three cases:
 * other weights drew the responses (`lag/versions`, `minibatches`, `epochs`);
 * the temperature is not 1;
 * sampling is truncated.

@@ -263,10 +263,10 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
     """Add to errors that are raised within this context the place where the field at fault was set.
 
-    * If the message begins with a place, the error is raised unchanged.
-    * If the message begins with the name of a field, this is the field at fault. Otherwise it is `field`.
-    * In a DataError, the field at fault is always `field`. The place is added at the end, since the message
-      begins with file and row.
+    * DataError: the field at fault is `field`. The place is added at the end, since the message begins with
+      file and row.
+    * Any other error: if the message begins with the name of a field, this is the field at fault; otherwise
+      it is `field`. If the message begins with a place, nothing is added.
 
     If the field at fault is `field`, and its value is a relative path that exists only in the configuration's
     folder, the message says so.
