@@ -10,12 +10,6 @@ Values = Sequence[Sequence[float | None]]
 """A list of values for each question; None is an abstention."""
 
 
-TOO_LONG = (
-    "its texts are longer than it reads; see its options max_tokens and overflow, and sampling.max_new_tokens"
-)
-"""The `when_it_abstains` of an oracle that reads texts of limited length."""
-
-
 class LocalOracle(Oracle):
     """The base of an oracle that computes its answers within `collect`, for all questions that are collected
     together. `collect` returns when all of these answers are computed.

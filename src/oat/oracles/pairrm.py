@@ -39,7 +39,7 @@ from oat.files import seen
 from oat.models.identity import model_identity, tokenizer_identity, weights_identity
 from oat.models.loading import load_config, load_tokenizer
 from oat.models.scoring import batches, hash_of_files
-from oat.oracles.local import TOO_LONG, LocalOracle, Values
+from oat.oracles.local import LocalOracle, Values
 from oat.types import Kind, Question
 
 MARKERS = {
@@ -71,7 +71,6 @@ class PairRM(LocalOracle):
     """
 
     answers: Kind = "compare"
-    when_it_abstains = TOO_LONG
 
     def __init__(
         self,

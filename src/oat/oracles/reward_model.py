@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from oat.errors import ConfigError, OracleError, TemplateError
 from oat.models.scoring import Scorer
-from oat.oracles.local import TOO_LONG, LocalOracle, Values
+from oat.oracles.local import LocalOracle, Values
 from oat.types import Question
 
 
@@ -31,7 +31,10 @@ class RewardModelOracle(LocalOracle):
         ConfigError: an option has a value that it does not take.
     """
 
-    when_it_abstains = TOO_LONG
+    when_it_abstains = (
+        "its texts are longer than it reads; see its options max_tokens and overflow, and "
+        "sampling.max_new_tokens"
+    )
 
     def __init__(
         self,
