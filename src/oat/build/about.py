@@ -1,4 +1,4 @@
-"""The settings of a run that its reports name, as plain values."""
+"""The settings that reports about a run name, such as its model and its algorithm, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ class About:
     Attributes:
         run_dir: the run directory, as the configuration names it.
         model: the model that the policy starts from, a directory or a hub id.
-        has_adapter: whether an adapter is trained beside the frozen weights.
+        has_adapter: True if an adapter is trained beside the frozen weights.
         algorithm: name of the algorithm.
-        is_ours: whether the algorithm is one of ours.
+        is_ours: True if the algorithm is one of oat's own.
         oracle: name of the oracle that training asks.
         prompts: the sources of the prompts.
         max_steps: `stop.max_steps`.
-        stops_at_bad_records: whether a malformed record ends the run before it starts.
-        evaluated: the source of the held-out prompts; without prompts, that of the pairs. None: there is no
-            evaluation.
+        stops_at_bad_records: True if a malformed record ends the run before its first step.
+        evaluated: the source of the held-out prompts or, without prompts, of the held-out pairs. None: there
+            is no evaluation.
         why_no_rate: the reason why the learning rate can be 0 in the first steps, as a part of a sentence.
         tree: every setting, as `config.yaml` has it.
     """

@@ -1,5 +1,5 @@
-"""The arithmetic of a run for `oat check`: the prompts, responses, queries and optimiser steps of one step,
-and of all steps that are left."""
+"""Lines of `oat check` about amounts: the prompts, responses, queries and optimiser steps of one step, and of
+all steps that are left."""
 
 import math
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from oat.oracles.preferences import Preferences
 from oat.types import Price
 
 Lines = Iterator[tuple[str, str]]
-"""Lines of the table of `oat check`, as pairs (name of the row, text). The name "" continues the row
-above."""
+"""Lines of the table that `oat check` prints, as pairs (name, text). A line with the name "" continues the
+line above it."""
 
 
 def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
-    """Yield the arithmetic of one step."""
+    """Yield the lines about one step: its prompts, responses, questions, queries and optimiser steps."""
     config = resolved.config
     plan = run.plans(0)
     recorded = bool(config.prompts.responses)
@@ -57,8 +57,8 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
 
 @dataclass(frozen=True)
 class Begun:
-    """The part of a run that is done. For a fork that is still to be made, it is the part of the other run
-    before the fork.
+    """The steps that a run has done. If the run is a fork that is still to be made, these are the steps of
+    the other run before the fork.
 
     Attributes:
         steps: number of steps that are done.
@@ -70,11 +70,11 @@ class Begun:
 
 
 def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Price, begun: Begun) -> Lines:
-    """Yield the costs of the run, and the arithmetic of all steps that are left.
+    """Yield the lines about the costs of the run, and about all steps that are left.
 
     Args:
         dearest: the highest price of a question of training, as `dearest_question` returns it.
-        begun: the part of the run that is done.
+        begun: the steps that are done.
     """
     last, questions = run.stop.last, run.plans(0).questions
     left = None if last is None else max(0, last - begun.steps)
@@ -93,8 +93,7 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
 
 
 def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
-    """Return why a run that was begun has nothing left to do; "" if it has something left, or was not
-    begun."""
+    """If the run has done steps and has none left to do, return the reason in words. Otherwise return ""."""
     most, spent = resolved.config.stop.max_queries, begun.queries
     if not begun.steps:
         return ""
@@ -109,7 +108,7 @@ def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
 
 
 def _limits(resolved: Resolved) -> str:
-    """Return the budgets and hours that may end the run, in words."""
+    """Return, in words, the budgets and hours that may end the run."""
     stop = resolved.config.stop
     limits = {
         "max_queries": stop.max_queries,
@@ -121,7 +120,7 @@ def _limits(resolved: Resolved) -> str:
 
 
 def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
-    """Return, in words, how long a run goes on that only a budget or a clock ends.
+    """Describe in words the steps that are left, if only a budget or a clock ends the run.
 
     Args:
         queries: the largest number of queries that a step may make.
@@ -139,11 +138,11 @@ def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
 def _all_steps(
     resolved: Resolved, run: Run, run_inputs: RunInputs, queries: int, begun: Begun, last: int
 ) -> str:
-    """Return, in words, the steps that are left of a run whose number of steps is known.
+    """Describe in words the steps that are left, if the run has a last step.
 
     Args:
         queries: the largest number of queries that a step may make.
-        last: the number of steps of the run.
+        last: number of steps of the run.
     """
     most, epochs = resolved.config.stop.max_queries, resolved.config.prompts.epochs
     a_step, size = run.plans(0).prompts, run_inputs.prompts.size
@@ -170,7 +169,8 @@ def _all_steps(
 
 
 def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun) -> Lines:
-    """Yield when evaluations are due, how many responses each has, and how many queries it makes."""
+    """Yield the lines about evaluations: when they are due, and how many responses and queries each one
+    has."""
     e, last = resolved.config.evaluation, run.stop.last
     done = begun.steps
     if e is None:
@@ -217,12 +217,12 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
 
 
 def _each(prompts: int, size: int, *, is_exact: bool) -> str:
-    """Return, in words, how often each prompt is taken.
+    """Describe in words how often each prompt is taken.
 
     Args:
         prompts: number of prompts that are taken.
         size: number of prompts of an epoch.
-        is_exact: whether the first of these prompts begins an epoch.
+        is_exact: True if the first of these prompts begins an epoch.
     """
     times, more = divmod(prompts, size) if is_exact else (round(prompts / size), 0)
     often = "once" if times == 1 else f"{times:,} times"
@@ -230,8 +230,8 @@ def _each(prompts: int, size: int, *, is_exact: bool) -> str:
 
 
 def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
-    """Return, in words, how many questions a step learns from when the buffer is fullest, and with how many
-    optimiser steps."""
+    """Describe in words the largest number of questions that a step learns from with a replay buffer, and the
+    optimiser steps of this step."""
     questions = resolved.widened.questions
     takes = math.ceil(buffer.questions / questions)
     fullest = min(takes, buffer.clear_every or takes)
@@ -247,7 +247,7 @@ def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
     """Return the largest number of queries that a question of training may cost.
 
     Args:
-        samples: responses per prompt.
+        samples: number of responses per prompt.
     """
     if resolved.config.oracle.name in BUILTIN:
         return 0

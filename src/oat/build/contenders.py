@@ -14,11 +14,11 @@ from oat.files import seen
 
 @dataclass(frozen=True)
 class Contender:
-    """A model that is compared.
+    """One of the two models that are compared.
 
     Attributes:
         name: the name that the user gave.
-        resolved: the configuration of the comparison, with this model and its own section `render`.
+        resolved: the configuration of the comparison. Its sections `model` and `render` are this model's own.
         run_dir: the run whose newest checkpoint is compared; None: the model is used as it is.
     """
 
@@ -28,12 +28,12 @@ class Contender:
 
 
 def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Contender, Contender]:
-    """Return the two contenders. Their configurations differ only in the model and the section `render`.
+    """Return the two contenders. Their configurations differ only in the sections `model` and `render`.
 
     Args:
-        first, second: a run directory, a configuration, or a model. If `first` is a bare model, all other
-            settings are those of `second`; otherwise they are those of `first`.
-        flags: settings that override those of the configuration whose settings are used.
+        first, second: a run directory, a configuration file, or a model. All other settings are those of
+            `first`. If `first` is a model, they are those of `second`.
+        flags: settings from the command line. They override settings of the same argument.
 
     Raises:
         ConfigError: neither `first` nor `second` is a run or a configuration, or the configuration has no
@@ -60,10 +60,10 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
         if own is not None:
             model = replace(own.config.model, reference=None, reference_update=None)
             render = own.config.render
-        # repeats=0: the oracle judges the second order itself; the cache does not derive it from the first
+        # repeats=0: the oracle is asked about both orders; otherwise the cache would derive the second one
         oracle = replace(base.config.oracle, repeats=0)
         config = replace(base.config, model=model, oracle=oracle, render=render)
-        # a comparison has no reference
+        # a comparison needs no reference
         config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
         # nothing is learned, so both contenders may share the objective of `base`
         resolved = replace(base, config=config, origins={(): name})

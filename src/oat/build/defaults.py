@@ -1,8 +1,8 @@
-"""Settings whose defaults follow from other settings, for `oat check`: the value of each, and the setting
-from which it follows.
+"""Settings whose defaults follow from other settings. `oat check` shows each with its value and with the
+setting from which it follows.
 
-The end of a run has no default in a file: `stop` or `prompts.epochs` must be set. A run from Python that sets
-neither of them is one pass over its prompts.
+The end of a run has no default in a file: the file must set `stop` or `prompts.epochs`. If a run from Python
+sets neither, it makes one pass over its prompts.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from oat.build.resolved import Resolved
 
 
 class _Default(NamedTuple):
-    """A setting that may follow from another one.
+    """A setting that may follow from another setting.
 
     Attributes:
         field: the setting, as "section.field".
-        applies: whether the setting follows from `source` in this run, if it is left open.
+        applies: True if the setting, when left open, follows from `source` in this run.
         value: its value in this run; None if it has none.
         source: the setting from which the value follows, in words.
     """
@@ -31,7 +31,7 @@ class _Default(NamedTuple):
 
 
 def derived(resolved: Resolved) -> Iterator[str]:
-    """Yield a sentence for each setting that was left open and follows from another one."""
+    """Yield a sentence for each setting that is left open and follows from another setting."""
     for default in (*_of_model(resolved), *_of_samples(resolved), *_of_the_others(resolved)):
         is_open = tuple(default.field.split(".")) not in resolved.origins
         if default.applies and default.value is not None and is_open:
@@ -62,7 +62,7 @@ def _of_samples(resolved: Resolved) -> Iterator[_Default]:
 
 
 def _of_part(resolved: Resolved, section: str) -> Iterator[_Default]:
-    """Yield the settings that a part itself fills in if they are left open."""
+    """Yield the settings that the part of a section fills in when they are left open."""
     config, origins = resolved.config, resolved.origins
     part = getattr(config, section)
     given = {name: value for name, value in part.options.items() if (section, name) in origins}

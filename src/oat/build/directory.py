@@ -1,4 +1,4 @@
-"""The directory of a run: making it, locking it for one process, and removing it if no run came of it."""
+"""Functions that make a run's directory, lock it for one process, and remove it after a start that failed."""
 
 import fcntl
 import os
@@ -26,8 +26,8 @@ _WRITTEN = (
     "wandb",
     "mlflow",
 )
-"""The files and folders of a run directory that are written in place; all other files are replaced by a
-rename."""
+"""The files and folders of a run directory that are written in place. A new version of any other file is
+written beside it and then renamed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Home:
 
     Attributes:
         standing: the files of the directory that must not be moved, removed or replaced.
-        interruption: the signals that have come since the run began to start.
+        interruption: the request to end the run, which a signal such as Ctrl-C makes.
     """
 
     directory: Path
@@ -45,7 +45,7 @@ class Home:
 
 
 def unlocked_home(directory: Path) -> Home:
-    """Return a home without a lock, for a run that no other process uses. The directory is made if it is
+    """Return a `Home` without a lock, for a run that no other process uses. Make the directory if it is
     missing."""
     directory.mkdir(parents=True, exist_ok=True)
     return Home(directory, Standing(), Interruption())
@@ -58,8 +58,8 @@ def make_directory(directory: Path) -> list[Path]:
         The directories that were made: the run's, then those of its parents.
 
     Raises:
-        ConfigError: the path is a file, or the directory cannot be made. Or this user has no right to write
-            to the directory, or to something in it that a run writes to.
+        ConfigError: the path is a file, the directory cannot be made, or this user may not write to the
+            directory or to a file in it that a run writes.
     """
     try:
         if directory.exists() and not directory.is_dir():
@@ -81,8 +81,8 @@ def make_directory(directory: Path) -> list[Path]:
 
 
 def unmake(made: Sequence[Path]) -> None:
-    """Remove the directories that `make_directory` made if no run came of them. A parent stays if another
-    process has begun to use it."""
+    """Remove the directories that `make_directory` made, after a start that left no run in them. A parent
+    stays if it has other files by now."""
     for place in made[:1]:
         shutil.rmtree(place)
     with suppress(OSError):
@@ -91,8 +91,8 @@ def unmake(made: Sequence[Path]) -> None:
 
 
 _locks: set[TextIO] = set()
-"""The open lock files of this process. A forked child, such as a worker of a reward function, may outlive the
-process, so the child closes its copies."""
+"""The open lock files of this process. A forked child, such as a worker of a reward function, closes its
+copies of them. Otherwise a child that outlives the process would keep the lock."""
 
 
 def _close_locks() -> None:
@@ -105,12 +105,12 @@ os.register_at_fork(after_in_child=_close_locks)
 
 @contextmanager
 def locked(directory: Path) -> Iterator[Standing]:
-    """Lock a directory for this process until the context ends. If the process ends first, in whatever way,
-    the lock ends too, even if children of the process go on.
+    """Lock a directory for this process until the context ends. If the process ends first, even by a kill,
+    the lock ends with it. Children of the process do not keep the lock.
 
     Yields:
-        The `Standing` of the lock file, which tells whether the directory is still the same. As long as the
-        lock file is open, no other file gets its inode.
+        The `Standing` of the lock file. It tells whether the directory was moved or replaced, since no other
+        file gets the inode of a file that is open.
 
     Raises:
         ConfigError: another process holds the lock, or the lock file cannot be opened.
@@ -136,8 +136,8 @@ def locked(directory: Path) -> Iterator[Standing]:
 
 
 def is_unused(directory: Path) -> bool:
-    """Return whether a directory is empty, or has only the files of a start that failed or was killed before
-    its first question."""
+    """Return True if a directory is empty, or has only files of a start that ended before the run's first
+    question."""
     left = {file.name for file in directory.iterdir()}
     ledger = {f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")}
     if not left <= {"lock", GIVEN, ".new-config.yaml", *ledger}:

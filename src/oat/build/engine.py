@@ -22,7 +22,7 @@ def run_engine(
     seeds: Seeds,
     load: LoadModel = load_model,
 ) -> TorchEngine:
-    """Make the engine of a run. A slot shares the learner's model where `load_slots` allows it.
+    """Make the engine of a run. A slot shares the learner's model if `load_slots` allows it.
 
     Args:
         lms: the learner's models by name.
@@ -39,11 +39,11 @@ def run_engine(
 def make_engine(
     slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None
 ) -> TorchEngine:
-    """Make the engine in this process.
+    """Make the torch engine.
 
     Args:
         slots: the model of each slot.
-        threads: number of torch's threads while the engine works; None: as many as torch has elsewhere.
+        threads: number of torch's threads while the engine works; None: the number does not change.
     """
     return TorchEngine(
         slots,
@@ -64,6 +64,6 @@ def make_sampling(resolved: Resolved) -> Sampling:
 
 
 def plain_sampling(config: Config) -> Sampling:
-    """Return the sampling settings of evaluations, which need no kept sets."""
+    """Return the sampling settings of evaluations. They record no kept sets."""
     names = [f.name for f in fields(Sampling) if f.name != "keep_sets"]
     return Sampling(**{name: getattr(config.sampling, name) for name in names})

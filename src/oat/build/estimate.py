@@ -1,16 +1,17 @@
-"""An estimate of the memory that a run needs, before it begins.
+"""An estimate of the memory that a run needs, made before the run begins.
 
-The run's own models and learner are made of tensors that have a shape and no memory (`oat.models.outline`).
-They do the work of a step in which every row has the largest length. Meanwhile the bytes of the tensors that
-are alive at once are counted. No weights are loaded, so the estimate takes seconds for any model.
+The models and the learner of the run are made of tensors that have a shape and no memory
+(`oat.models.outline`). They compute a step in which every row has the largest length. Meanwhile the bytes of
+all tensors that are alive are counted. No weights are loaded, so the estimate takes seconds for any model.
 
-The estimate is in addition to the memory that the process has after its imports. These are not counted:
-scratch memory within an operation; freed memory that the allocator keeps (with large models it keeps none,
-`oat.hardware.allocator`); data, ledger, texts.
+The work of the engine depends on values. So only its two largest moments are imitated: a pass over prompts,
+and the draw of one token for each row.
 
-Since the estimate imitates a step and has no formulas for it, a change of the learner changes the estimate
-too. The engine's work depends on values, so only its two largest moments are imitated: a pass over prompts,
-and a draw.
+The estimate does not count:
+* the memory that the process has after its imports;
+* scratch memory within an operation;
+* freed memory that the allocator keeps (with large models it keeps none, `oat.hardware.allocator`);
+* data, ledger and texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,10 +50,10 @@ class Estimate:
     """The estimated bytes of tensors.
 
     Attributes:
-        parts: for each kind of tensors, the bytes that they take.
-        phases: for each part of a step, the most bytes that are alive at once. If checkpoints are written in
-            the background, "beside a checkpoint" has the largest of these plus the bytes of the weights that
-            a checkpoint copies.
+        parts: the bytes of each kind of tensors, such as "weights that learn".
+        phases: the most bytes that are alive at once, by part of a step. If a step goes on while a checkpoint
+            is written, there is an entry "beside a checkpoint": the largest of the other entries, plus the
+            bytes of the weights and moments that a checkpoint copies.
     """
 
     parts: dict[str, int]
@@ -64,7 +65,7 @@ class Estimate:
 
     @property
     def part(self) -> str:
-        """The part of a step in which most bytes are alive."""
+        """The name of the part of a step in which most bytes are alive."""
         return max(self.phases, key=lambda name: self.phases[name])
 
 
@@ -73,9 +74,9 @@ class Lengths:
     """The lengths of a run's prompts.
 
     Attributes:
-        prompt: tokens of the longest prompt of training.
+        prompt: number of tokens of the longest prompt of training.
         held_out: number of held-out prompts.
-        held_out_prompt: tokens of the longest held-out prompt.
+        held_out_prompt: number of tokens of the longest held-out prompt.
     """
 
     prompt: int
@@ -85,11 +86,12 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class _Imitated:
-    """The boxes of a run that a step needs, without weights.
+    """The boxes that an imitated step needs, made without weights.
 
     Attributes:
         sampler: the model of the engine's slot `sampler`.
-        kept: the weights of a sampler that lags behind the policy; empty if the sampler does not lag.
+        kept: the weights that the run keeps for a sampler that lags behind the policy; empty if it does not
+            lag.
         ensemble: not read; this field keeps the ensemble's tensors alive.
     """
 
@@ -106,8 +108,8 @@ class _Load:
 
     Attributes:
         prompts: number of prompts.
-        samples: responses of each prompt.
-        prompt, response: tokens of each prompt, and of each response.
+        samples: number of responses of each prompt.
+        prompt, response: number of tokens of each prompt, and of each response.
     """
 
     prompts: int
@@ -123,7 +125,8 @@ def lengths_of(run_inputs: RunInputs) -> Lengths:
 
 
 def longest_sequence(lm: CausalLM | ModelOutline, prompt: int, response: int) -> int:
-    """Return the number of tokens of a prompt and its response together, at most the model's context."""
+    """Return the number of tokens of a prompt and its response together, limited by the model's context
+    length."""
     return prompt + response if lm.context_length is None else min(prompt + response, lm.context_length)
 
 
@@ -175,7 +178,8 @@ def _imitated(resolved: Resolved) -> _Imitated:
 
 
 def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, _Load]:
-    """Return the engine's work, by part of a step."""
+    """Return the engine's load in each part of a step in which the engine generates: "sampling" and
+    "evaluation"."""
     config, plan = resolved.config, resolved.widened
 
     def load(prompts: int, samples: int, prompt: int) -> _Load:
@@ -200,8 +204,8 @@ def _phases(
 ) -> dict[str, int]:
     """Return, for each part of a step, the most bytes that are alive at once.
 
-    The optimiser's moments exist from the first update on. If `stop.max_steps` is 1, sampling is imitated
-    before the only step. Otherwise two steps are imitated, and then sampling. Evaluation always comes last.
+    The optimiser's moments exist from the first update on. So sampling is imitated after two steps or, if
+    `stop.max_steps` is 1, before the only step. Evaluation comes last.
     """
     sampling, engine = make_sampling(resolved), resolved.engine
     has_one_step = resolved.config.stop.max_steps == 1
@@ -216,7 +220,7 @@ def _phases(
 
 
 def _saves_in_background(config: Config) -> bool:
-    """Return whether a step goes on while a checkpoint is written."""
+    """Return True if a step goes on while a checkpoint is written."""
     last = config.stop.max_steps
     return config.checkpoint.background and (last is None or config.checkpoint.every < last)
 
@@ -230,8 +234,8 @@ def _copied(run: _Imitated, learned: int) -> int:
 def _learning(
     resolved: Resolved, lengths: Lengths, run: _Imitated, sampling: Sampling, live: LiveBytes
 ) -> dict[str, int]:
-    """Return the peak bytes of three parts of a step: a forward pass of `prepare`, two backward passes that
-    accumulate, and the optimiser steps."""
+    """Return the peak bytes of three parts of a step: the forward pass of `prepare`, two backward passes that
+    accumulate gradients, and the optimiser step."""
     learner, plan = run.learner, resolved.plan
     objective = resolved.objective
     prepared, passes = (
@@ -265,8 +269,8 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
     """Return the rows of a number of questions. Every row has the longest prompt and the longest response,
     cut to the context length. Rows of one group have the same prompt.
 
-    The work on kept sets depends on values, so no row has kept sets. Rows that would have them get a
-    temperature of 0.5 instead, which takes as much memory.
+    Rows never have kept sets here, since the work on kept sets depends on values. If the run has kept sets,
+    the rows have a temperature of 0.5 instead, which takes as much memory.
     """
     width = longest_sequence(lm, lengths.prompt, sampling.max_new_tokens)
     samples = sum(plan.samples.values())
@@ -280,7 +284,8 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
 def _micro_batches(
     learner: Learner, objective: Objective, rows: Sequence[Trajectory]
 ) -> list[list[Trajectory]]:
-    """Return the rows of the first two forward passes of an update, or of its only one."""
+    """Return the rows of the first two micro-batches of an update. If the update has only one, return this
+    one."""
     units = np.arange(len(rows)) // (2 if objective.requires.feedback == "compare" else 1)
     cuts = micro_batches(
         Batch(tuple(rows), units, units), learner.micro_batch_size, learner.micro_batch_tokens
@@ -291,8 +296,9 @@ def _micro_batches(
 def _sampling(
     engine: TorchEngineConfig, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes
 ) -> dict[str, int]:
-    """Return, for each load of the engine, the peak bytes: the cache plus the larger of two peaks. One is
-    that of the first pass over prompts, the other that of a draw for all rows that are decoded together."""
+    """Return the peak bytes for each load of the engine: the KV cache plus the larger of two peaks. One is
+    the peak of the first pass over prompts. The other is the peak of a draw for all rows that are decoded
+    together."""
     phases = {}
     for name, load in loads.items():
         cache, rows = _cache_bytes(engine, lm, load), _rows_together(engine, load)
@@ -310,8 +316,8 @@ def _sampling(
 
 
 def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """Draw tokens as the engine does. Which tokens are left by truncation depends on values, so tensors of
-    the same sizes are made in place of the real search."""
+    """Draw tokens as the engine does. Truncation (top-k, top-p, min-p) depends on values, so tensors of the
+    same sizes are made in its place."""
     drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
     if sampling.truncates:
         some_RV = drawable_RV.clone()
@@ -339,8 +345,8 @@ def _rows_together(engine: TorchEngineConfig, load: _Load) -> int:
 
 
 def _cache_bytes(engine: TorchEngineConfig, lm: CausalLM, load: _Load) -> int:
-    """Return the bytes of the cache when every row has its largest length, at most `engine.cache_gb`. If the
-    samples of a prompt share its pages, the prompt's full pages count once."""
+    """Return the bytes of the KV cache when every row has its largest length, limited by `engine.cache_gb`.
+    If the samples of a prompt share pages, the full pages of the prompt count once."""
     rows = _rows_together(engine, load)
     whole = -(-(load.prompt + load.response) // PAGE)
     shared = load.prompt // PAGE if load.samples > 1 and not engine.deterministic else 0

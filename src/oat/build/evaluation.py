@@ -1,4 +1,4 @@
-"""Building of the evaluations of a run."""
+"""Functions that make the evaluations of a run."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def make_evaluation(
     directory: Path,
     pairs: HeldOutPairs | None,
 ) -> Evaluation | OnlyPairs | None:
-    """Make the evaluations of a run; None if the run has none.
+    """Make the evaluations of a run. Return None if the run has none.
 
     Args:
         directory: the run directory, to which the records of evaluations are written.
@@ -80,7 +80,7 @@ def make_evaluation(
 def held_out_pairs(
     resolved: Resolved, run_inputs: RunInputs, learner: Learner, seeds: Seeds
 ) -> HeldOutPairs | None:
-    """Make the held-out pairs that evaluations measure; None if there are none."""
+    """Make the held-out pairs that evaluations measure. Return None if there are none."""
     if run_inputs.pairs is None:
         return None
     config = resolved.config

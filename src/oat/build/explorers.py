@@ -1,4 +1,4 @@
-"""The guard of a user's explorer."""
+"""A wrapper that checks a user's explorer."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from oat.types import Group, Key, Kind, Plan, Question
 
 
 class GuardedExplorer:
-    """A user's explorer whose results are checked against the protocol at every call. After a call, the state
-    of the process is put back (`plugins.calls.restoring`). Exceptions of `widen` and `choose` pass through.
+    """A wrapper of a user's explorer. It checks each result against the protocol. After each call it restores
+    the state of the process (`plugins.calls.restoring`). Exceptions of `widen` and `choose` pass through.
 
-    Without the checks, the ledger would record a wrong question as it was returned. The run would then learn
-    from an index that counts from the end, an invented text or a changed token. `oat.testing.check_explorer`
-    makes the same checks.
+    Without the checks, the ledger would record a wrong question, for example one with a negative index, an
+    invented text or a changed token. The run would then learn from it. `oat.testing.check_explorer` makes the
+    same checks.
 
     Args:
         kind: the kind of questions that the algorithm learns from.
@@ -43,8 +43,8 @@ class GuardedExplorer:
         """Return the plan that the explorer makes of the algorithm's plan.
 
         Raises:
-            ContractError: the explorer returned something else than a plan of whole numbers above 0, or
-                changed the process in a way that cannot be undone.
+            ContractError: the result is not a plan of whole numbers above 0, or the explorer changed the
+                process in a way that cannot be undone.
         """
         with restoring(self._name, self._failed):
             widened = self._explorer.widen(plan)
@@ -57,8 +57,8 @@ class GuardedExplorer:
         """Return the questions that the explorer chooses.
 
         Raises:
-            ContractError: the explorer returned something else than questions about these groups, changed the
-                groups' tokens, or changed the process in a way that cannot be undone.
+            ContractError: the result is not a sequence of questions about these groups, or the explorer
+                changed the groups' tokens, or changed the process in a way that cannot be undone.
         """
         before = _checksum(groups)
         with restoring(self._name, self._failed):
@@ -82,7 +82,7 @@ class GuardedExplorer:
 
 
 def _checksum(groups: Sequence[Group]) -> int:
-    """Return a checksum of the segments' tokens and of what was recorded about them."""
+    """Return a checksum of the segments' tokens, masks, versions and log-probabilities."""
     found = 0
     for segment in (
         segment for group in groups for trajectory in group.trajectories for segment in trajectory.segments

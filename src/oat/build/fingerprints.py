@@ -1,19 +1,20 @@
-"""Fingerprints of a run's inputs, which decide the rows of the run together with its configuration. They are
-stored in `environment.json`. When the run is continued, they are compared with those of the present inputs.
+"""Fingerprints of a run's inputs. The configuration and the inputs together decide the rows of a run.
+Fingerprints are stored in `environment.json`. When the run is continued, they are compared with those of the
+present inputs.
 
 | key | content | a change is |
 | --- | --- | --- |
-| `models` | what is read of `model.path`, `.adapter` and `.reference` (`models/identity.py`) | refused |
-| `weights` | checksums of the weights of the same models | refused if the run still reads them |
+| `models` | files of `model.path`, `.adapter` and `.reference` (`models/identity.py`) | refused |
+| `weights` | checksums of the weights of the same models | refused if the run reads them again |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
 | `held_out`, `pairs` | digests of the data of `evaluation.path` and `.pairs` | warned of |
-| `oracles` | by field: version, and what it is made of (`ledger/versions.py`) | refused, unless accepted |
+| `oracles` | by field: the oracle's version and its files (`ledger/versions.py`) | refused, unless accepted |
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | named in messages |
 
-A path of the configuration is not stored: the entry `of` of a fingerprint is a hash of it. So a run may be
-moved. A fork stores the fingerprints of the other run in `fork.json`, so it no longer needs that run.
+The entry `of` of a fingerprint is a hash of the path in the configuration, so no path is stored. A fork
+stores the fingerprints of the other run in `fork.json`, so it no longer needs that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,20 +44,20 @@ from oat.rundir.provenance import entries, recorded_inputs
 from oat.text.templates import load_template
 
 Inputs = dict[str, Any]
-"""Fingerprints, as plain JSON."""
+"""Fingerprints by the keys of the table above, as plain JSON."""
 Roles = Mapping[str, tuple[str, Oracle]]
-"""For each field that names an oracle (`oracle`, `evaluation.oracle`, `evaluation.gold`): the oracle's
-address, and the oracle."""
+"""The address of an oracle and the oracle, for each field that names one: `oracle`, `evaluation.oracle` and
+`evaluation.gold`."""
 Blame = Callable[[str], AbstractContextManager[None]]
-"""`Resolved.blame`: a context in which errors say where a field was set."""
+"""The type of `Resolved.blame`: it returns a context in which errors say where a field was set."""
 
 CHANGEABLE = ("reward",)
-"""Inputs that users may accept although they have changed (`--accept-changed`)."""
+"""Names of the inputs whose change a user may accept (`--accept-changed`)."""
 FORK_FILE = "fork.json"
 GIVEN = "given"
-"""The folder of a run for models and records that were given as Python objects."""
+"""The folder in a run directory for models and records that were given as Python objects."""
 _UNKNOWN = ("", "None")
-"""Versions that older runs recorded of user oracles in which no version could be stored."""
+"""The versions that older releases of `oat` recorded for a user's oracle that stated none."""
 _MOST_LINES = 5
 _TEMPLATES = {
     "tokenizer": "chat_template.jinja, or `chat_template` in tokenizer_config.json",
@@ -65,12 +66,12 @@ _TEMPLATES = {
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
-    """Return the fingerprints that the last process of a run recorded. If none has recorded any, return those
-    that a fork brought from the other run, or None if there are none of these either.
+    """Return the fingerprints that the last process of a run recorded. If no process has recorded any, return
+    those in the fork's `fork.json`. Return None if there are none there either.
 
     Args:
-        step: processes whose first row comes after the checkpoint of this step do not count. If that holds
-            for all processes, the first one counts. None: all processes count.
+        step: count only processes whose first row is at most this one; if there is none, the first process
+            counts. None: count all processes.
 
     Raises:
         ConfigError: `environment.json` cannot be read as a list of entries.
@@ -84,7 +85,7 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
 
 
 def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
-    """Return the fingerprints of the files of models and tokenizer, except those of weights and template.
+    """Return the fingerprints of models and tokenizer, except those of weights and template.
 
     Args:
         lm: the policy; only its configuration is read.
@@ -105,7 +106,7 @@ def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
 
 
 def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
-    """Return the fingerprint of the template's text; nothing if there is no template.
+    """Return the fingerprint of the template's text; empty if there is no template.
 
     Raises:
         TemplateError: the template is missing.
@@ -119,14 +120,14 @@ def inputs_of_template(config: Config, tokenizer: Any) -> Inputs:
 
 
 def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame: Blame) -> None:
-    """Compare the fingerprints of models and template with the known ones, and refuse a change.
+    """Refuse models and a template whose fingerprints differ from the known ones.
 
     Args:
         known: the fingerprints of earlier processes; None: nothing is compared.
         now: the fingerprints of the present inputs.
 
     Raises:
-        ModelError, TemplateError: an input has changed.
+        ModelError, TemplateError: a model, or the template, has changed.
     """
     if known is None:
         return
@@ -154,9 +155,9 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
     """Return the fields whose weights a run reads from their files.
 
     Args:
-        has_reference: the run has a reference.
-        is_begun: the run has a checkpoint. The checkpoint has the weights that are learned, and those of a
-            reference that follows the policy. So these are not read from the files again.
+        has_reference: True if the run has a reference.
+        is_begun: True if the run has a checkpoint. The weights that are learned, and those of a reference
+            that follows the policy, are then read from the checkpoint.
     """
     model = config.model
     is_fixed = has_reference and not (is_begun and model.reference_update is not None)
@@ -169,8 +170,8 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
 
 
 def inputs_of_weights(config: Config) -> Inputs:
-    """Return the fingerprints of the weights that are on this machine. A model of the hub that was not
-    downloaded yet has an empty one."""
+    """Return the fingerprints of the weights that are on this machine. The fingerprint of a hub model that
+    was not downloaded yet is empty."""
     paths = {
         "model.path": config.model.path,
         "model.adapter": config.model.adapter,
@@ -186,7 +187,7 @@ def inputs_of_weights(config: Config) -> Inputs:
 
 
 def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:
-    """Compare the fingerprints of weights with the known ones, and refuse a change.
+    """Refuse weights whose fingerprints differ from the known ones.
 
     Args:
         fields: the fields whose weights the run reads; only these are compared.
@@ -213,10 +214,14 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
 
 
 def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
-    """Return the version of each oracle, by address. If all that an oracle is made of is unchanged, that is
-    the known version, so a file that was only saved again changes nothing. A run that was begun when `oat`
-    could not tell of what a user's oracle was made keeps the version that it recorded then, so it uses its
-    answers again. Otherwise it is the version that the oracle states."""
+    """Return the version of each oracle, by address:
+
+    * If all files and options of the oracle are unchanged, the known version. So a file that was only saved
+      again changes nothing.
+    * If an older release of `oat` recorded neither a version nor files of a user's oracle, the version that
+      it recorded. So the run uses its recorded answers again.
+    * Otherwise the version that the oracle states.
+    """
     found = {}
     for field, (address, oracle) in roles.items():
         before = _before(known, field, address)
@@ -227,8 +232,8 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
 
 
 def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str], blame: Blame) -> None:
-    """Refuse oracles whose files have changed. If only the version that an oracle declares has changed, it is
-    not refused.
+    """Refuse an oracle if its files have changed since it gave the recorded answers. A change of the version
+    that an oracle declares is not refused.
 
     Args:
         changed: addresses of the oracles whose recorded answers are from another version.
@@ -252,7 +257,7 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
 
 
 def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -> None:
-    """Warn of oracles of an evaluation that have changed since the run asked them."""
+    """Warn of each oracle that has changed since the run in `run_dir` asked it."""
     versions = versions_of(known, roles)
     for field, (address, _) in roles.items():
         if _before(known, field, address).get("version", versions[address]) != versions[address]:
@@ -263,7 +268,7 @@ def warn_of_changed_oracles(known: Inputs | None, roles: Roles, run_dir: Path) -
 
 
 def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
-    """Warn of held-out prompts, or pairs, that are not those of earlier evaluations."""
+    """Warn if the held-out prompts or pairs are not those of the run's earlier evaluations."""
     for name, what in (("held_out", "prompts (evaluation.path)"), ("pairs", "pairs (evaluation.pairs)")):
         before, after = (known or {}).get(name, {}), now.get(name, {})
         if before.get("of") == after.get("of") and before.get("is") != after.get("is"):
@@ -276,7 +281,7 @@ def warn_of_other_prompts(known: Inputs | None, now: Inputs) -> None:
 
 class OwnFiles:
     """Compares the user's own files that this process has imported with those that earlier processes of the
-    run imported.
+    run have imported.
 
     Args:
         known: the fingerprints of the earlier processes.
@@ -307,7 +312,7 @@ class OwnFiles:
 
 
 def _both(known: Inputs, now: Inputs, section: str) -> dict[str, tuple[Inputs, Inputs]]:
-    """Return the fingerprints before and now of each field that has both."""
+    """Return, for each field that has a known and a present fingerprint, this pair."""
     before, after = known.get(section, {}), now.get(section, {})
     return {field: (before[field], after[field]) for field in after if field in before}
 

@@ -26,8 +26,8 @@ FREE = (
     "learner.on_nonfinite",
     "learner.max_skips",
 )
-"""Fields, or whole sections, that may change when a run is continued. `compute.memory_gb` may change only if
-`learner.micro_batch_tokens` was not measured by it."""
+"""Fields and sections that may change when a run is continued. One has a condition: `compute.memory_gb` may
+change unless `learner.micro_batch_tokens` was measured within it."""
 
 FORKS = (
     "model.reference_update.every",
@@ -52,8 +52,9 @@ FORKS = (
     "learner.logits_chunk",
     "learner.max_updates",
 )
-"""Fields, or whole sections, that may change in a fork, except the algorithm's name. The other fields decide
-what a checkpoint or a ledger contains, or were measured."""
+"""Fields and sections that, in addition to `FREE`, may change in a fork. Exceptions are in
+`_refused_in_forks`, for example the algorithm's name. All other fields decide what a checkpoint or a ledger
+contains, or were measured."""
 
 CHOSEN = {
     ("compute", "threads"): None,
@@ -61,12 +62,12 @@ CHOSEN = {
     ("learner", "micro_batch_tokens"): "auto",
     ("render", "date"): None,
 }
-"""Fields that a run fixes when it is created, if they have the value given here. From then on they stay
-fixed."""
+"""Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a
+field when it is created."""
 
 
 def as_begun(resolved: Resolved) -> Resolved:
-    """Return the configuration, with the values that the run in its directory fixed when it began. If the
+    """Return the configuration with the values that the run in its directory fixed when it began. If the
     directory has no run, return the configuration unchanged.
 
     Raises:
@@ -79,11 +80,11 @@ def as_begun(resolved: Resolved) -> Resolved:
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
-    """Return the configuration, with the values that a run fixed when it began: a field of `CHOSEN` that the
-    configuration leaves open takes its value from the run.
+    """Return the configuration in which each open field of `CHOSEN` has the value that a run fixed when it
+    began.
 
     Args:
-        stored: the run's own configuration, resolved for itself.
+        stored: the run's own configuration, resolved.
         file: the file of the run's directory from which `stored` was read.
         is_fork: True if `resolved` is the configuration of a fork of the run; False if the run is continued.
 
@@ -115,12 +116,12 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
 
 
 def known_by_file(config: Config, file: Path) -> Config:
-    """Return the configuration with the names `python:Name` that a run begun from Python uses. If the
-    configuration names a function or class by its file, and the run knows the same one as `python:Name`, this
-    name replaces that of the file (`plugins.same_by_file`).
+    """Return the configuration with the names that the run uses for functions and classes. A run that was
+    begun from Python uses the name `python:Name`. If the configuration names the same function or class by
+    its file, `python:Name` replaces that name (`plugins.same_by_file`).
 
     Args:
-        file: the run's own configuration.
+        file: the run's own configuration file.
     """
     tree: Config = convert(Config, same_by_file(dump(load_config(file)[0]), dump(config)), (), {})
     return tree
@@ -130,7 +131,7 @@ def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config
     """Return the configuration with the values that were chosen or measured while the run was made.
 
     Args:
-        chosen: the values by section and field.
+        chosen: the values by (section, field).
     """
     for (section, name), value in chosen.items():
         config = _with(config, section, name, value)
@@ -138,8 +139,7 @@ def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config
 
 
 def _with_fixed(config: Config, stored: Config) -> Config:
-    """Return the configuration, with the run's own values for those fields of `CHOSEN` that it leaves
-    open."""
+    """Return the configuration in which each open field of `CHOSEN` has the run's own value."""
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:
             config = _with(config, section, name, _setting(stored, section, name))
@@ -167,8 +167,8 @@ def _differences(stored: Config, now: Config, *, is_measured: bool) -> list[str]
     line begins with the field's name and a colon.
 
     Args:
-        is_measured: True if `learner.micro_batch_tokens` was measured. Then `compute.memory_gb`, within which
-            it was measured, must stay the same too.
+        is_measured: True if `learner.micro_batch_tokens` was measured within `compute.memory_gb`. Then
+            `compute.memory_gb` must stay the same too.
     """
     free = [field for field in FREE if not (is_measured and field == "compute.memory_gb")]
     lines = _differing(dump(stored), dump(now))
@@ -187,7 +187,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 
 
 def _refused_in_forks(differences: Iterable[str], stored: Config) -> list[str]:
-    """Return those of the differences that a fork may not have either."""
+    """Return the lines of the differences that a fork may not have."""
     fixed = ["algorithm.name", "sampling.environment"]
     if stored.prompts.epochs:
         fixed.append("algorithm.prompts")
@@ -199,13 +199,13 @@ def _field(line: str) -> str:
 
 
 def _is_any(field: str, names: Iterable[str]) -> bool:
-    """Return whether a field is one of these names, or in a section of one of these names."""
+    """Return True if a field is one of `names`, or belongs to a section of `names`."""
     return any(f"{field}.".startswith(f"{name}.") for name in names)
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """Return why `learner.schedule_steps` differs although nobody set it, and what to do; "" for any other
-    difference."""
+    """If the difference is in `learner.schedule_steps` and nobody set this field, return why it differs and
+    what to do. Otherwise return ""."""
     schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
     is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
     if not (difference.startswith("learner.schedule_steps: ") and is_derived):

@@ -1,8 +1,9 @@
-"""Forks: a fork is a new run that begins with a checkpoint of another run. Some of its settings may differ.
+"""Forks. A fork is a new run that begins with a checkpoint of another run. Some of its settings may differ
+(`FORKS` in `build/fixed.py`).
 
 The fork's directory gets the checkpoint, the ledger as it was at that step, and the rows of metrics and
-samples up to that step. The other run is only read. `fork.json`, which is written first, records the origin
-of the fork. So if a kill interrupts the making of a fork, the same command makes it again.
+samples up to that step. The other run is only read. `fork.json` is written first and records where the fork
+begins. If a kill interrupts the making of a fork, the same command makes it again.
 """
 
 import json
@@ -27,15 +28,15 @@ from oat.rundir.holdings import refuse_lost
 
 @dataclass(frozen=True)
 class Origin:
-    """The place where a fork begins: before step `step` of a run."""
+    """The checkpoint with which a fork begins: that of step `step` of the run in the directory `run`."""
 
     run: Path
     step: int
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Record that this directory is a fork of a run at a step. Once the fork is made, it no longer needs the
-    other run.
+    """Write `fork.json`, which records the origin of a fork, into the fork's directory. Once the fork is
+    made, it no longer needs the other run.
 
     Args:
         source: `RUN@STEP`, a run and the step of a checkpoint; or `RUN`, for the checkpoint from which RUN
@@ -51,8 +52,8 @@ def begin_fork(source: str, directory: Path) -> None:
 
 
 def find_origin(source: str, directory: Path) -> Origin:
-    """Return the place where a fork begins. If its directory already has this fork, that is the recorded
-    place. Nothing is written.
+    """Return the origin of a fork, without writing anything. If the directory already has this fork, return
+    the recorded origin.
 
     Args:
         source: see `begin_fork`.
@@ -97,7 +98,7 @@ def verify_origin(origin: Origin) -> None:
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
-        LedgerError: the run's ledger lacks something that the checkpoint says it has.
+        LedgerError: the run's ledger lacks answers that the run had taken by the checkpoint.
     """
     _checkpoints(origin.run).verify_step(origin.step)
     refuse_lost(origin.run, origin.step)
@@ -114,12 +115,13 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
     """Fill a fork's directory with the state that the other run had at the checkpoint.
 
     Args:
-        same_evaluation: True if the fork evaluates as the other run does. If False, the fork forgets the
-            answers and metrics of the other run's evaluations, and gives up their open questions.
+        same_evaluation: True if the fork has the same section `evaluation` as the other run. If False, the
+            cached answers and the metrics of the other run's evaluations are removed from the fork, and their
+            open questions are given up.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or was removed meanwhile.
-        LedgerError: the run's ledger lacks something that the checkpoint says it has.
+        LedgerError: the run's ledger lacks answers that the run had taken by the checkpoint.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step
@@ -133,7 +135,7 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
     theirs = _checkpoints(run)
     tensors, state = theirs.load_step(step)[1:]
     refuse_lost(run, step)
-    state["alarms"]["back"] = None  # a roll back leads to checkpoints of this run
+    state["alarms"]["back"] = None  # the fork has no checkpoint to roll back to yet
     row = {
         name: value
         for name, value in theirs.row(step).items()
@@ -154,15 +156,15 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
             close_unanswered(store, "eval", "gold")
     rows = step + (ROW not in state) if step > 0 else 0
     for name in ("metrics.jsonl", "samples.jsonl"):
-        if (run / name).exists():  # a missing file is reported when the fork begins
+        if (run / name).exists():  # when the fork begins, it reports a missing file
             lines = (run / name).read_bytes().splitlines(keepends=True)
             (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
             sync_to_disk(directory / name)
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Return whether a line of a file of rows belongs to a row before `row`. True also for a damaged line,
-    which the fork deals with when it goes on with the file."""
+    """Return True if a line of a file of rows belongs to a row before `row`, or is damaged. The fork deals
+    with damaged lines when it continues the file."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):
@@ -174,8 +176,8 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
 
 
 def begins_after(directory: Path) -> int:
-    """Return the number of steps that were done when a run began: 0, or, in a fork, the steps of the other
-    run."""
+    """Return the number of steps that were done when a run began. For a fork these are the steps of the other
+    run; for any other run it is 0."""
     origin = _read(directory)
     return 0 if origin is None else origin.step
 

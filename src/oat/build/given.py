@@ -1,8 +1,8 @@
-"""Settings that are given as Python objects. The tree of settings gets plain values in their place: names of
-functions and classes, and paths of the files that models and records become.
+"""Conversion of settings that are Python objects into plain values. Functions and classes become names.
+Models and records become paths of files.
 
-A run is continued by the same lines of Python. So models and records are kept in its directory, and functions
-and classes are known by their names.
+The same lines of Python continue a run. So models and records are written into the run's directory, and
+functions and classes are recognised by their names.
 """
 
 import filecmp
@@ -21,7 +21,7 @@ from oat.errors import ConfigError, DataError
 from oat.files import saying_what_is_free, seen
 
 Tree = dict[str, Any]
-"""A configuration as nested dicts, whose values may still be objects."""
+"""A configuration as nested dicts. Their values may still be objects."""
 
 _PLAIN = (str, int, float, bool, type(None), date)
 _FILES = (
@@ -30,7 +30,7 @@ _FILES = (
     ("evaluation", "path", "evaluation.jsonl"),
     ("evaluation", "pairs", "pairs.jsonl"),
 )
-"""For each object that becomes a file: the section and the field of the object, and the name of the file."""
+"""For each setting whose object becomes a file: its section, its field, and the name of the file."""
 
 
 class Given:
@@ -41,7 +41,7 @@ class Given:
         tokenizer: the tokenizer of a model that is given as an object.
 
     Attributes:
-        named: functions, classes and oracles by the names that the configuration has for them.
+        named: functions, classes and oracles, by the names that stand for them in the configuration.
     """
 
     def __init__(self, run_dir: Path, tokenizer: Any):
@@ -51,8 +51,8 @@ class Given:
         self._tokenizer = tokenizer
 
     def take_files(self, tree: Tree) -> None:
-        """Replace a model that is an object, and lists or other objects of records, by the paths to which
-        `write` will write them.
+        """Replace objects in the tree by the paths to which `write` will write them. The objects are a model,
+        and lists or other collections of records.
 
         Raises:
             ConfigError, DataError: an object cannot become a file.
@@ -62,8 +62,8 @@ class Given:
                 self._take_file(tree[section], field, file)
 
     def plain(self, value: Any, place: tuple[str, ...] = ()) -> Any:
-        """Return a value as a configuration file could have it: functions, classes and oracles by name, paths
-        as text, numbers of numpy and torch as plain numbers.
+        """Return a value as a configuration file could have it. Functions, classes and oracles become names,
+        paths become text, and numbers of numpy and torch become plain numbers.
 
         Args:
             place: the path of the value in the tree: section and fields.
@@ -90,8 +90,9 @@ class Given:
         return f"python:{name}"
 
     def write(self, *, is_checked: bool) -> None:
-        """Write model and records to the run's directory, or, if the directory has a run, compare them with
-        those that the run was begun with. Files that an earlier start without a run has left are replaced.
+        """Write model and records to the run's directory. If the directory has a run, compare them with the
+        model and records of this run instead. Files are replaced if they are left from an earlier start that
+        made no run.
 
         Args:
             is_checked: see `_write_records`.
@@ -159,7 +160,8 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
     """Return the tree of a configuration.
 
     Args:
-        model, oracle, prompts, algorithm: each a section, or only the main field of the section.
+        model, oracle, prompts, algorithm: each a section, or only the value of the section's main field
+            (`path` or `name`).
         sections: every other section and field.
     """
     tree = {
@@ -185,8 +187,8 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
 
 
 def merged(before: Any, changes: Any) -> Any:
-    """Return a section with some fields changed. Changes that name another part replace the whole section.
-    Changes that set another `path` drop the old `split`."""
+    """Return a section with some fields changed. If the changes name another part, they replace the whole
+    section. If they set a `path`, the old `split` is dropped."""
     if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
         "name", before.get("name")
     ) != before.get("name"):
@@ -198,7 +200,7 @@ def merged(before: Any, changes: Any) -> Any:
 
 
 def name_of(given: Any) -> str:
-    """Return the name of a function or a class; for any other object the name of its class."""
+    """Return the name of a function or a class. For any other object, return the name of its class."""
     return str(getattr(given, "__name__", type(given).__name__)).strip("<>")
 
 
@@ -211,14 +213,15 @@ def places(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _section(given: Any, field: str) -> Tree:
-    """Return a section as a dict. An object that is no section, such as a function or a dict of records by
-    split, becomes the section's main field."""
+    """Return a section as a dict. If `given` is not a section, for example a function or a dict of records by
+    split, it becomes the value of the section's main field `field`."""
     is_section = isinstance(given, Mapping) and (field in given or field == "name")
     return dict(given) if is_section else {field: given}
 
 
 def _mixed(section: Tree) -> Tree:
-    """Return the section of an oracle. A list of oracles becomes the section of a mixture of them."""
+    """Return the section of an oracle. If it names a list of oracles, return the section of a mixture of
+    them."""
     if not isinstance(section["name"], list | tuple):
         return section
     sources = [_section(each, "name") for each in section["name"]]
@@ -244,8 +247,8 @@ def _of_split(path: Mapping[str, Any], section: Tree) -> Any:
 
 
 def _check_sources(path: Iterable[Any], where: str) -> None:
-    """Refuse a list that has a text which names no source. Such a list may be one of prompts, which must be
-    given as records.
+    """Refuse a list of sources if one of its texts names no source. Such a text may be a prompt, and prompts
+    must be given as records.
 
     Raises:
         DataError: a text names neither a file nor a dataset nor a function.
@@ -263,8 +266,8 @@ def _write_records(given: Any, out: Path, where: str, *, is_checked: bool) -> No
     """Write records as JSON lines.
 
     Args:
-        is_checked: True refuses a record that no run can read; the message names the user's argument. False
-            writes such a record, and the reader of the file will count it as malformed.
+        is_checked: True: a record that no run can read is refused, and the message names the user's argument.
+            False: the record is written, and the reader of the file will count it as malformed.
 
     Raises:
         DataError: a record cannot be written, or is refused.

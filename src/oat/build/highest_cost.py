@@ -1,10 +1,10 @@
 """The highest cost of a question, of a step and of the run, compared with the budget before anything is
 sampled.
 
-The oracle states the prices, by its method `price`. At most 1,024 prompts of the run, spread over the data,
-are looked at. If their responses are recorded, each prompt is priced with its own. Otherwise each is priced
-with empty responses first. Then the most expensive ones are priced with the longest possible responses: as
-many tokens as `sampling.max_new_tokens` allows, all of them tokens with long texts.
+The oracle states prices by its method `price`. At most 1,024 prompts, spread over the data, are priced:
+* If responses are recorded, each prompt is priced with its own responses.
+* Otherwise each prompt is first priced with empty responses. Then the most expensive prompts are priced with
+  the longest possible responses. Such a response has `sampling.max_new_tokens` tokens, each with a long text.
 """
 
 from collections.abc import Iterator
@@ -24,18 +24,18 @@ from oat.types.budget import Budget
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""Number of prompts, the most expensive ones in each unit, that are then priced with the longest
-responses."""
+"""Number of prompts per unit (queries, tokens, cost) that are then priced with the longest responses: the
+most expensive prompts."""
 _TOKENS = 512
-"""Number of tokens, those with the longest names, whose texts are compared."""
+"""Number of tokens whose texts are compared: those with the longest names in the vocabulary."""
 _LONGEST = 3
-"""Number of tokens that are taken for each measure of the length of a text."""
+"""Number of tokens that are taken for each measure of length in `longest_responses`."""
 _UNITS = ("queries", "tokens", "cost")
 
 
 def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
     """Return the highest cost of a question of training, for each unit (queries, tokens, money) by itself. If
-    no oracle is asked, all are 0.
+    no oracle is asked, all costs are 0.
 
     Raises:
         OracleError: the oracle's `price` fails, or returns no price.
@@ -78,7 +78,7 @@ def lines_of_costs(
     Args:
         one: the highest cost of a question, as `dearest_question` returns it.
         questions: number of questions of a step.
-        steps: number of steps that are left; None: a budget or a clock ends the run.
+        steps: number of steps that are left; None: only a budget or a clock ends the run.
     """
     _, oracle = run_inputs.training_oracle
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
@@ -92,15 +92,15 @@ def lines_of_costs(
 
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
-    """Compare the budget of training with the highest cost of a question, and of a step. Warn if the budget
-    is smaller than the cost of a step. Refuse it if it is smaller than the cost of one question.
+    """Warn if the budget of training is smaller than the highest cost of a step. Refuse it if it is smaller
+    than the highest cost of one question.
 
     Args:
         one: the highest cost of a question, as `dearest_question` returns it.
-        is_begun: True if the run has begun; then there is a warning instead of an error.
+        is_begun: True if the run has begun. Then every case gives only a warning.
 
     Raises:
-        ConfigError: the budget is smaller than the highest cost of one question.
+        ConfigError: the budget is smaller than the highest cost of one question, and the run has not begun.
     """
     budget, questions = resolved.budgets["train"], resolved.plan.questions
     alone = {
@@ -137,8 +137,8 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:
-    """Return texts of responses that repeat one token `size` times. The tokens are those with the longest
-    texts, measured in characters, in bytes, and in characters of the escaped text."""
+    """Return texts of responses. Each text repeats one token `size` times. The tokens are those with the
+    longest texts, measured in characters, in bytes, and in characters of the escaped text."""
     tokens: dict[str, int] = renderer.tokenizer.get_vocab()
     longest = sorted(
         (id for id in tokens.values() if id not in renderer.stop_ids),
@@ -185,7 +185,7 @@ def _times(price: Price, count: int) -> Price:
 
 
 def _whole(budget: Budget) -> Price:
-    """Return the limits of a budget as a price, with 0 for a unit without a limit."""
+    """Return the limits of a budget as a price. A unit without a limit is 0."""
     return Price(budget.queries or 0, budget.tokens or 0, budget.cost or 0.0)
 
 

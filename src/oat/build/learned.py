@@ -31,8 +31,8 @@ class Learned:
     Attributes:
         name: "policy" or "reward".
         step: the checkpoint's step.
-        lm: the language model; if it has an adapter, the adapter is not merged into the weights.
-        model: `lm` itself, or the reward model on it.
+        lm: the language model. If it has an adapter, the adapter is not merged into the weights.
+        model: `lm` itself, or the reward model whose backbone is `lm`.
     """
 
     name: str
@@ -58,7 +58,7 @@ def run_config(run_dir: Path) -> Config:
 
 
 def about_run(run_dir: Path) -> About:
-    """Read those settings of a run that reports name.
+    """Read the settings of a run that reports name.
 
     Raises:
         ConfigError: the directory holds no run.
@@ -69,15 +69,16 @@ def about_run(run_dir: Path) -> About:
 def policy_weights(
     run_dir: Path, which: int | Literal["best"] | None = None
 ) -> tuple[int, dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """Read a checkpoint.
+    """Read a checkpoint of a run.
 
     Args:
         which: the step of the checkpoint; "best": the checkpoint whose row has the highest
             `checkpoint.best_metric`; None: the newest.
 
     Returns:
-        The step of the checkpoint; the weights of the run's main model, by parameter name; all tensors of the
-        checkpoint; its state. The main model is the policy if it was saved, else the reward model.
+        Four values: the step of the checkpoint; the weights of the run's main model, by parameter name; all
+        tensors of the checkpoint; its state. The main model is the policy if the checkpoint has its weights,
+        else the reward model.
 
     Raises:
         CheckpointError: the run has no usable checkpoint yet, or the checkpoint `which` is missing or
@@ -105,7 +106,11 @@ def policy_weights(
 
 
 def learned_model(tensors: Collection[str]) -> str:
-    """Return the name of the main model of the run that saved these tensors."""
+    """Return the name of a run's main model: "policy" or "reward".
+
+    Args:
+        tensors: names of the tensors of a checkpoint of the run.
+    """
     return "policy" if any(name.startswith(weights_prefix("policy")) for name in tensors) else "reward"
 
 
@@ -114,14 +119,14 @@ def weights_prefix(model: str) -> str:
 
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
-    """Load the newest checkpoint of another run of the same model into this run, and return its step. The
-    checkpoint's main model (`policy_weights`) is loaded into the learner. The weights of its slots are loaded
-    into the slots.
+    """Load the newest checkpoint of another run of the same model into this run, and return the checkpoint's
+    step. The learner gets the main model (`policy_weights`). The engine's slots get the weights that they had
+    at the checkpoint.
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.
         CheckpointError: the other run has no usable checkpoint yet, or this run's frozen weights are not
-            those beside which the checkpoint was trained.
+            those beside which the checkpoint's adapter was trained.
     """
     step, weights, tensors, state = policy_weights(run_dir)
     learner, name = run.parts["learner"], learned_model(tensors)
@@ -136,7 +141,7 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
             f"the model is not the one that the adapter of {run_dir} was trained beside; put its files "
             "back as they were"
         )
-    if "following" in own:  # an evaluation may sample from the moving reference, too
+    if "following" in own:  # an evaluation may sample from a reference that follows
         learner.load_state(
             {
                 **state["learner"],

@@ -1,4 +1,4 @@
-"""Building of the learner of a run, and of the parts that an ensemble needs."""
+"""Functions that make the learner of a run, and the parts of an ensemble."""
 
 import math
 from collections.abc import Mapping
@@ -26,8 +26,7 @@ from oat.types import ENSEMBLE
 
 
 class EnsembleParts(NamedTuple):
-    """The parts of a run that an ensemble needs: its objective, the learner's model, and the actor's copy of
-    it."""
+    """The parts of an ensemble: its objective, the learner's model, and the actor's copy of this model."""
 
     objective: EnsembleLearning
     model: Ensemble
@@ -45,11 +44,12 @@ def make_learner(
     """Make the learner of a run.
 
     Args:
-        keep: folder for a batch with which a number became infinite or NaN; None: no batch is kept.
+        keep: folder to which a batch is written if a number becomes infinite or NaN with it; None: no batch
+            is written.
 
     Raises:
         ConfigError: with `micro_batch_tokens: auto`, not even one row fits into `compute.memory_gb`.
-        ModelError: a model cannot be a reward model, or lacks gradient checkpointing although it is set.
+        ModelError: a model cannot be a reward model, or gradient checkpointing is set and a model lacks it.
     """
     config, objective = resolved.config, resolved.objective
     c = config.learner
@@ -96,7 +96,7 @@ def make_learner(
 
 
 def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
-    """Return the settings of AdamW for one of the models. The critic may have its own learning rate."""
+    """Return the settings of AdamW for one of the models. The critic may have a learning rate of its own."""
     rate = c.learning_rate
     if model == "critic" and c.critic_learning_rate is not None:
         rate = c.critic_learning_rate
@@ -112,7 +112,8 @@ def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
 
 
 def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
-    """Return the settings of Adam at a constant learning rate, as in the code of the ensemble's sources."""
+    """Return the settings of the ensemble's optimiser: Adam at a constant learning rate, as in the papers'
+    code (`oat.algorithms.ensemble`)."""
     norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
     return OptimiserSettings(
         config.learning_rate,

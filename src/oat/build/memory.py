@@ -1,4 +1,4 @@
-"""Refusal of runs that do not fit into memory, before they begin, and the table of `oat check CONFIG
+"""Functions that refuse a run that does not fit into memory, and make the table of `oat check CONFIG
 --memory`."""
 
 from collections.abc import Iterator
@@ -20,31 +20,31 @@ from oat.learner.limits import GB
 from oat.seeds import Seeds
 
 SURE = 0.85
-"""Share of an estimate that a run takes at least."""
+"""The smallest share of the estimated memory that a run takes in fact."""
 TOGETHER = "all of these together"
 _COPIES = 20
-"""Number of copies of the weights, more than any run has."""
+"""A number of copies of the weights that is larger than in any run."""
 _SAVED = 16
-"""Number of copies of the inputs and outputs of all matrices, more than any pass keeps."""
+"""A number of copies of the inputs and outputs of all matrices that is larger than in any pass."""
 
 
 def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:
-    """Refuse a run whose estimated memory is clearly larger than `compute.memory_gb` or, if this is not set,
-    than the memory that is free.
+    """Refuse a run whose estimated memory is clearly larger than the limit. The limit is `compute.memory_gb`
+    or, if this is not set, the free memory.
 
-    A run that is certainly small enough is not estimated. Nothing is compared if
-    `learner.micro_batch_tokens` is "auto", or if it is not known how much memory is free.
+    If a rough bound (`_at_most`) shows that the run fits, its memory is not estimated. If
+    `learner.micro_batch_tokens` is "auto", or if the limit is not known, nothing is compared.
 
     Args:
         policy: the outline of the policy.
 
     Returns:
-        A text for people: how much memory the run needs, if it was estimated, and how much there is; or that
+        A text for people. It has the limit and, if estimated, the memory that the run needs; or it says that
         nothing was compared.
 
     Raises:
-        ConfigError: `SURE` times the estimate is larger than the memory. The message says which settings
-            would make the run fit, and how to start it nevertheless.
+        ConfigError: `SURE` times the estimate is larger than the limit. The message says which settings would
+            make the run fit, and how to start it nevertheless.
     """
     config = resolved.config
     given = config.compute.memory_gb
@@ -71,8 +71,8 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
 
 
 def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> None:
-    """Compare the longest sequence that can be sampled with `engine.cache_gb`. For an episode, only the first
-    turn is compared.
+    """Refuse an `engine.cache_gb` that is too small for the longest sequence that the run may sample. Of an
+    episode, only the first turn is counted.
 
     Args:
         policy: the outline of the policy.
@@ -99,7 +99,7 @@ def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutlin
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
-    """Return the lines of the estimate's table."""
+    """Return the lines of the table of estimated memory."""
     found = estimate(resolved, lengths)
     lines = ["memory of tensors, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
     for title, sizes in (("held", found.parts), ("most at once", found.phases)):
@@ -108,8 +108,8 @@ def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
 
 
 def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
-    """Return a number of bytes that is larger than a run can need, often many times larger. It follows at
-    once from the shapes of the matrices."""
+    """Return a number of bytes that is larger than a run can need, often many times larger. It is computed
+    from the shapes of the matrices, without an estimate."""
     config, plan = resolved.config, resolved.plan
     engine = resolved.engine
     weights, a_token = policy.weights, policy.a_token
@@ -128,7 +128,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
 
 
 def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -> str:
-    """Return the settings with which the run would fit, in words, or say that there are none."""
+    """Return, in words, the settings with which the run would fit, or say that there are none."""
     peaks: dict[str, int] = {}
     fits: list[str] = []
     for changes, smaller in _smaller(resolved.config, lengths, found.part):
@@ -144,8 +144,8 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
-    """Yield configurations with which a part of a step needs less memory, each after its changes in words.
-    The last one makes all of these changes together."""
+    """Yield pairs of changes in words and the changed configuration. With each, the part `part` of a step
+    needs less memory. The last pair makes all of these changes together."""
     learner = config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config

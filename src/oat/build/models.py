@@ -1,4 +1,4 @@
-"""Loading of the language models of a run: which models it has, in which precision, and on which device."""
+"""Functions that load the language models of a run, each in its precision and on its device."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -18,8 +18,7 @@ from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
 
 HALF = {"bfloat16": torch.bfloat16}
-"""The values of `engine.dtype` with which the engine has weights of its own, and torch's names of these
-precisions."""
+"""The values of `engine.dtype` for which the engine has weights of its own, each with torch's dtype."""
 
 
 def device_of(profile: str) -> torch.device:
@@ -37,7 +36,7 @@ def device_of(profile: str) -> torch.device:
 
 
 def device_notes(profile: str) -> tuple[str, ...]:
-    """Return sentences for people about the device."""
+    """Return sentences for people about the device; empty if there is nothing to say."""
     if profile == "cpu" and torch.cuda.is_available():
         return (
             "this machine has a CUDA device, and nothing will run on it; a new run with compute.profile: gpu "
@@ -49,10 +48,11 @@ def device_notes(profile: str) -> tuple[str, ...]:
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """Load the learner's models and return them by name: the policy, and each of three others that is in
-    `needs`: the reference, the critic's backbone, and the reward model's backbone. With an adapter,
-    the backbones share the policy's frozen weights. The
-    reference shares them too, unless it is another model (`has_own_reference`).
+    """Load the learner's models and return them by name. The policy is always loaded; `needs` may add
+    "reference", "critic" (its backbone) and "reward" (the backbone of a reward model).
+
+    With an adapter, the backbones share the policy's frozen weights. The reference also shares them, unless
+    it has weights of its own (`has_own_reference`).
 
     Args:
         needs: names of the models that are needed beside the policy.
@@ -75,7 +75,7 @@ def load_models(
 
 
 def load_policy(resolved: Resolved) -> CausalLM:
-    """Load the policy's start on the CPU."""
+    """Load, on the CPU, the model that the policy starts from."""
     return load_model(resolved.config.model)
 
 
@@ -90,8 +90,8 @@ def load_slots(
         load: function that loads a model that is not shared.
 
     Raises:
-        ModelError: the engine has weights of its own, and a tensor is not in the precision `engine.dtype`
-            although its model was loaded in it.
+        ModelError: the engine has weights of its own, and one of their tensors did not get the precision
+            `engine.dtype` when it was loaded.
     """
     config, dtype = resolved.config, resolved.engine.dtype
     policy = lms["policy"]
@@ -118,8 +118,8 @@ def load_slots(
 
 
 def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
-    """Return the precision of each slot's weights. If the slots have the precision of the learner's weights,
-    return an empty dict.
+    """Return the precision of each slot's weights. Return an empty dict if it is that of the learner's
+    weights.
 
     Args:
         dtype: `engine.dtype`.
@@ -128,7 +128,7 @@ def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
 
 
 def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
-    """Refuse a tokenizer if its number of ids shows that it is not the model's.
+    """Refuse a tokenizer whose number of ids does not suit the model.
 
     Args:
         path: the model's path, for messages.
@@ -146,8 +146,8 @@ def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
 
 
 def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
-    """Refuse a reference that cannot read the ids that the policy writes. If no tokenizer can be loaded for
-    the reference, only the number of rows of its embeddings is checked.
+    """Refuse a reference that cannot read the ids that the policy writes. If the reference's tokenizer cannot
+    be loaded, only the number of rows of its embeddings is checked.
 
     Raises:
         ModelError: the reference's embeddings have fewer rows than the policy's tokenizer has tokens, or far
@@ -174,8 +174,8 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
 
 
 def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
-    """Load the reference. It is the policy with its adapter off; or a second adapter, frozen or following,
-    beside the policy's weights; or a model with weights of its own."""
+    """Load the reference. It is one of three: the policy with its adapter off; a second adapter on the
+    policy's frozen weights; a model with weights of its own."""
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):
@@ -196,7 +196,7 @@ def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) 
 
 
 def has_own_reference(model: ModelConfig) -> bool:
-    """Return whether a reference has weights of its own, instead of sharing the weights that are frozen
+    """Return True if the reference has weights of its own. Return False if it shares the frozen weights
     beside the policy's adapter."""
     return model.lora is None or not (
         model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
@@ -212,8 +212,8 @@ def _another(
     *,
     field: str = "model.adapter",
 ) -> CausalLM:
-    """Load a second copy of the policy's start. With an adapter, only the adapter is a copy; the frozen
-    weights are shared with the policy.
+    """Load a second copy of the model that the policy starts from. With an adapter, only the adapter is a
+    copy; the frozen weights are shared with the policy.
 
     Args:
         name: the name of the copy, which is part of the address of its random numbers.

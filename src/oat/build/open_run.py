@@ -1,4 +1,5 @@
-"""Opening of a run in its directory: a new run, the run that the directory has, or a fork of another run."""
+"""Functions that open a run in its directory: a new run, the run that the directory has, or a fork of another
+run."""
 
 import datetime
 import tempfile
@@ -51,20 +52,20 @@ def open_run(
 
     Args:
         resolved: the configuration. The caller uses this object for no other run.
-        source: "RUN@STEP" or "RUN" makes a fork: a new run begins with this checkpoint of RUN, by default
-            with its newest. If the directory already has the fork, the fork is continued. None: no fork.
-        accept_changed: names from `fingerprints.CHANGEABLE`: inputs that may have changed since the run
-            began.
-        interruption: the request to end the run, which signals make. Until the run is made, a signal ends the
-            start at once.
+        source: "RUN@STEP" or "RUN": make a fork that begins with this checkpoint of RUN, by default the
+            newest. If the directory already has this fork, continue it. None: no fork.
+        accept_changed: names of inputs (`fingerprints.CHANGEABLE`) that may have changed since the run began.
+        interruption: the request to end the run, which signals make. While the run is being opened, a signal
+            ends the start at once.
 
     Raises:
-        Interrupted: a signal came before the run was made.
+        Interrupted: a signal came while the run was being opened.
         ConfigError: another process works in the directory. Or the directory holds a run of another
             configuration; the message then lists the differences.
-        LedgerError: the run's ledger lacks something that should be in it, according to the newest checkpoint
-            or the last row of metrics.
-        OatError: the model, its text, the data or a reward file is not the one with which the run began.
+        LedgerError: the run's ledger lacks answers that the run had taken by its newest checkpoint or by the
+            last row of metrics.
+        OatError: the model, tokenizer, template, data or a reward file is not the one with which the run
+            began.
     """
     unknown = [name for name in accept_changed if name not in CHANGEABLE]
     if unknown:
@@ -95,8 +96,8 @@ def open_run(
 
 def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:
     """Return the configuration that `oat train` would run, with the values that the run in its directory has
-    fixed. If the run is a fork that is still to be made, return its origin too, else None. Nothing is left
-    changed.
+    fixed. Also return the origin of a fork that is still to be made, or None. Files that are made on the way
+    are removed again.
 
     Args:
         source: see `open_run`.
@@ -110,7 +111,7 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
     try:
         with locked(directory), ExitStack() as left:
             if is_new:
-                left.callback(lock.unlink)  # while the lock is held, so nobody else holds it
+                left.callback(lock.unlink)  # this process still holds the lock then
             found = find_origin(source, directory) if source is not None else None
             origin = None if (directory / "config.yaml").exists() else found
             resolved, _ = _settled(resolved, directory, origin)
@@ -131,12 +132,12 @@ def refuse_changes(
     accept_changed: Collection[str],
     step: int | None = None,
 ) -> None:
-    """Compare data and oracles with those of the run's earlier processes. A change of held-out data only
-    gives a warning.
+    """Refuse prompts and oracles that have changed since the run's earlier processes. If held-out data have
+    changed, only warn.
 
     Args:
-        ledger: the ledger of the run. For a fork that is still to be made, it is that of the other run.
-        step: the step at which a fork begins that is still to be made; None: no fork is to be made.
+        ledger: the ledger of the run. If a fork is still to be made, it is the other run's ledger.
+        step: the step at which a fork that is still to be made begins; None: no fork is to be made.
 
     Raises:
         DataError: the prompts have changed.
@@ -152,7 +153,7 @@ def refuse_changes(
 
 @contextmanager
 def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
-    """Make the run of a configuration without weights, in a temporary folder. Such a run cannot be started.
+    """Make the run of a configuration without weights, in a temporary folder. This run cannot be started.
 
     Raises:
         OatError: see `build`.
@@ -208,9 +209,10 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
 
 def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tuple[Resolved, Resolved | None]:
     """Return the configuration with the values that a run fixed when it began, and that run's own
-    configuration, resolved for itself. The run is the one in this directory or, if a fork is to be made, the
-    one that is forked. If there is no such run, the second is None. If a template reads the date and
-    `render.date` is open, the first has today's date.
+    configuration. The run is the one in the directory or, if a fork is to be made, the one that is forked. If
+    there is no such run, the second value is None.
+
+    If the template reads the date and `render.date` is still open, the first value has today's date.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -226,13 +228,13 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
             raise ConfigError(f"{directory} is not empty and holds no run; give another --run_dir")
     except ConfigError:
         if origin is None:
-            _refuse_mistakes(resolved)  # a difference may be a mistake, which undoing it would not mend
+            _refuse_mistakes(resolved)  # a mistake is reported before a difference from the run
         raise
     return _dated(resolved), stored
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
-    """Refuse a configuration that is wrong in itself, whichever run is in its directory."""
+    """Refuse a configuration that would be refused in an empty directory too."""
     run_inputs = gather_inputs(resolved)
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):
@@ -240,8 +242,8 @@ def _refuse_mistakes(resolved: Resolved) -> None:
 
 
 def _dated(resolved: Resolved) -> Resolved:
-    """Return the configuration, with today's date if the template reads the date and `render.date` is
-    open."""
+    """Return the configuration. If the template reads the date and `render.date` is open, set it to today's
+    date."""
     config = resolved.config
     if config.render.template is None or config.render.date is not None:
         return resolved

@@ -1,4 +1,5 @@
-"""Making of the oracles that a run asks, and checks that its budgets and deadlines can be kept with them."""
+"""Functions that make the oracles of a run, and check that its budgets and deadlines can be kept with
+them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +16,16 @@ from oat.types import Kind
 from oat.types.budget import Budget
 
 Addressed = tuple[str, Oracle]
-"""The address of an oracle, under which it is in the ledger; and the oracle."""
+"""An oracle's address, which is its name in the ledger; and the oracle."""
 
 
 def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
     """Make the oracle that training asks.
 
     Returns:
-        The oracle that is asked, with its address; and the oracle that the configuration names. They are the
-        same, except if the algorithm learns from comparisons and the named oracle gives scores. The oracle
-        that is asked then makes preferences of these scores.
+        The oracle that is asked, with its address; and the oracle that the configuration names. They differ
+        only if the algorithm learns from comparisons and the named oracle gives scores. The oracle that is
+        asked then makes preferences of these scores.
 
     Raises:
         ConfigError: the oracle cannot be made, does not give the feedback that the algorithm learns from, or
@@ -54,8 +55,9 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
 def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
     """Make the oracles that evaluations ask, by the purpose of the questions.
 
-    If a section has the name of an earlier one (training's included) and equal options, both get the same
-    oracle. If the options differ, the later oracle's address is the name followed by its purpose.
+    Each section is compared with the first section that names the same oracle (training's included). If their
+    options are equal, both get the same oracle. Otherwise the section gets an oracle of its own, whose
+    address is the name followed by the purpose.
 
     Args:
         trained: the oracle that the section `oracle` names.
@@ -100,9 +102,9 @@ def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) ->
 
 
 def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> None:
-    """Refuse a budget in tokens that cannot be kept because the oracle states no price, and one in money
-    because it does not know costs. If there is such a budget and it can be kept, tell the oracle that a
-    budget binds it."""
+    """Refuse a budget in tokens or money if the oracle states no prices. Refuse a budget in money if the
+    oracle does not know what a token costs. If a budget in tokens or money is accepted, tell the oracle that
+    a budget binds it."""
     if not oracle.names_price and (budget.tokens is not None or budget.cost is not None):
         field = f"{section}.max_tokens" if budget.tokens is not None else f"{section}.max_cost"
         raise ConfigError(
@@ -119,8 +121,8 @@ def _check_price(budget: Budget, name: str, oracle: Oracle, section: str) -> Non
 
 
 def _check_outage(config: Config, name: str, oracle: Oracle) -> None:
-    """Refuse a deadline that is not longer than `max_outage_s` of the oracle: questions would be given up
-    before an outage is long enough to end the run."""
+    """Refuse an `oracle.deadline_s` that is not longer than the oracle's `max_outage_s`. In an outage,
+    questions would otherwise fail before the outage is long enough to end the run."""
     outage_s, deadline_s = oracle.max_outage_s, config.oracle.deadline_s
     if outage_s is not None and deadline_s <= outage_s:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The outline of the policy: its sizes, which are checked before weights are loaded.
 
-The checks get only these sizes. A model without weights, if it were kept for them, would be state of the run
-that no checkpoint has.
+The checks get numbers and no model. A model that is kept for them would be state of the run that no
+checkpoint has.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class ModelOutline:
 
     Attributes:
         device: the device to which the model will be loaded.
-        weights: number of weights in all its matrices and vectors.
-        a_token: number of values that go into and come out of all matrices, for one token.
+        weights: number of weights in all matrices and vectors.
+        a_token: number of values that go into and come out of all matrices, per token.
         heads: number of attention heads in all layers together.
-        keys: number of values in the keys and values of all layers, for one token.
+        keys: number of values in the keys and values of all layers, per token.
         context_length: largest number of tokens in a sequence; None: no limit.
     """
 
@@ -45,13 +45,14 @@ class ModelOutline:
 
 
 def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
-    """Return the outline of a model. This is fastest for a model without weights (`oat.models.outline`).
+    """Return the outline of a model. It takes the least time for a model without weights
+    (`oat.models.outline`).
 
     Args:
         profile: `compute.profile`, under which the model will be loaded.
 
     Raises:
-        ModelError: the model's attention takes no layout.
+        ModelError: the model's attention does not work with the engine's KV cache.
         ConfigError: see `device_of`.
     """
     sizes = [parameter.shape for parameter in lm.module.parameters()]
@@ -67,7 +68,8 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
 
 
 def keys_of(lm: CausalLM) -> int:
-    """Count, by a forward pass over one token, the values in the token's keys and values of all layers.
+    """Return the number of values in the keys and values of all layers, per token. They are counted in a
+    forward pass over one token.
 
     Raises:
         ModelError: see `outline_of`.
@@ -80,7 +82,8 @@ def keys_of(lm: CausalLM) -> int:
 
 
 class _Keys:
-    """A layout that attends to nothing and counts the values in the keys and values of a pass."""
+    """A layout of the engine's attention that returns zeros and counts the values in the keys and values that
+    it gets."""
 
     def __init__(self) -> None:
         self.numbers = 0

@@ -21,7 +21,7 @@ REGISTRIES: Mapping[str, Registry] = {
     "explorer": EXPLORERS,
     "algorithm": ALGORITHMS,
 }
-"""The sections that name a part, in the order in which they are checked."""
+"""The registry of each section that names a part, in the order in which the sections are checked."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class NoOptions:
 
 
 def find_part(config: Config, section: str, origins: Origins) -> Any:
-    """Return the class of the part that a section names: one of ours by its name, or a user's by its path.
+    """Return the class of the part that a section names. One of oat's own parts is named by its name, a
+    user's part by its path.
 
     Raises:
         ConfigError: there is no such part, or it cannot be loaded.
@@ -55,7 +56,8 @@ def find_part(config: Config, section: str, origins: Origins) -> Any:
 
 
 def with_options(config: Config, section: str, part: Any, origins: Origins) -> Component:
-    """Return the section with every setting of its part, checked by the part's `Config`.
+    """Return the section with every setting of its part. The part's `Config` fills in defaults and checks
+    values.
 
     Args:
         part: the class of the section's part.
@@ -89,7 +91,7 @@ def settings_of(config: Config, section: str) -> Any:
 
 
 def run_facts(config: Config) -> RunFacts:
-    """Return the facts of a run that its parts get."""
+    """Return the facts about a run that its parts get."""
     return RunFacts(
         profile=config.compute.profile,
         max_new_tokens=config.sampling.max_new_tokens,
@@ -101,13 +103,13 @@ def run_facts(config: Config) -> RunFacts:
 
 
 def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str, Derived]:
-    """Return, by name, those settings of a section's part that follow from the run around it. If the part has
-    no `defaults`, there are none.
+    """Return, by name, the values of a part's settings that follow from other settings of the run. If the
+    part has no method `defaults`, return an empty dict.
 
     Raises:
-        ConfigError: the part's `defaults` failed, or gives a value to what is no setting of the part, or is
-            not left open. The message begins with the place of the first setting that the error names, or of
-            the section if it names none.
+        ConfigError: `defaults` fails, or gives a wrong value, or gives a value to a setting that does not
+            exist or is not None. The message begins with the place of the setting that it names first, else
+            of the section.
     """
     part = find_part(config, section, origins)
     if not hasattr(part, "defaults"):
@@ -125,7 +127,7 @@ def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str
 
 
 def part_checks(config: Config) -> list[Check]:
-    """Return the checks of settings that the parts of a configuration make.
+    """Return the checks of settings that the methods `checks` of the configured parts make.
 
     Raises:
         ConfigError: a part's `checks` fails, or returns a check of a setting that does not exist.
@@ -176,6 +178,7 @@ def _require_setting(config: Config, section: str, check: Check) -> None:
 
 
 def _calling(config: Config, section: str, function: str) -> AbstractContextManager[None]:
-    """Guard a call of a function of a part, which may be a user's."""
+    """Return a context for a call of a part's function. In it, an error of the function, which may be a
+    user's, becomes a `ConfigError`."""
     name = getattr(config, section).name
     return guarded(name, lambda what: ConfigError(f"`{function}` of {name} {what}; repair it"))

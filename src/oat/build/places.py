@@ -1,4 +1,5 @@
-"""The places of a run for `oat check`: the device and precision of each box, and the files on disk."""
+"""Lines of `oat check` about places: the device and the precision of each box, and the checkpoints on
+disk."""
 
 from pathlib import Path
 
@@ -16,18 +17,20 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.tracking.sinks import told_of
 
 _MOMENTS = 2
-"""Moments of AdamW, each as large as the weights that learn."""
+"""Number of moments of AdamW. Each moment is as large as the weights that learn."""
 _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
 def stored_step(resolved: Resolved) -> int | None:
-    """Return the step of the checkpoint from which the run in the directory goes on; None if it has none."""
+    """Return the step of the checkpoint from which the run in the directory would go on; None if it has
+    none."""
     directory = seen(resolved.config.run_dir)
     return Checkpoints(directory / "checkpoints", every=1, keep_last=1).next_loaded
 
 
 def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None, last: int | None) -> Lines:
-    """Yield how many checkpoints are kept and how large they are, and where the run begins or goes on.
+    """Yield a line about the checkpoints (how many are kept, and how large they are), and a line about where
+    the run begins or goes on.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.
@@ -38,7 +41,7 @@ def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None
         name: sum(parameter.nbytes for parameter in part.model.trainable().values())
         for name, part in learner.trained.items()
     }
-    # the sampler's weights, the reference's
+    # a sampler that lags and a reference that follows have weights of their own
     copies = (config.learner.sync_every > 1) + (learner.following is not None)
     size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
     directory = seen(config.run_dir)
@@ -53,7 +56,8 @@ def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None
 
 
 def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> Lines:
-    """Yield the device and the precision of each box."""
+    """Yield a line for each box: device and precision of the engine and the learner, and where the oracle is
+    asked."""
     config = resolved.config
     device = "a CUDA device" if config.compute.profile == "gpu" else "the CPU"
     engine, c = resolved.engine, config.learner
@@ -97,18 +101,18 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
 
 
 def default_lines(resolved: Resolved) -> Lines:
-    """Yield the settings that follow from other settings."""
+    """Yield a line for each setting that is left open and follows from another setting."""
     for number, line in enumerate(derived(resolved)):
         yield "" if number else "by default", line
 
 
 def sink_lines(resolved: Resolved) -> Lines:
-    """Yield the sinks that get the rows of metrics too."""
+    """Yield a line with the sinks to which rows of metrics are also sent. Without sinks, yield nothing."""
     if named := told_of(resolved.config.tracking):
         yield "sinks", Hider({}).text(", ".join(named))
 
 
 def _size(count: int) -> str:
-    """Return a number of bytes in words, in a unit that suits it."""
+    """Return a number of bytes in words, such as "1.5 GB"."""
     unit = next(unit for unit in _UNITS if count >= unit[0])
     return f"{count / unit[0]:.3g} {unit[1]}"

@@ -35,12 +35,12 @@ class PromptReader:
     folder: Path | None
 
     def training(self) -> Prompts:
-        """Read the prompts of training, with their responses if these are recorded.
+        """Read the prompts of training. If their responses are recorded, read the responses too.
 
         Raises:
             DataError: a source cannot be read.
-            ConfigError: the algorithm takes recorded responses one by one, and no label or score tells the
-                good ones from the others. Or the algorithm would learn responses whose label is false.
+            ConfigError: the algorithm judges each recorded response by a label or a score, and some have
+                neither; or the algorithm would learn responses whose label is false.
         """
         p, objective = self.resolved.config.prompts, self.resolved.objective
         entries = (SourceConfig(p.path, split=p.split),) if isinstance(p.path, str) else p.path
@@ -67,7 +67,7 @@ class PromptReader:
         return prompts
 
     def held_out(self) -> Prompts | None:
-        """Read the prompts that the model answers in evaluations; None if there are none.
+        """Read the prompts that the model answers in evaluations. Return None if there are none.
 
         Raises:
             DataError: the prompts cannot be read.
@@ -80,8 +80,8 @@ class PromptReader:
         return Prompts([Source(e.path, split=e.split)], self.renderer, self.seeds, **own)
 
     def pairs(self) -> Prompts | None:
-        """Read the recorded pairs that evaluations measure, from the columns `prompts.responses`, or `chosen`
-        and `rejected` if training reads no responses. Return None if there are no pairs.
+        """Read the held-out pairs that evaluations measure. Return None if there are none. The responses are
+        in the columns `prompts.responses` or, if training reads no responses, in `chosen` and `rejected`.
 
         Raises:
             DataError: the pairs cannot be read.
@@ -103,7 +103,7 @@ class PromptReader:
         return Prompts([Source(e.pairs, split=e.split)], self.renderer, self.seeds, **own)
 
     def _common(self) -> dict[str, Any]:
-        """Return the options that all prompts of a run have in common."""
+        """Return the options with which all prompts and pairs of a run are read."""
         p, indexes = self.resolved.config.prompts, [self.folder / "indexes"] if self.folder else []
         return {
             "prompt_key": p.prompt_key,
@@ -115,8 +115,8 @@ class PromptReader:
         }
 
     def _room(self) -> dict[str, Any]:
-        """Return the largest number of tokens in a prompt that the policy is to answer, and, for messages,
-        how the number was computed."""
+        """Return, as options, the largest number of tokens in a prompt that the policy is to answer. A second
+        option, a text for messages, says how this number was computed."""
         sampling = self.resolved.config.sampling
         if self.context is None or sampling.overflow != "refuse":
             return {"room": self.context}
@@ -129,12 +129,13 @@ class PromptReader:
 
 
 def pair_columns(config: Config) -> tuple[str, ...]:
-    """Return the columns of the two responses of a held-out pair."""
+    """Return the names of the columns with the two responses of a held-out pair."""
     return config.prompts.responses or ("chosen", "rejected")
 
 
 def inputs_of_held_out(config: Config, held_out: Prompts | None, pairs: Prompts | None) -> Inputs:
-    """Return the fingerprints of the held-out prompts and pairs that there are."""
+    """Return the fingerprints of the held-out prompts and of the held-out pairs. What the run does not have
+    is left out."""
     e, found = config.evaluation, Inputs()
     if e is None:
         return found
@@ -145,12 +146,13 @@ def inputs_of_held_out(config: Config, held_out: Prompts | None, pairs: Prompts 
 
 
 def _check_scores(config: Config, objective: Objective, prompts: Prompts) -> None:
-    """Refuse data with one recorded response per record, in two cases: the data have labels and the algorithm
-    ignores them, or the algorithm needs a score or a label for every response and some have none.
+    """Refuse data with one recorded response per record in two cases:
+
+    * Records have labels, and the algorithm ignores them.
+    * The algorithm judges each response by a label or a score, and some records have neither.
 
     Raises:
-        ConfigError: nothing tells the good responses from the others, or the algorithm would learn responses
-            whose label is false.
+        ConfigError: one of the two cases holds.
     """
     p, name = config.prompts, config.algorithm.name
     setting = objective.setting_for.get("answers")

@@ -1,9 +1,9 @@
-"""Resolving a configuration: the options that each part reads, the defaults that follow from other settings,
-the objective and the explorer. `build/cross_checks/` refuses settings that contradict each other.
+"""Resolving a configuration. The options of each part and other defaults are filled in, the objective and the
+explorer are made, and settings that contradict each other are refused (`build/cross_checks/`).
 
-Everything that follows from the configuration alone is decided here, before models or data are loaded and
-before anything is sampled or paid for. `config/load.py` checks each field by itself. `build/run_inputs.py`
-and `build/run.py` make the checks that need the model or the data.
+This step needs only the configuration, and comes before models or data are loaded. `config/load.py` checks
+each field by itself before. `build/run_inputs.py` and `build/run.py` later make the checks that need the
+model or the data.
 """
 
 import dataclasses
@@ -81,8 +81,9 @@ def make_objective(config: Config) -> Objective:
 
 
 def make_explorer(config: Config, requires: Requires) -> Explorer:
-    """Make the explorer of a configuration: `NoExploration`, or a user's class, guarded. A user's class is
-    called with the kind of feedback, and with its settings if it has a dataclass `Config`.
+    """Make the explorer of a configuration: `NoExploration`, or a user's class in a `GuardedExplorer`. A
+    user's class is called with the kind of feedback. If it has a dataclass `Config`, it is also called with
+    its settings.
 
     Raises:
         ConfigError: the constructor of the user's class fails.
@@ -104,7 +105,7 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:
-    """Return the configuration. If the policy starts with an adapter, `model.lora` has the values in the
+    """Return the configuration. If the policy starts with an adapter, `model.lora` gets the values in the
     adapter's files.
 
     Raises:
@@ -133,8 +134,8 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
 
 
 def _with_evaluation_oracles(config: Config) -> Config:
-    """Return the configuration with the oracles of evaluations as sections. If a section is only the name of
-    the oracle of training, it means that oracle, with its options."""
+    """Return the configuration in which the oracles of evaluations are sections. If a field only names the
+    oracle of training, its section gets the options of that oracle."""
     e = config.evaluation
     if e is None:
         return config
@@ -156,16 +157,16 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
 
 
 def _with_stop(config: Config) -> Config:
-    """Return the configuration with the default of `sampling.stop`: with a form of question, a response ends
-    where the next question would begin."""
+    """Return the configuration with the default of `sampling.stop`. If `render.question` names a form of
+    question, a response ends where the next question would begin."""
     if config.render.question is None or config.sampling.stop:
         return config
     return replace(config, sampling=replace(config.sampling, stop=FORMS[config.render.question].stop))
 
 
 def _with_responses(config: Config, objective: Objective) -> Config:
-    """Return the configuration with the default of `prompts.responses`: with the oracle `recorded`, the
-    columns that TRL uses."""
+    """Return the configuration with the default of `prompts.responses`. With the oracle `recorded`, these are
+    the columns that TRL uses."""
     if config.oracle.name != "recorded" or config.prompts.responses:
         return config
     names = ("chosen", "rejected") if objective.requires.feedback == "compare" else ("completion",)
@@ -174,7 +175,7 @@ def _with_responses(config: Config, objective: Objective) -> Config:
 
 def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
     """If responses are recorded, set `algorithm.samples` to their number per prompt, and make the objective
-    again with it.
+    again.
 
     Args:
         given: the names of the algorithm's options that the user set.
@@ -197,7 +198,7 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
 
 
 def _with_schedule(resolved: Resolved) -> Config:
-    """Return the configuration with the default of `learner.schedule_steps`: a schedule that falls ends at
+    """Return the configuration with the default of `learner.schedule_steps`. A schedule that falls ends at
     `stop.max_steps`.
 
     Raises:
@@ -217,8 +218,8 @@ def _with_schedule(resolved: Resolved) -> Config:
 
 
 def _with_micro_batch(config: Config) -> Config:
-    """Return the configuration with the default of `learner.micro_batch_size`: 8 rows, unless rows or tokens
-    of a pass are limited."""
+    """Return the configuration with the default of `learner.micro_batch_size`. If neither the rows nor the
+    tokens of a pass are limited, it is 8 rows."""
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         return replace(config, learner=replace(config.learner, micro_batch_size=8))
     return config

@@ -1,8 +1,8 @@
 """A resolved configuration: every setting filled in, and the parts and numbers that follow from the settings.
 
 `build/resolve.py` makes one `Resolved` for each configuration and each process. Every function of `build/`
-reads it instead of computing the same values again. A configuration may be compared with that of the run in
-its directory, or of the run that is forked; then each of the two has a `Resolved` of its own.
+reads it instead of computing the same values again. If a configuration is compared with that of an existing
+run, each of the two has a `Resolved` of its own.
 """
 
 from contextlib import AbstractContextManager
@@ -30,14 +30,15 @@ from oat.types.part import Check
 class Resolved:
     """A configuration, and the values that follow from it.
 
-    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer, and all other values
-    are computed again. So it must only change settings that neither the objective nor the explorer reads.
+    `dataclasses.replace(resolved, config=...)` keeps the objective and the explorer, and computes all other
+    values again. So the new configuration may differ only in settings that neither the objective nor the
+    explorer reads.
 
     Attributes:
         config: the configuration with every default filled in.
         origins: the place where each setting was set, for messages.
         objective: the objective of the one run that is made with this object. It has a state, such as an
-            adapted weight of the KL. So a second run needs a new `Resolved`.
+            adapted weight of the KL, so a second run needs a new `Resolved`.
         explorer: the explorer that the run calls.
         outlines: the models without weights that were made so far.
     """
@@ -49,7 +50,7 @@ class Resolved:
     outlines: Outlines = field(default_factory=Outlines)
 
     def blame(self, field: str) -> AbstractContextManager[None]:
-        """Return a context in which errors say where the field was set (`config.load.blaming`)."""
+        """Return a context in which errors say where `field` was set (`config.load.blaming`)."""
         return blaming(self.config, self.origins, field)
 
     @cached_property
@@ -65,7 +66,7 @@ class Resolved:
         refuse_missing(self.config.tracking, self.origins)
 
     def as_yaml(self) -> str:
-        """Return every setting as text, from which `load_config` reads an equal configuration."""
+        """Return every setting as YAML. `load_config` reads an equal configuration from this text."""
         return to_yaml(self.config)
 
     @property
@@ -101,22 +102,23 @@ class Resolved:
 
     @cached_property
     def budgets(self) -> dict[str, Budget]:
-        """Budgets by the purpose of the questions: "train", and the purposes of `evaluation_budgets`."""
+        """The budgets, by the purpose of the questions: "train", and the purposes of `evaluation_budgets`."""
         stop = self.config.stop
         training = Budget(stop.max_queries, stop.max_tokens, stop.max_cost)
         return {"train": training, **evaluation_budgets(self.config)}
 
     @cached_property
     def slots(self) -> frozenset[str]:
-        """Slots of the engine that training or evaluations use."""
+        """The slots that the algorithm, the explorer or evaluations use. If the explorer needs an ensemble,
+        `ENSEMBLE` is among them."""
         e = self.config.answering
         evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
         return frozenset({*self.requires.slots, *self.explorer.needs, *evaluated})
 
     @cached_property
     def models(self) -> frozenset[str]:
-        """Names of the models that the run has. An ensemble needs the reference, which computes its
-        features."""
+        """Names of the models that the run has. If there is an ensemble, the reference is among them, since
+        it computes the ensemble's features."""
         backbone = {"reference"} if ENSEMBLE in self.explorer.needs else set()
         return frozenset({*self.requires.models, *self.slots, *backbone})
 
@@ -125,7 +127,7 @@ class Resolved:
         return watched_metrics(self.config, self.objective)
 
     def optimiser_steps(self, steps: int) -> int:
-        """Return the planned number of optimiser steps in the first `steps` steps together."""
+        """Return the planned number of optimiser steps in the first `steps` steps of the run together."""
         learner = self.config.learner
         return optimiser_steps(
             steps,
@@ -138,8 +140,8 @@ class Resolved:
 
 
 def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:
-    """Return the sections of the oracles that evaluations ask, by the purpose of the questions: "eval", and
-    "gold" if there is a second oracle."""
+    """Return the sections of the oracles that evaluations ask, by the purpose of the questions. The purposes
+    are "eval" and, if there is a second oracle, "gold"."""
     if config.answering is None:
         return {}
     own, gold = config.answering.oracle, config.answering.gold
@@ -149,7 +151,8 @@ def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]
 
 
 def evaluation_budgets(config: Config) -> dict[str, Budget]:
-    """Return the budgets of all evaluations together, by the purpose of their questions."""
+    """Return the budgets, each for all evaluations of a run together, by the purpose of the questions: "eval"
+    and "gold"."""
     e = config.answering
     if e is None:
         return {}
@@ -162,11 +165,12 @@ def evaluation_budgets(config: Config) -> dict[str, Budget]:
 
 
 def watched_metrics(config: Config, objective: Objective) -> frozenset[str]:
-    """Return the metrics that alarms may watch.
+    """Return the names of the metrics that alarms may watch: those of the objective, with these changes:
 
-    If responses are recorded, metrics of responses and `kl/reference` are left out, since recorded responses
-    say nothing about the policy. A gold metric is included if evaluations have a second oracle. The shares of
-    missing and wasted answers are included if the algorithm reads answers.
+    * If responses are recorded, metrics of responses and `kl/reference` are left out. Recorded responses say
+      nothing about the policy.
+    * If evaluations have a second oracle, its gold metric is added.
+    * If the algorithm reads answers, the shares of missing and of wasted answers are added.
     """
     unknown = OF_RESPONSES | {"kl/reference"} if config.prompts.responses else frozenset()
     watched, e = objective.watched - unknown, config.answering

@@ -1,6 +1,6 @@
-"""Building of the boxes of a run from a `Resolved`.
+"""Functions that make the boxes of a run from a `Resolved`.
 
-Only this file knows all boxes; `build/run_inputs.py` makes those that need no weights.
+`build/run_inputs.py` makes the data, the oracles and the other inputs that need no weights.
 """
 
 from collections.abc import Sequence
@@ -65,11 +65,12 @@ class _Computing:
     """The boxes that compute with models.
 
     Attributes:
-        learner: the learner that the rest of the run uses.
-        own_learner: the same learner, called directly even if `learner` is behind a wire.
+        learner: the learner as the other boxes call it. With `compute.serialise` it is behind the wire
+            encoding.
+        own_learner: the same learner, always called directly.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
         scorer: computes the ensemble's scores; None if there is no ensemble.
-        has_weights: False for a run that is made without weights.
+        has_weights: False if the models are made without weights.
     """
 
     learner: Learner
@@ -92,7 +93,7 @@ def build(
     Args:
         resolved: the configuration. The run gets its objective, so the caller uses it for no other run.
         directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
-        run_inputs: the data, oracles and renderer of the run; None: they are made here.
+        run_inputs: the data, oracles and renderer of the run; None: `build` makes them.
         load: function that loads each model. With `Outlines.fake`, the run cannot be started.
 
     Raises:
@@ -172,13 +173,13 @@ def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadMode
 
 
 def _wired(config: Config, box: Any) -> Any:
-    """Return a box for the rest of the run: behind the wire encoding if `compute.serialise` is set."""
+    """Return a box as other boxes call it. If `compute.serialise` is set, it is behind the wire encoding."""
     return over_wire(box) if config.compute.serialise else box
 
 
 def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
-    """Return the learner for the rest of the run. Behind the wire encoding the learner has objectives of its
-    own, so it knows nothing of what the run's objectives prepared."""
+    """Return the learner as other boxes call it. Behind the wire encoding, the learner has objectives of its
+    own. So it cannot read what `prepare` stored in the run's objectives."""
     if not config.compute.serialise:
         return learner
     believed = [EnsembleLearning(ensemble.objective.config)] if ensemble else []
@@ -195,7 +196,8 @@ def _asking(
     plans: Plans,
     stop: Stop,
 ) -> tuple[Collector, Evaluation | OnlyPairs | None]:
-    """Make the boxes that get responses and ask about them: one for training, and one for evaluations."""
+    """Make the two boxes that get responses and ask about them: the collector for training, and the
+    evaluation. The second is None if the run has no evaluation."""
     config = resolved.config
     actor = Actor(
         run_inputs.renderer,
@@ -252,7 +254,7 @@ def _ledger(
 
 
 def _plans(objective: Objective, explorer: Explorer) -> Plans:
-    """Return the function that gives the plan of each step, with the samples that the explorer adds."""
+    """Return a function that returns the plan of a step, with the samples that the explorer adds."""
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))
@@ -269,8 +271,8 @@ def _stop(resolved: Resolved, prompts: Prompts, plans: Plans) -> Stop:
 
 
 def _last_step(config: Config, prompts: Prompts, plans: Plans) -> int | None:
-    """Return the run's number of steps: `stop.max_steps`, or fewer if the prompts are used up earlier; None:
-    no limit."""
+    """Return the number of steps of the run; None if there is no limit. It is `stop.max_steps`, or fewer if
+    the prompts are used up earlier."""
     if config.prompts.epochs is None:
         return config.stop.max_steps
     left, step = prompts.size * config.prompts.epochs, 0
@@ -322,8 +324,8 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
 
 
 def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]:
-    """Return the settings that a run fixes when it is created, with the values that were set or have been
-    measured."""
+    """Return the settings that a run fixes when it is created, each with the value that was set or measured.
+    If `compute.threads` is open, this function measures it."""
     learner = computing.own_learner
     if config.compute.threads is None and config.compute.profile == "cpu" and computing.has_weights:
         torch.set_num_threads(choose_threads(learner, computing.objectives[0]))
@@ -335,6 +337,6 @@ def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]
 
 
 def _notes(config: Config, run_inputs: RunInputs) -> tuple[str, ...]:
-    """Return sentences for people, to be shown before the first step."""
+    """Return sentences for people that are shown before the first step."""
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
     return (*device_notes(config.compute.profile), *of_data)

@@ -1,7 +1,5 @@
-"""The inputs of a run, made from its configuration: its text, its prompts, its environment and its oracles.
-
-Nothing here needs weights.
-"""
+"""The inputs of a run, made from its configuration: renderer, prompts, environment and oracles. None of them
+needs weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +40,14 @@ from oat.text.renderer import Renderer
 
 @dataclass(frozen=True, eq=False)
 class RunInputs:
-    """Everything of a run that needs no weights.
+    """The inputs of a run. None of them needs weights.
 
     Attributes:
         outline: the outline of the policy.
         held_out: the prompts of evaluations; None: there are none.
-        pairs: the recorded pairs of evaluations, which are never learned from; None: there are none.
+        pairs: the held-out pairs, which evaluations measure; None: there are none.
         training_oracle: the oracle that training asks, with its address.
-        evaluation_oracles: the oracles that evaluations ask, by purpose.
+        evaluation_oracles: the oracles that evaluations ask, each with its address, by purpose.
         known: the fingerprints of earlier processes of the run (`build/fingerprints.py`); None: there are
             none.
         inputs: the fingerprints of the present inputs.
@@ -80,7 +78,8 @@ class RunInputs:
 
     @property
     def sources(self) -> list[Prompts]:
-        """The prompts of training, those of evaluations, and the pairs, as far as the run has them."""
+        """The sources that the run has of these three: prompts of training, held-out prompts, held-out
+        pairs."""
         return [source for source in (self.prompts, self.held_out, self.pairs) if source is not None]
 
     def close(self) -> None:
@@ -101,10 +100,10 @@ def gather_inputs(
     Args:
         folder: the run directory, for indexes and for copies of data that can only be read in order; None:
             there is no directory.
-        has_opponent: True if responses are compared with those of another model, so that an oracle that
-            compares needs no references.
-        known: the fingerprints of the run whose checkpoint is to be used. The model, tokenizer and template
-            must be the same as that run's. None: nothing is compared.
+        has_opponent: True if an evaluation compares responses with those of another model. A comparing oracle
+            then needs no references.
+        known: the fingerprints of the run whose checkpoint is used. Model, tokenizer and template must be
+            those of this run. None: nothing is compared.
 
     Raises:
         OatError: a part cannot be made as configured.
@@ -145,7 +144,7 @@ def gather_inputs(
 
 def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline, Renderer, Inputs]:
     """Return the outline of the policy, the renderer, and the fingerprints of models and template. Refuse
-    fingerprints that differ from the known ones."""
+    models or a template that differ from the known ones."""
     config, blame = resolved.config, resolved.blame
     with blame("model.path"):
         lm = load_models(config, (), Seeds(config.seed), resolved.outlines.on_meta)["policy"]
@@ -166,7 +165,7 @@ def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline
 def _check_evaluation(
     config: Config, oracles: dict[str, Addressed], held_out: Prompts | None, *, has_opponent: bool
 ) -> None:
-    """Refuse evaluation oracles that need references or columns which the held-out prompts do not have."""
+    """Refuse an oracle of evaluations that needs references or columns if the held-out prompts lack them."""
     compares = any(oracle.answers == "compare" for _, oracle in oracles.values())
     if compares and not has_opponent and config.prompts.reference_key is None:
         raise ConfigError(
@@ -179,11 +178,11 @@ def _check_evaluation(
 
 
 def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
-    """Record the fingerprints of the weights on this machine. Refuse weights that the run reads if their
-    fingerprints differ from the known ones.
+    """Add the fingerprints of the weights on this machine to `run_inputs.inputs`. Refuse weights that the run
+    reads if their fingerprints differ from the known ones.
 
     Args:
-        is_begun: True if there is a checkpoint from which the run is continued.
+        is_begun: True if the run is continued from a checkpoint.
 
     Raises:
         ModelError: weights have changed.
@@ -195,8 +194,8 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
 
 
 def warn_of_changes(run_dir: Path, resolved: Resolved, run_inputs: RunInputs) -> None:
-    """Warn if the oracles or held-out prompts of an evaluation of a run have changed since the run used them.
-    An evaluation with other settings than the run's own is not warned."""
+    """Warn if the oracles or held-out prompts of a run's evaluation have changed since the run used them. If
+    the settings of evaluation or oracle are not the run's own, do not warn."""
     config, stored = resolved.config, resolve(stored_config(run_dir)[0], {}).config
     if (stored.evaluation, stored.oracle) == (config.evaluation, config.oracle):
         warn_of_changed_oracles(run_inputs.known, run_inputs.roles, run_dir)
@@ -207,7 +206,7 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
     """Make the renderer of a configuration.
 
     Args:
-        lm: the policy, or its outline.
+        lm: the policy, with or without weights.
         tokenizer: the policy's tokenizer; None: it is loaded.
     """
     render, has_turns = config.render, config.sampling.environment is not None
@@ -219,6 +218,6 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
 
 
 def recorded_actor(resolved: Resolved, run_inputs: RunInputs) -> RecordedActor | None:
-    """Make the actor of recorded responses; None if the policy answers."""
+    """Make the actor of recorded responses. Return None if the policy samples the responses."""
     p = resolved.config.prompts
     return RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key) if p.responses else None

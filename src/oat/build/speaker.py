@@ -1,11 +1,13 @@
 """A model that answers outside of training, with its tokenizer and template: the policy of a run's
 checkpoint, or a model without a run.
 
-A checkpoint is loaded as `oat export` loads it, with the same refusals. The engine of training and
-evaluations samples the answers. At each turn of a chat, the whole conversation is rendered again, as other
-programs do with the exported model. A template may then drop reasoning that the model sampled. (Episodes of
-training are not rendered again; they keep their ids.) Each answer begins with a pass over the whole
-conversation, since the engine drops the KV cache at the end of a request.
+A checkpoint is loaded as `oat export` loads it, and refused for the same reasons. The engine of training and
+evaluations samples the answers.
+
+In a chat, the whole conversation is rendered again at each turn, as other programs do with the exported
+model. A template may then drop reasoning of earlier answers. (An episode of training is different: it keeps
+the ids of earlier turns.) The engine drops the KV cache after each answer, so each answer begins with a pass
+over the whole conversation.
 """
 
 import math
@@ -39,18 +41,19 @@ NO_TEMPLATE = "none"
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of generation outside of training. Unless said otherwise, None means the run's own value, or,
-    for a model without a run, the default of `SamplingConfig`.
+    """Options of generation outside of training. An option that is None has the run's own value. For a model
+    without a run, it has the default of `SamplingConfig`. Exceptions are named below.
 
     Attributes:
         step: step of the checkpoint, or "best"; None: the newest.
         template: as `render.template`; "none": the model continues a prompt as plain text. None: for a model
-            without a run, the tokenizer's template if it has one.
+            without a run, the tokenizer's template if it has one, else "none".
         system: system message that is put first in conversations without one. None: for a model without a
             run, no message.
-        profile: device of the model, as `compute.profile`. None: for a run that computed on a GPU, a GPU if
-            this machine has one; otherwise the CPU.
-        dtype: precision of a model without a run; refused for a run, which has a precision of its own.
+        profile: device of the model, as `compute.profile`. None: a GPU if the run computed on one and this
+            machine has one; otherwise the CPU.
+        dtype: precision of a model without a run; None: float32. For a run it is refused, since the run has a
+            precision of its own.
     """
 
     seed: int = 0
@@ -91,7 +94,7 @@ class Speaker:
     """A model that answers.
 
     Attributes:
-        name: the name that the user gave; for a run, followed by the checkpoint's step.
+        name: the name that the user gave. For a run, the number of the checkpoint's steps follows.
         prompt_key, reference_key: columns of prompts and references in the run's data; for a model without a
             run, "prompt" and None.
         context: largest number of tokens in a sequence; None: no limit.
@@ -113,12 +116,12 @@ class Speaker:
 
     @property
     def remembers(self) -> bool:
-        """True if a prompt may contain earlier turns. It may not if it is plain text, or if the run puts a
-        single question into a form of its own (`render.question`)."""
+        """True if a prompt may contain earlier turns. False if prompts are plain text, or if the run puts
+        each question into a form (`render.question`)."""
         return self.is_chat and self.renderer.definition["question"] is None
 
     def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Completion]:
-        """Yield the answer to a conversation after each of its tokens (`TorchEngine.stream`).
+        """Yield the answer so far, after each of its tokens (`TorchEngine.stream`).
 
         Args:
             turn: number of the answer in the chat, which is the address of its random numbers.
@@ -131,7 +134,7 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
     """Load a model that answers.
 
     Args:
-        target: a run directory; or a model: a directory, an adapter's directory, or a hub id.
+        target: a run directory, a directory of a model or of an adapter, or a hub id.
 
     Raises:
         ConfigError: the run trained a reward model, or the target is a file.
@@ -139,7 +142,7 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
     """
     path = Path(target)
     with warnings.catch_warnings():
-        # the warning is about training: here the template renders every conversation as a whole
+        # this warning is about episodes of training; here each conversation is rendered as a whole
         warnings.filterwarnings("ignore", message="the chat template rewrites history", category=OatWarning)
         if (path / "config.yaml").exists():
             return _load_run(path, options)

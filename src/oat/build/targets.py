@@ -1,4 +1,5 @@
-"""The configurations that commands read: those of a file, of a run, or of a run under another evaluation."""
+"""Functions that resolve the configuration for a command: that of a file, of a run, or of a run with another
+section `evaluation`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,10 @@ from oat.errors import ConfigError
 
 
 def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
-    """Resolve the configuration in a file, with flags that override it.
+    """Resolve the configuration in a file.
+
+    Args:
+        flags: settings from the command line, which override those in the file.
 
     Raises:
         ConfigError: see `load_config` and `resolve`.
@@ -23,7 +27,7 @@ def resolve_file(path: str | Path, flags: Sequence[str] = ()) -> Resolved:
 
 
 def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
-    """Resolve the configuration that is given as a tree of plain data.
+    """Resolve a configuration that is a tree of plain data.
 
     Raises:
         ConfigError: see `convert` and `resolve`.
@@ -32,10 +36,11 @@ def resolve_tree(tree: Mapping[str, Any], origins: Origins) -> Resolved:
 
 
 def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
-    """Resolve the configuration of a file, or of a run, that is to be evaluated.
+    """Resolve the configuration of an evaluation that `oat eval` makes.
 
     Args:
-        target: the file, or the run directory.
+        target: a configuration file, or a run directory.
+        flags: settings from the command line, which override those of the target.
 
     Raises:
         ConfigError: the configuration has no section `evaluation`, or `resolve_file` would refuse it.
@@ -57,12 +62,11 @@ def resolve_evaluated(target: Path, flags: Sequence[str] = ()) -> Resolved:
 
 
 def evaluated_as(run: Resolved, asked: Resolved) -> Resolved:
-    """Return the resolved configuration for an evaluation of a run: the settings of the run, but the section
-    `evaluation` of another configuration. The objective, the explorer and the origins of settings are those
-    of the other configuration, too.
+    """Return the configuration for an evaluation of a run. Its section `evaluation`, its objective, its
+    explorer and its origins are those of `asked`. All other settings are those of `run`.
 
     Args:
         run: the configuration of the run.
-        asked: the other configuration; the run does not keep it.
+        asked: the configuration that the user asked for.
     """
     return replace(asked, config=replace(run.config, evaluation=asked.config.evaluation))

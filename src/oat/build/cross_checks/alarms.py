@@ -1,5 +1,5 @@
-"""Checks of the section `alarms`: the run reports a metric that a set alarm watches, and the alarm `gold` has
-a bound."""
+"""Checks of the section `alarms`. The run must report a metric of each alarm that is set, and the alarm
+`gold` must have a bound."""
 
 from oat.build.resolved import Resolved
 from oat.config.alarm_settings import AlarmsConfig
@@ -9,11 +9,11 @@ from oat.errors import ConfigError
 
 
 def refuse_silent(resolved: Resolved) -> None:
-    """Refuse alarms that nothing can raise.
+    """Refuse an alarm that is set and cannot be raised in this run.
 
     Raises:
-        ConfigError: an alarm was set although the run reports none of its metrics; or the alarm `gold` was
-            set without a bound.
+        ConfigError: the run reports no metric of an alarm that was set, or the alarm `gold` was set without a
+            bound.
     """
     alarms, origins = resolved.config.alarms, resolved.origins
     for name, metrics in METRICS.items():

@@ -8,9 +8,13 @@ from oat.types.part import Check
 
 
 def sizes(resolved: Resolved) -> Iterator[Check]:
-    """Check that a step has at least one prompt, pass and optimiser step, that mini-batches are not more than
-    units, and that a comparison has two responses. The number of units is not known for a user's
-    algorithm."""
+    """Check the sizes of a step:
+
+    * It has at least one prompt, one epoch and one mini-batch.
+    * It has at most as many mini-batches as units. For a user's algorithm this is not checked, since its
+      number of units is not known.
+    * Without an explorer, a comparison is of two responses.
+    """
     config, step = resolved.config, resolved.step
     recorded = len(config.prompts.responses)
     is_compared = resolved.requires.feedback == "compare"
@@ -35,8 +39,8 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
 
 
 def frozen_policy(resolved: Resolved) -> Iterator[Check]:
-    """Check that an evaluation does not sample from a policy that the algorithm does not train, as one for
-    reward models."""
+    """Check that no evaluation samples from a policy that the algorithm does not train. An example is an
+    algorithm for reward models."""
     objective = resolved.objective
     held_out = objective.setting_for.get("held_out")
     yield Check(

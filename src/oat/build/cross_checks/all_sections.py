@@ -45,12 +45,13 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     learner.buffer,
     "learner",
 )
-"""The checks in order; the first mistake is reported. A section's name stands for the checks that parts make
-of this section. Checks that parts make of other sections follow at the end."""
+"""The checks in the order in which they are made; the first mistake is reported. The name of a section stands
+for the checks of this section that parts make. Checks of all other sections that parts make follow at the
+end."""
 
 
 def check_settings(resolved: Resolved) -> None:
-    """Refuse settings that contradict each other, or that nothing reads in this combination.
+    """Refuse settings that contradict each other, and settings that nothing reads in this combination.
 
     Raises:
         ConfigError: there is such a setting. The message names its place and its field, and says what to do.

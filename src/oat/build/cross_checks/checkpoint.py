@@ -1,6 +1,6 @@
-"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. They are made if
-`checkpoint.keep_best` is above 0. The metric must exist. If it is a metric of an evaluation's mode or of
-held-out pairs, the run must have this evaluation."""
+"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. If `checkpoint.keep_best`
+is 0, they are not made. The metric must exist. If an evaluation's mode or held-out pairs give the metric, the
+run must have them."""
 
 from collections.abc import Iterator
 

@@ -19,8 +19,8 @@ def has_responses(resolved: Resolved) -> Iterator[Check]:
 
 
 def oracles(resolved: Resolved) -> Iterator[Check]:
-    """Check that the oracles of evaluations can score new responses, and that an oracle with a budget costs
-    something."""
+    """Check the oracles of evaluations: each can score new responses, and an oracle with a budget has
+    costs."""
     config = resolved.config
     field_of = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
     names = {field_of[purpose]: judge.name for purpose, judge in evaluation_oracles_of(config).items()}
@@ -47,7 +47,7 @@ def oracles(resolved: Resolved) -> Iterator[Check]:
 
 
 def measures(resolved: Resolved) -> Iterator[Check]:
-    """Check that an evaluation's samples and records suffice for its metrics.
+    """Check that an evaluation has the samples and columns that its metrics and records need.
 
     Raises:
         ConfigError: `evaluation.answers` names no function.
@@ -88,8 +88,12 @@ def measures(resolved: Resolved) -> Iterator[Check]:
 
 
 def pairs(resolved: Resolved) -> Iterator[Check]:
-    """Check that an evaluation measures something, that held-out pairs suit the algorithm whose loss is
-    measured, and that training makes queries if evaluations wait for them."""
+    """Check the data of an evaluation:
+
+    * It has prompts or held-out pairs.
+    * If it has held-out pairs, the algorithm's loss can be computed on recorded pairs.
+    * If evaluations are due after a number of queries (`every_queries`), training makes queries.
+    """
     config, requires = resolved.config, resolved.requires
     e, name = config.evaluation, config.algorithm.name
     if e is None:

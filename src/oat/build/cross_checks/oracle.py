@@ -16,7 +16,7 @@ def environment(resolved: Resolved) -> Iterator[Check]:
 
 
 def reads_answers(resolved: Resolved) -> Iterator[Check]:
-    """Check that the algorithm reads answers if the oracle has to be asked for them."""
+    """Check that the algorithm reads answers, unless the oracle is one that costs nothing."""
     oracle, setting = resolved.config.oracle.name, resolved.objective.setting_for.get("answers")
     yield Check(
         f"algorithm.{setting or 'name'}",

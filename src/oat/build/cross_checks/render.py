@@ -20,8 +20,8 @@ def examples(resolved: Resolved) -> Iterator[Check]:
 
 
 def system(resolved: Resolved) -> Iterator[Check]:
-    """Check that a reward model learns texts without a system message, which later users of the model would
-    not add."""
+    """Check that a reward model does not learn texts with a system message. Later users of the model would
+    not add this message."""
     yield Check(
         "render.system",
         "reward" in resolved.objective.wants and resolved.config.render.system is not None,

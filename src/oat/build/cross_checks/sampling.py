@@ -7,8 +7,7 @@ from oat.types.part import Check
 
 
 def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
-    """Check that an algorithm with probability ratios gets fresh samples that were drawn with a known
-    probability."""
+    """Check that an algorithm with importance ratios gets fresh samples, drawn with a known probability."""
     config, is_ratio_based = resolved.config, resolved.requires.ratio_based
     name, oracle = config.algorithm.name, config.oracle
     ratio = f"{name} divides by the probability of sampling"
@@ -36,8 +35,8 @@ def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
 
 
 def suits_explorer(resolved: Resolved) -> Iterator[Check]:
-    """Check that an explorer gets the samples and scores it needs, and that without an explorer the two
-    responses of a pair can differ."""
+    """Check that an explorer gets the samples and scores that it needs. Without an explorer, check that the
+    two responses of a pair can differ."""
     config, requires = resolved.config, resolved.requires
     sampling, is_recorded = config.sampling, bool(config.prompts.responses)
     planned, widened = resolved.plan.samples, resolved.widened.samples

@@ -1,4 +1,5 @@
-"""Checks of the section `stop`: a run has a stop condition, and no budget if its oracle costs nothing."""
+"""Checks of the section `stop`. The run must have a stop condition. If its oracle costs nothing, it must have
+no budget."""
 
 from collections.abc import Iterator
 

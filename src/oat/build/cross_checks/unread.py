@@ -1,4 +1,4 @@
-"""Refusal of settings that nothing reads in a combination of parts."""
+"""Refusal of settings that nothing reads in the configured combination of parts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from oat.oracles.builtin import BUILTIN
 from oat.types import ENSEMBLE
 
 _OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
-"""Fields of an evaluation that are read even if it has only pairs."""
+"""Fields of the section `evaluation` that are read even if it has pairs and no prompts."""
 
 
 def refuse_unread(resolved: Resolved) -> None:
@@ -33,8 +33,7 @@ def refuse_unread(resolved: Resolved) -> None:
 
 
 def _unread(resolved: Resolved) -> Mapping[tuple[str, str], bool]:
-    """Return, for each setting that some runs do not read, whether this run is one of them. With recorded
-    responses, only evaluations sample."""
+    """Return, for each setting that some runs do not read, True if this run does not read it."""
     return {
         **_of_oracle(resolved),
         **_of_model(resolved),
