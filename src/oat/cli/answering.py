@@ -1,4 +1,4 @@
-"""The arguments that `generate` and `chat` share: which model answers, and how."""
+"""The arguments that `generate` and `chat` share. They say which model answers, and how."""
 
 import argparse
 from typing import TYPE_CHECKING, Literal

@@ -1,4 +1,4 @@
-"""The entry of the command line. It finds the command, and turns errors that a user can repair into one line
+"""The entry of the command line. It finds the command. Errors that a user can repair become one line of text
 and an exit code."""
 
 import argparse
@@ -115,7 +115,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 
     Args:
         command: the command whose arguments the parser gets. Only this command's module is imported, since
-            importing all takes time.
+            importing all of them takes time.
     """
     found = argparse.ArgumentParser(
         prog="oat",

@@ -1,4 +1,4 @@
-"""Handling of signals during a command."""
+"""A context that handles signals during a command."""
 
 import importlib
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from oat.control.interruption import Interruption
 
 @contextmanager
 def hearing_signals() -> Iterator[Interruption]:
-    """Import torch, and handle SIGTERM and Ctrl-C within this context. The first signal during the import has
-    no effect until the import has ended, since an exception that is raised within torch's C++ code aborts the
+    """Import torch, and handle SIGTERM and Ctrl-C within this context. The first signal during the import
+    takes effect after the import. An exception that is raised within torch's C++ code would abort the
     process."""
     told = Interruption()
     with told.heard():

@@ -49,7 +49,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace, flags: list[str]) -> int:
     with hearing_signals() as told:
-        with told.at_once():  # reading a configuration is soon over, and leaves nothing behind
+        with told.at_once():  # reading a configuration writes no file
             from oat.build.targets import resolve_file
 
             if arguments.profile is not None and arguments.profile < 1:

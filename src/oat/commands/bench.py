@@ -19,19 +19,20 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def bench(model: str | None) -> dict[str, Any]:
-    """Measure the rates of the CPU on each number of threads that a run may choose, and those of the GPU, if
-    torch can use one.
+    """Measure how fast the CPU is with each number of threads that a run may choose. If torch can use a GPU,
+    measure it too.
 
     Args:
         model: a directory or hub id of a model whose limits are computed too; None: no model.
 
     Returns:
-        "machine": processor, number of cores, GPU, and version of torch.
-        "rates": a list with one dict for each device and number of threads: "device", "threads", "bandwidth"
-        in bytes per second, and, by the name of each precision, the rate of matrix products in operations per
-        second.
-        "model": the model's path and its limits (`_limits`) on the last device and number of threads of
-        "rates"; None if no model was given.
+        A dict with three keys:
+        * "machine": processor, number of cores, GPU, and version of torch.
+        * "rates": a list with one dict for each device and number of threads. It has "device", "threads",
+          "bandwidth" in bytes per second and, by the name of each precision, the rate of matrix products in
+          operations per second.
+        * "model": the model's path and its limits (`_limits`) with the last entry of "rates"; None if no
+          model was given.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -55,17 +56,18 @@ def bench(model: str | None) -> dict[str, Any]:
 
 
 def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
-    """Return the highest speeds that a model can reach, by precision. The costs of attention and of the KV
-    cache are not counted.
+    """Return the highest speeds that a model can reach. The costs of attention and of the KV cache are not
+    counted.
 
     Returns:
-        "elements": number of elements in the model's matrices. And, by the name of each precision, a dict:
-        "bytes": bytes of the weights;
-        "decode_one_row": tokens per second if one row is decoded;
-        "decode": tokens per second if enough rows are decoded together;
-        "compute_bound_rows": smallest number of rows with which a decoding step takes at least as long to
-        compute as to read the weights;
-        "update": tokens per second of an update in which every token is trained.
+        A dict with "elements", the number of elements in the model's matrices, and one dict for each
+        precision:
+        * "bytes": bytes of the weights;
+        * "decode_one_row": tokens per second if one row is decoded;
+        * "decode": tokens per second if enough rows are decoded together;
+        * "compute_bound_rows": smallest number of rows with which a decoding step takes at least as long to
+          compute as to read the weights;
+        * "update": tokens per second of an update in which every token is trained.
     """
     limits: dict[str, Any] = {"elements": cost.backbone + cost.head}
     for name, dtype in _DTYPES.items():
@@ -128,7 +130,8 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 
 
 def _cpu_name() -> str:
-    """Return the processor's name in Linux's /proc/cpuinfo, or else its architecture."""
+    """Return the processor's name from Linux's /proc/cpuinfo. If there is none, return the processor's
+    architecture."""
     file = Path("/proc/cpuinfo")
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

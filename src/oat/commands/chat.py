@@ -13,7 +13,7 @@ from oat.types import Message
 _EXIT = "/exit"
 _NEW = "/new"
 _UNFINISHED = "\ufffd"
-"""The text that a tokenizer decodes from the first bytes of a character that is not complete yet."""
+"""The character that a tokenizer decodes from the first bytes of an incomplete character."""
 
 
 def chat(speaker: Speaker, *, continues: bool = False) -> None:
@@ -21,10 +21,10 @@ def chat(speaker: Speaker, *, continues: bool = False) -> None:
     begins a new conversation.
 
     Args:
-        continues: let a model without a template continue each line as plain text.
+        continues: True: a model without a template continues each line as plain text.
 
     Raises:
-        ConfigError: the model has no template, and `continues` is not set.
+        ConfigError: the model has no template, and `continues` is False.
         OatError: a line from a pipe cannot be read or answered, for example because it is not UTF-8 or leaves
             no room for an answer. In a terminal, the error is printed instead, and the chat goes on.
     """
@@ -64,8 +64,8 @@ def _greeting(speaker: Speaker) -> str:
 
 
 def _terminal_lines() -> Iterator[str]:
-    """Yield the lines that are typed in a terminal, except blank lines. If Python has `readline`, lines can
-    be edited while they are typed."""
+    """Yield the lines that are typed in a terminal, except blank lines. If Python has `readline`, it lets the
+    user edit a line."""
     with suppress(ImportError):
         importlib.import_module("readline")
     while True:
@@ -96,9 +96,9 @@ def _pipe_lines() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """Return a conversation whose earliest turns are dropped until there is room for an answer: room for
-    `max_new_tokens` tokens, or for a quarter of the context if that is less. The last message stays even if
-    it leaves less room.
+    """Return a conversation. Its earliest turns are dropped until there is room for an answer of
+    `max_new_tokens` tokens, or of a quarter of the context if that is less. The last message always stays,
+    even if it leaves less room.
 
     Raises:
         DataError: the last message alone leaves no room.
@@ -118,8 +118,8 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
 
 
 def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
-    """Print an answer while it is generated, and return its text. In a terminal, Ctrl-C ends the generation,
-    and the text printed so far is returned."""
+    """Print an answer while it is generated, and return its text. In a terminal, Ctrl-C ends the generation;
+    the text that was printed until then is returned."""
     shown = ""
     try:
         for completion in speaker.answer(messages, turn):
@@ -139,8 +139,8 @@ def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, i
 
 
 def _certain(text: str, stops: Sequence[str]) -> str:
-    """Return the text of an unfinished answer without an ending that later tokens may change: an incomplete
-    character, or the beginning of a stop string."""
+    """Return the text of an unfinished answer without the end that later tokens may change. Such an end is an
+    incomplete character, or the beginning of a stop string."""
     text = text.rstrip(_UNFINISHED)
     begun = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return text[: len(text) - max(begun, default=0)]

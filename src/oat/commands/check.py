@@ -1,10 +1,12 @@
 """`oat check`: make a run without weights, and say what it would do.
 
 Every part of the run is made as `oat train` makes it, but with tensors that have a shape and no memory. So
-most mistakes are refused with the same messages. These mistakes are found only when weights are loaded:
-weights that are not finite; a model that gives other logits with the engine's cache than without it; and
-tensors that the model's files lack or have in another shape, if the model is on the hub or Accelerate is not
-installed.
+most mistakes are refused with the same messages. Only `oat train`, which loads the weights, finds these
+mistakes:
+* weights that are not finite;
+* a model that gives other logits with the engine's KV cache than without it;
+* tensors that are missing in the model's files or have another shape there, if the model is on the hub or
+  Accelerate is not installed.
 """
 
 from collections.abc import Collection
@@ -41,10 +43,10 @@ def check_run(
     """Refuse a configuration that `oat train` would refuse, and return lines that describe the run.
 
     Args:
-        source: "RUN@STEP" or "RUN": check a fork of this run.
+        source: "RUN@STEP" or "RUN": check a fork of this run; None: no fork.
         accept_changed: names of the inputs that may have changed, as for `open_run`.
-        with_tokens: also show the responses to the first prompt, token by token (`token_lines`).
-        with_memory: also estimate the memory that the run needs, which takes seconds.
+        with_tokens: True: also show the responses to the first prompt, token by token (`token_lines`).
+        with_memory: True: also estimate the memory that the run needs, which takes seconds.
 
     Raises:
         OatError: `oat train` would refuse the run before its first step.
@@ -117,9 +119,8 @@ def _data(run_inputs: RunInputs) -> Lines:
 
 
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
-    """Return the number of steps that the run in the directory has done, and of the queries that these steps
-    spent. For a fork that is still to be made, the steps are those of the other run before the fork
-    begins."""
+    """Return the steps that the run in the directory has done, and the queries that they have spent. If a
+    fork is still to be made, these are the steps of the other run before the fork."""
     step, directory = stored_step(resolved), seen(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run

@@ -1,14 +1,14 @@
 """`oat eval A --against B`: find which of two models answers held-out prompts better.
 
-Both models answer the same prompts with the same random numbers: those held-out prompts that are short enough
-for both. Response i of one model is compared with response i of the other. A comparing oracle is asked about
-each pair in both orders. The mean of the two probabilities decides, so that a preference for the first place
-cancels. With a scoring oracle, the higher score wins. A tie (equal scores, or a mean of one half) counts as
-half a win.
+Both models answer those held-out prompts that are short enough for both, with the same random numbers.
+Response i of one model is compared with response i of the other model:
+* A comparing oracle is asked about each pair in both orders. The mean of its two probabilities decides, so a
+  preference for the first place cancels.
+* With a scoring oracle, the higher score wins.
+* A tie (equal scores, or a mean of one half) counts as half a win.
 
 Only one policy is in memory at a time. Each question is about a group that has the responses of both models.
-So to an oracle it is like any other question. The questions are recorded in a temporary ledger, so neither
-run is changed.
+The questions are recorded in a temporary ledger, so neither run is changed.
 """
 
 import tempfile
@@ -37,15 +37,15 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     """Let both models answer held-out prompts, and compute how often the first model's responses win.
 
     Args:
-        first, second: a run directory, a configuration, or a model (a directory or a hub id). If `first` is a
-            bare model, prompts, sampling, seed and oracle are those of `second`, else those of `first`.
-        flags: settings that override those of the configuration whose settings are used.
+        first, second: a run directory, a configuration file, or a model (a directory or a hub id). Prompts,
+            sampling, seed and oracle are those of `first`. If `first` is a model, they are those of `second`.
+        flags: settings from the command line. They override settings of the same argument.
 
     Returns:
         "a" and "b": the two arguments. "a_step" and "b_step": the number of updates that each model has had.
         "prompts": the number of prompts. "oracle": the address of the oracle.
 
-        For each mode there are more numbers. Their names begin with the name of the mode:
+        Each mode adds these numbers, whose names begin with the name of the mode:
         * the win rate of the first model, the ends of its 95 % interval over prompts, and the win rate at
           equal lengths;
         * the mean lengths of both models' responses, in characters;
@@ -105,8 +105,8 @@ def _common_prompts(inputs: Sequence[RunInputs]) -> list[Prompt]:
 
 
 def _build(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
-    """Build a run with a contender's policy in the slot that answers. Return this run, and the number of
-    updates that the policy has had."""
+    """Build a run that answers with a contender's policy. Return the run, and the number of updates that the
+    policy has had."""
     run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
     run.weights.push(SLOT, step, run.learner.tensors("policy"))
@@ -121,7 +121,7 @@ def _evaluation_of(run: Run) -> Evaluation:
 def _sample_apart(
     contender: Contender, run_inputs: RunInputs, prompts: Sequence[Prompt]
 ) -> tuple[int, list[list[Group]]]:
-    """Sample a contender's responses. Its models are freed on return.
+    """Sample a contender's responses. On return, its models are no longer in memory.
 
     Returns:
         The number of updates that the contender's policy has had, and its groups, as `_sample` returns them.
@@ -147,8 +147,8 @@ def _ask(
     """Ask the oracle about groups that have the responses of both models, and return its answers.
 
     Args:
-        ours, theirs: the groups of the first and of the second model, one list for each mode, with one group
-            for each prompt. In a group of a question, the first model's responses come first.
+        ours, theirs: the groups of the first model, and those of the second model. Each is a list per mode,
+            with one group per prompt. In the joined groups, the first model's responses come first.
     """
     oracle = evaluation.oracle
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):
@@ -176,7 +176,7 @@ def _questions(group: Group, oracle: EvaluationOracle, round: int, samples: int)
 
 
 def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """Return the first model's wins by score, (B, G), and the mean scores of both models by name."""
+    """Return the first model's wins by score, (B, G); and, by name, the mean scores of both models."""
     values = np.array([_values(item) for item in items])
     ours_BG, theirs_BG = values[:, :samples], values[:, samples:]
     wins_BG = (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0
@@ -184,9 +184,9 @@ def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, f
 
 
 def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """Return the first model's wins, (B, G), by the mean of its probabilities in both orders; and, by name,
-    the mean of these probabilities and the share of pairs for which both orders give the same winner, or both
-    a tie."""
+    """Return the first model's wins, (B, G), and two numbers by name. The mean of a pair's probabilities in
+    both orders decides who wins. The numbers are the average of these means, and the share of pairs for which
+    both orders give the same winner or both give a tie."""
     values = np.array([_values(item)[0] for item in items]).reshape(-1, 2, samples)
     first_BG, second_BG = values[:, 0], 1.0 - values[:, 1]
     mean_BG = (first_BG + second_BG) / 2.0
@@ -199,7 +199,7 @@ def _compared(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str,
 
 
 def _values(item: Any) -> list[float]:
-    """Return the values of an answer: a tie is 0.5, a missing value NaN."""
+    """Return the values of an answer. A tie is 0.5; a missing value is NaN."""
     pairs = zip(item.answer.values, item.answer.marks, strict=True)
     return [0.5 if mark == "tie" else value if mark == "ok" else np.nan for value, mark in pairs]
 
@@ -216,7 +216,7 @@ def _summary(
 
     Args:
         wins_BG: (B, G) wins of the first model.
-        others: further numbers. Their names lack the name of the mode, which this function adds.
+        others: further numbers by name. This function puts the name of the mode before each name.
     """
     groups = list({item.question.key.occurrence: item.group for item in items}.values())
     lengths = np.array([[len(response.text) for response in group.trajectories] for group in groups])

@@ -1,5 +1,5 @@
-"""`oat eval`: make one evaluation outside of training, of a run's newest checkpoint or of the model that a
-configuration starts from."""
+"""`oat eval`: make one evaluation outside of training. It evaluates a run's newest checkpoint, or the model
+that a configuration starts from."""
 
 import tempfile
 from pathlib import Path
@@ -14,9 +14,8 @@ from oat.loop import evaluation_metrics
 
 
 def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, float]:
-    """Evaluate once. The budget of the section `evaluation` counts for this evaluation alone, whatever the
-    run has spent. Nothing is written into the run. If the evaluation fails, a warning says why, and
-    `eval/failed` is 1.
+    """Evaluate once, without writing anything into the run. The budget of the section `evaluation` counts for
+    this evaluation alone. If the evaluation fails, a warning says why, and `eval/failed` is 1.
 
     Args:
         resolved: a configuration with a section `evaluation`. The caller uses this object for nothing else.

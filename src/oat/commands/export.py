@@ -1,4 +1,4 @@
-"""`oat export` and `oat digest`: write a run's model in the format of transformers, and compute digests by
+"""`oat export` and `oat digest`: write a run's model in the format of transformers, and compute digests with
 which two runs can be compared."""
 
 import hashlib
@@ -51,8 +51,8 @@ _BESIDE = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""Further files that are replaced together with a model: the model card, and the files in which transformers
-stores a tokenizer and the settings of generation."""
+"""Further files that an export replaces together with a model: the model card, and the files in which
+transformers stores a tokenizer and the settings of generation."""
 
 
 def export_run(
@@ -61,17 +61,17 @@ def export_run(
     """Write the model of a run's checkpoint, with a model card, into the directory `out`. Return the
     checkpoint's step.
 
-    `AutoModelForCausalLM.from_pretrained` loads the directory of a policy,
-    `AutoModelForSequenceClassification.from_pretrained` that of a reward model. If `out` has a model already,
-    the new one replaces it (`oat.commands.swap`).
+    `AutoModelForCausalLM.from_pretrained` loads an exported policy.
+    `AutoModelForSequenceClassification.from_pretrained` loads an exported reward model. If `out` has a model
+    already, the new one replaces it (`oat.commands.swap`).
 
     Args:
         which: the checkpoint's step, "best" or None, as for `policy_weights`.
-        adapter: write only the LoRA adapter, in PEFT's format; otherwise it is merged into the model.
+        adapter: True: write only the LoRA adapter, in PEFT's format; False: merge the adapter into the model.
 
     Raises:
-        ConfigError: `run_dir` holds no run. Or `adapter` is set, but the run has no adapter, or has trained a
-            reward model. Or `out` is a file, is the model that the run started from, or cannot be written to.
+        ConfigError: `run_dir` holds no run; `adapter` is set for a run without an adapter or with a reward
+            model; or `out` is a file, is the model that the run started from, or cannot be written to.
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
             or the frozen weights are not those beside which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
@@ -116,8 +116,9 @@ def export_run(
 
 
 def _model_files(folder: Path) -> set[str]:
-    """Return the names of the files in a folder that belong to a model, even to one that a killed export
-    wrote only in part. If the folder holds neither a model's configuration nor weights, the set is empty."""
+    """Return the names of the files in a folder that belong to a model. The model may be incomplete, after an
+    export that was killed. If the folder has neither a model's configuration nor its weights, return an empty
+    set."""
     if not folder.is_dir():
         return set()
 
@@ -142,15 +143,21 @@ def _save_policy(
 
 
 def digest_run(run_dir: Path) -> dict[str, str]:
-    """Return SHA-256 digests of a run by name. Three are computed from its newest checkpoint: "weights" from
-    the main model's weights, "optimiser" from all other tensors, and "state" from the values that are not
-    tensors. "metrics" and "ledger" are computed from the run's files. Times measured by a clock are left out,
-    so equal runs have equal digests.
+    """Return SHA-256 digests of a run, by name. Times measured by a clock are left out, so equal runs have
+    equal digests.
+
+    Returns:
+        Five digests. The first three are of the newest checkpoint:
+        * "weights": of the main model's weights;
+        * "optimiser": of all other tensors;
+        * "state": of the values that are not tensors;
+        * "metrics": of the rows of metrics;
+        * "ledger": of the ledger.
 
     Raises:
         ConfigError: the directory holds no run, or its metrics or its ledger are missing.
         CheckpointError: the run has no usable checkpoint yet.
-        DataError: a row of metrics is damaged, or one up to the checkpoint is missing.
+        DataError: a row of metrics is damaged, or a row up to the checkpoint is missing.
     """
     about_run(run_dir)
     for name in ("metrics.jsonl", "ledger.sqlite"):
@@ -162,8 +169,8 @@ def digest_run(run_dir: Path) -> dict[str, str]:
         for name, tensor in tensors.items()
         if not name.startswith(weights_prefix(learned_model(tensors)))
     }
-    state.pop("stop", None)  # it counts hours
-    state.pop(HELD, None)  # the ledger itself is hashed below
+    state.pop("stop", None)  # it has measured hours
+    state.pop(HELD, None)  # below, the ledger itself is hashed
     state.get("evaluation", {}).pop("seconds", None)
     rows = _all_rows(run_dir / "metrics.jsonl", 0 if step == 0 else step + (ROW not in state))
     with closing(Reader(run_dir / "ledger.sqlite")) as store:

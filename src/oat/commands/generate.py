@@ -1,5 +1,5 @@
-"""`oat generate`: write responses to the prompts of a file. Each prompt gives one line of JSON, which also
-has the columns of its record."""
+"""`oat generate`: write responses to the prompts of a file. Each prompt gives one line of JSON with its
+responses and the columns of its record."""
 
 import json
 import sys
@@ -20,7 +20,8 @@ from oat.rollout.actor import Actor
 from oat.types import Group
 
 _PROMPTS = 512
-"""Largest number of prompts that are answered together before their lines are yielded."""
+"""Largest number of prompts that are answered together. Their lines are yielded after all of them are
+answered."""
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
@@ -30,18 +31,17 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
     Args:
         prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
         samples: number of responses to each prompt.
-        prompt_key: column of the prompt; if it is given, no reference is read. None: the columns of prompt
-            and reference are those of the run. For a model without a run, the column of the prompt is then
-            `prompt`, and no reference is read.
+        prompt_key: column of the prompt. If it is given, no reference is read. None: the run's columns of
+            prompt and reference; for a model without a run, the column `prompt` and no reference.
 
-    Returns:
-        Objects with `prompt`, a text or a list of messages; `responses`, a list of texts; `finish`, the end
+    Yields:
+        An object with `prompt`, a text or a list of messages; `responses`, a list of texts; `finish`, the end
         of each response ("stop", or "length" if the response was cut off); `reference`, the record's
         reference or null; `columns`, the other columns of the record.
 
     Raises:
-        DataError: the prompts cannot be read, the records have texts instead of prompts, or a prompt leaves
-            no room for a response of one token.
+        DataError: the prompts cannot be read, the records have texts and no prompts, or a prompt leaves no
+            room for a response of one token.
     """
     layout = Layout(prompt_key or speaker.prompt_key, speaker.reference_key if prompt_key is None else None)
     room = None if speaker.context is None else speaker.context - 1
@@ -78,7 +78,7 @@ def refuse_known(out: Path) -> None:
 
 def write_lines(lines: Iterable[str], out: Path) -> int:
     """Write lines to a new file, and return their number. The file appears only after all lines are written.
-    Missing folders are made. If the standard error is a terminal, the number of lines so far is shown there.
+    Missing folders are made. If the standard error is a terminal, it shows the number of lines so far.
 
     Raises:
         ConfigError: `out` is there already.

@@ -2,8 +2,8 @@
 prompts.
 
 If responses are sampled, this part of `oat check` loads the weights, to see how the model continues a prompt.
-A response counts as ended early if its first token is a stop id, or if a stop id follows within a few tokens.
-The second case occurs since some small models first write the name of their end of text in ordinary tokens.
+A response ends at once if its first token is a stop id. It ends soon if a stop id follows within a few
+tokens. Some small models end soon, since they first write the name of their end of text in ordinary tokens.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,14 @@ from oat.types import Prompt, Segment, Trajectory
 _ENDS_SEEN = 16
 """Largest number of prompts that the model continues."""
 _SOON = 8
-"""A response of at most this many tokens ends soon."""
+"""Largest number of tokens of a response that ends soon."""
 _MUCH = 0.25
-"""If more than this share of the probability is on responses that end at once, or soon, a remedy is named."""
+"""Share of the probability. If responses that end at once, or soon, have more than this share, a remedy is
+named."""
 _LIKELIEST = 4
-"""Number of most probable first tokens that are shown."""
+"""Number of the most probable first tokens that are shown."""
 _END_SHOWN = 6
-"""Number of tokens that are shown of a prompt's end."""
+"""Number of tokens at the end of a prompt that are shown."""
 _SPACE = "\u2423"
 
 
@@ -37,9 +38,9 @@ def token_lines(resolved: Resolved, run_inputs: RunInputs) -> list[str]:
     """Return lines that show the run's first prompt and its responses token by token, and say which tokens
     are trained.
 
-    If responses are recorded, they are shown. If they are sampled, the data's reference is shown as the
-    response or, without a reference, a response that ends at once. Further lines then describe how the model
-    continues prompts.
+    If responses are recorded, the lines show the recorded responses. If responses are sampled, the lines show
+    the data's reference as the response; without a reference, they show a response that ends at once. Further
+    lines then describe how the model continues prompts.
     """
     prompts = run_inputs.prompts.take(_ENDS_SEEN)
     renderer = run_inputs.renderer
@@ -88,7 +89,7 @@ class _Continuation:
         likeliest: the most probable first tokens with their probabilities, in descending order.
         greedy: the first ids of the greedy response, at most `_SOON`.
         is_ended: True if `greedy` ends with a stop id.
-        probability: probability of `greedy`: the product over its tokens.
+        probability: probability of `greedy`, the product over its tokens.
     """
 
     prompt: Prompt
@@ -100,7 +101,8 @@ class _Continuation:
 
     @property
     def ends(self) -> float:
-        """Probability that the response ends at once, or is the greedy response, if that one ends."""
+        """Probability that the response ends at once. If the greedy response ends, its probability is
+        added."""
         return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
 
 
@@ -130,8 +132,8 @@ def _continuation(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _Continua
 
 
 def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
-    """Return lines that describe how the model continues prompts. If a prompt ends in a way that the model's
-    training texts never do, the model may answer badly, or end the response at once."""
+    """Return lines that describe how the model continues prompts. After a prompt with an end that is unusual
+    for the model, it may answer badly, or end the response at once."""
     found = [_continuation(lm, renderer, prompt) for prompt in prompts]
     at_once = np.mean([one.at_once for one in found])
     soon = [one for one in found if one.is_ended]
@@ -159,7 +161,7 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
 
 
 def _quoted(text: str) -> str:
-    """Return a text in quotes. If it consists only of spaces, they are made visible."""
+    """Return a text in quotes. If it consists only of spaces, each is replaced by a visible character."""
     return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
 
 

@@ -1,10 +1,10 @@
-"""Replacement of a model's directory, if possible in one step. Then the directory is at every moment, even
-after a kill, completely the old one or completely the new one.
+"""Replacement of a model's directory, if possible in one step. At every moment, even after a kill, the
+directory then has either the complete old model or the complete new one.
 
-The new files are written into a folder next to the old directory (`.oat-export-` and eight hexadecimal
-digits) and synced to disk. Then the folder and the directory exchange their names in one system call (Linux's
-`renameat2`). Files in the old directory that do not belong to its model are kept: before the exchange they
-are hard-linked, or else copied, into the new folder.
+The new files are written into a folder next to the old directory and synced to disk. Its name is
+`.oat-export-` and eight hexadecimal digits. Then the folder and the directory exchange their names in one
+system call (Linux's `renameat2`). Files in the old directory that do not belong to its model are kept: before
+the exchange they are hard-linked, or else copied, into the new folder.
 
 Some directories are not exchanged:
 * a mount;
@@ -13,17 +13,15 @@ Some directories are not exchanged:
 * a directory with folders in it, such as a clone of a repository, or a run, since it may be in use;
 * a directory on a file system or system without this call.
 
-For these directories, the new files are completed and synced inside the old directory or next to it, and then
-moved in one by one. The key files, without which no program loads a model, are removed first and moved in
-last. In between a reader finds no model, but never a mixture of two.
+For these directories, the new files are completed and synced inside the old directory or next to it. Then
+they are moved in one by one. The key files, without which no program loads a model, are removed first and
+moved in last. In between, a reader finds no model, but never a mixture of two.
 
-Two simpler ways are worse. The old directory could be renamed before the new one takes its place. There would
-then be a moment without a model, and after a kill at this moment the next export would have to finish the
-replacement. Or directories that cannot be exchanged could be refused. Containers could then not export, since
-they export to mounted folders.
+It would be simpler to rename the old directory away first. But a kill at that moment would leave no model,
+and the next export would have to finish the replacement.
 
-Each export locks its folder until its process ends. So a later export can tell a folder that a killed export
-has left from a folder in use.
+Each export locks its folder until its process ends. So a later export can tell a folder that is in use from a
+folder that a killed export has left.
 """
 
 import ctypes
@@ -43,7 +41,7 @@ from oat.files import is_full, is_mounted, sync_to_disk
 _NAME = ".oat-export-"
 _OURS = re.compile(re.escape(_NAME) + "[0-9a-f]{8}")
 _CANNOT = (errno.EBUSY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EACCES)
-"""Errors of an exchange that this system, file system or user cannot make."""
+"""Errors that show that this system, file system or user cannot exchange two directories."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -54,12 +52,12 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
     in this folder replace the `stale` files of `out`; the other files of `out` are kept. If the body fails,
     `out` is unchanged.
 
-    First, folders that killed exports have left in `out` or next to it are removed.
+    Before the body, folders that killed exports have left in `out` or next to it are removed.
 
     Args:
         out: an absolute path, not a symbolic link; missing folders above it are made.
-        stale: function that returns the names of the files in `out` that the new files replace. It is called
-            after the body.
+        stale: function that returns the names of the files in `out` that are replaced. It is called after the
+            body.
         keys: names of the key files, without which no program loads a model.
 
     Raises:
@@ -82,7 +80,7 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
 
 
 def _stays(out: Path) -> bool:
-    """Return True if the directory exists and must not, or cannot, be exchanged for another one."""
+    """Return True if the directory exists and must not, or cannot, be exchanged for another directory."""
     if not out.exists():
         return False
     with suppress(FileNotFoundError):  # the working directory was removed
@@ -98,9 +96,9 @@ def _stays(out: Path) -> bool:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """Make a new folder in `home` for the body of the context. The folder is locked, so that other processes
-    see that it is in use. At the end, the directory at the folder's path is removed. After an exchange, this
-    is the old directory of the model.
+    """Make a new folder in `home` for the body of the context. The folder is locked, so other processes see
+    that it is in use. At the end, the directory at the folder's path is removed. After an exchange, this is
+    the model's old directory.
 
     Raises:
         ConfigError: no folder can be made in `home`.
@@ -137,7 +135,7 @@ def _make_and_lock(home: Path) -> tuple[Path, int]:
 
 
 def _clear(home: Path) -> None:
-    """Remove the folders that killed exports left in `home`, which no process locks any more."""
+    """Remove the folders in `home` that killed exports have left. No process locks such a folder."""
     found: list[str] = []
     with suppress(OSError):
         found += [entry.path for entry in os.scandir(home) if _OURS.fullmatch(entry.name)]
@@ -157,7 +155,8 @@ def _sync(folder: Path) -> None:
 
 
 def _put(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
-    """Move the new files to `out`: by an exchange of `new` and `out` if possible, else one by one."""
+    """Move the new files to `out`. If possible, exchange `new` and `out`; otherwise move the files one by
+    one."""
     if new.parent == out:
         _move_in(new, out, stale, keys)
     elif not out.exists():
@@ -190,7 +189,7 @@ def _exchange(one: Path, other: Path) -> None:
     """Exchange the names of two directories in one system call.
 
     Raises:
-        OSError: the system or the file system cannot do it.
+        OSError: the system or the file system cannot exchange them.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -200,8 +199,8 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
-    """Move the new files into `out` one by one. The old key files are removed first, and the new key files
-    are moved in last."""
+    """Move the new files into `out` one by one. Remove the old key files first, and move the new key files in
+    last."""
     names = {entry.name for entry in os.scandir(new)}
     for old in [out / name for name in [*keys, *{*stale, *names}.difference(keys)]]:
         with suppress(FileNotFoundError):

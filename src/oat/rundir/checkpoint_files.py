@@ -1,7 +1,7 @@
 """The files of checkpoints: names, pointer, manifest and state.
 
-Nothing here loads torch, so a command that only needs the state of the newest checkpoint is quick.
-`rundir/checkpoints.py` writes and loads complete checkpoints.
+This module does not load torch, so a command that needs only the state of the newest checkpoint starts
+quickly. `rundir/checkpoints.py` writes and loads complete checkpoints.
 """
 
 import hashlib
@@ -13,13 +13,14 @@ from typing import Any
 from oat.files import parse_json, sync_to_disk
 
 FILES = ("tensors.safetensors", "state.json")
-"""The files of a checkpoint's folder, beside its manifest."""
+"""The files in a checkpoint's folder, besides its manifest."""
 
 _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Return the step in a checkpoint's name, and the number of the save of that step, from 0."""
+    """Return the two numbers in a checkpoint's name: its step, and the number of the save of this step (from
+    0)."""
     match = _NAME.fullmatch(name)
     assert match is not None, f"{name} is no checkpoint's name"
     return int(match[1]), int(match[2] or 0)
@@ -35,8 +36,9 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
     """Return the names of the checkpoints up to the one that the pointer (`latest`) names.
 
     Returns:
-        The names; if the pointer cannot be used, those of all checkpoints. And a sentence for people if the
-        pointer cannot be used or does not name the newest checkpoint, else None.
+        The names, and a sentence for people or None. If the pointer cannot be used, the names are those of
+        all checkpoints, and the sentence says why. If the pointer does not name the newest checkpoint, the
+        sentence says this.
     """
     found = names_in(directory)
     if not found:
@@ -57,8 +59,7 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest of a checkpoint, which has the size and SHA-256 of each file, and sync its folder to
-    disk."""
+    """Write the manifest of a checkpoint: the size and the SHA-256 of each file. Sync its folder to disk."""
     for name in FILES:
         sync_to_disk(folder / name)
     manifest = {
@@ -70,7 +71,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def verify(folder: Path) -> str | None:
-    """Compare a checkpoint's files with its manifest. Return what is wrong, or None."""
+    """Compare a checkpoint's files with its manifest. Return what is wrong, or None if nothing is wrong."""
     try:
         manifest = parse_json((folder / "manifest.json").read_text(encoding="utf-8"))
         for name in FILES:
@@ -86,8 +87,8 @@ def verify(folder: Path) -> str | None:
 
 
 def row_of(folder: Path) -> dict[str, float]:
-    """Return the metrics of the last row before a checkpoint. They are empty if that row was still open when
-    the checkpoint was saved, or if they cannot be read."""
+    """Return the metrics of the last row before a checkpoint; empty if they cannot be read, or if that row
+    was still open when the checkpoint was saved."""
     try:
         return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -96,7 +97,7 @@ def row_of(folder: Path) -> dict[str, float]:
 
 def newest_state(directory: Path, step: int | None = None) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the state of the newest checkpoint whose state matches its manifest; None if there
-    is none. Its tensors are not verified.
+    is no such checkpoint. The tensors are not verified.
 
     Args:
         step: only checkpoints of this step count; None: those up to the one that the pointer names.

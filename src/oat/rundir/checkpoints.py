@@ -1,19 +1,19 @@
-"""Checkpoints: everything that decides the future of a run. A kill at any moment leaves at least one good
-checkpoint, if one was ever completed.
+"""Checkpoints of a run. A checkpoint holds everything that decides how the run goes on. Once a run has a
+checkpoint, a kill at any moment leaves at least one that is complete.
 
-A save blocks its caller only while tensors are copied and the rest becomes text. A thread then writes the
-checkpoint. Only one checkpoint is written at a time:
+A save blocks its caller only while it copies the tensors and turns the state into text. A thread then writes
+the checkpoint. Only one checkpoint is written at a time:
 
-1. The files go into a new directory and are synced to disk. So is the manifest (SHA-256 and size of each
-   file), which is written last.
-2. The directory is renamed and synced to disk; then the pointer is replaced.
+1. The files are written into a new directory and synced to disk. The manifest (SHA-256 and size of each file)
+   is the last of them.
+2. The directory is renamed and synced to disk. Then the pointer is replaced.
 3. The checkpoint is read back and verified. Only then are other checkpoints removed (`rundir/retention.py`).
 
-The formats are safetensors and JSON only.
+Tensors are stored as safetensors, the state and the manifest as JSON.
 
     checkpoints/step_00000010/    tensors.safetensors, state.json, manifest.json
-    checkpoints/step_00000010.1/  the same step, saved again; it stays beside the first until it is verified
-    checkpoints/latest            the name of the newest
+    checkpoints/step_00000010.1/  the same step, saved again; both stay until this one is verified
+    checkpoints/latest            the pointer: the name of the newest checkpoint
 """
 
 import json
@@ -45,10 +45,10 @@ class Checkpoints:
 
     Args:
         directory: the run's `checkpoints` folder.
-        every: steps between two saves.
-        background: write in a thread; False: `save` returns when the checkpoint is on disk.
-        keep_last, keep_best, best_metric, max_gb: which checkpoints stay, as in `Retention`.
-        standing: the folders of the run. If one of them was moved or removed, nothing is written any more.
+        every: number of steps between two saves.
+        background: True: a thread writes; False: `save` returns when the checkpoint is on disk.
+        keep_last, keep_best, best_metric, max_gb: which checkpoints stay (`Retention`).
+        standing: the folders of the run. If one of them was moved or removed, no checkpoint is written.
 
     Attributes:
         saved: the step of the checkpoint that this process has last begun to write, or has loaded with
@@ -79,28 +79,28 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints on disk, ascending. They may be damaged."""
+        """The steps of the checkpoints on disk, ascending. Damaged checkpoints are included."""
         return sorted({place_of(name)[0] for name in self._names()})
 
     @property
     def oldest(self) -> int | None:
-        """The step of the oldest checkpoint on disk; None: there is none. While a save is running,
-        checkpoints that it will remove still count."""
+        """The step of the oldest checkpoint on disk; None: there is none. Checkpoints that a running save
+        will remove are included."""
         return min(self.steps, default=None)
 
     @property
     def next_loaded(self) -> int | None:
-        """The step of the checkpoint that `load` tries first, which the pointer names; None: there is none.
-        The checkpoint may be damaged."""
+        """The step of the checkpoint that `load` tries first; None: there is none. The checkpoint may be
+        damaged."""
         names, _ = pointed(self.directory)
         return place_of(names[-1])[0] if names else None
 
     def due(self, step: int) -> bool:
-        """True if a checkpoint is due after `step` updates.
+        """Return True if a checkpoint is due after `step` steps.
 
         Raises:
             CheckpointError: the previous checkpoint could not be written.
-            DirectoryError: the run was moved or removed meanwhile.
+            DirectoryError: the run's folder was moved or removed meanwhile.
         """
         if self._writer is not None and self._writer[1].is_set():
             self.wait()
@@ -116,20 +116,20 @@ class Checkpoints:
         keep: int | None = None,
         is_last: bool = False,
     ) -> None:
-        """Write the state before step `step`. The arguments may change as soon as this returns, except with
-        `is_last`.
+        """Save the state before step `step`. The caller may change the arguments after the return, except
+        with `is_last`.
 
         Args:
             tensors: by name, on any device, contiguous or not; several may share one storage.
             state: plain JSON data.
             metrics: the metrics of the last row before this state, if that row is closed. The value of
-                `best_metric` is looked up in them.
-            keep: the step of an older checkpoint that stays, however many come after it.
-            is_last: the caller changes the tensors only after a `wait`, so they need no copy.
+                `best_metric` is read from them.
+            keep: the step of an older checkpoint that is not removed; None: no such step.
+            is_last: True: the tensors are not copied; the caller changes them only after a `wait`.
 
         Raises:
             CheckpointError: the previous checkpoint could not be written.
-            DirectoryError: the run was moved or removed meanwhile.
+            DirectoryError: the run's folder was moved or removed meanwhile.
         """
         self.wait()
         content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
@@ -146,17 +146,17 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written, however often Ctrl-C is pressed.
+        """Wait until no checkpoint is being written. Ctrl-C does not shorten the wait.
 
         Raises:
             CheckpointError: the last checkpoint could not be written; raised once.
-            DirectoryError: the run was moved or removed meanwhile.
+            DirectoryError: the run's folder was moved or removed meanwhile.
             KeyboardInterrupt: Ctrl-C was pressed meanwhile; the checkpoint is on disk.
         """
         ended: KeyboardInterrupt | None = None
         if self._writer is not None:
             writer, done = self._writer
-            while not done.is_set():  # not `join`: Python 3.11 forgets a thread whose `join` was interrupted
+            while not done.is_set():  # not `join`: interrupted, it marks the thread as ended (Python 3.11)
                 try:
                     done.wait()
                 except KeyboardInterrupt as again:
@@ -170,7 +170,8 @@ class Checkpoints:
             raise ended
 
     def refuse_others(self) -> None:
-        """Refuse checkpoints of another schema version, before anything else of a run is touched.
+        """Refuse a run that has checkpoints of another schema version. Damaged checkpoints are not refused
+        here.
 
         Raises:
             CheckpointError: a checkpoint has another schema version.
@@ -181,16 +182,16 @@ class Checkpoints:
                     "schema"
                 ]
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # damaged: `load` says so
+                continue  # `load` reports the damage
             if schema != SCHEMA_VERSION:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """Return the newest checkpoint that verifies, among those up to the one that the pointer names; None
-        if there are no checkpoints.
+        """Return the newest checkpoint that can be verified, of those up to the one that the pointer names.
+        Return None if there are no checkpoints.
 
         Raises:
-            CheckpointError: there are checkpoints, and none can be used.
+            CheckpointError: there are checkpoints, and none of them can be used.
         """
         self.wait()
         names = self._pointed()
@@ -205,10 +206,11 @@ class Checkpoints:
         return loaded
 
     def load_back(self, step: int) -> Loaded:
-        """Return the checkpoint of a step or, if it cannot be used, the newest one before it that verifies.
+        """Return the checkpoint of a step. If it cannot be used, return the newest checkpoint before it that
+        can be verified.
 
         Raises:
-            CheckpointError: there is none, so the run cannot go back so far.
+            CheckpointError: no checkpoint of this step or of an earlier one can be used.
         """
         self.wait()
         names = [name for name in self._names() if place_of(name)[0] <= step]
@@ -224,10 +226,11 @@ class Checkpoints:
         return self._newest(names, hint)
 
     def load_step(self, step: int) -> Loaded:
-        """The checkpoint of one step.
+        """Return the checkpoint of one step.
 
         Raises:
-            CheckpointError: there is none, or it is damaged; the message lists the steps that exist.
+            CheckpointError: there is none, or it is damaged; the message lists the steps that have
+                checkpoints.
         """
         folder = self._of(step)
         try:
@@ -239,7 +242,7 @@ class Checkpoints:
         """Verify the checkpoint of one step without loading it.
 
         Raises:
-            CheckpointError: as `load_step`.
+            CheckpointError: see `load_step`.
         """
         folder = self._of(step)
         if (problem := verify(folder)) is not None:
@@ -260,15 +263,15 @@ class Checkpoints:
         )
 
     def row(self, step: int) -> dict[str, float]:
-        """The metrics of the last row before a step's checkpoint; empty if that row was still open at the
-        save."""
+        """Return the metrics of the last row before a step's checkpoint; empty if that row was still open at
+        the save."""
         return row_of(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
     def best(self) -> int:
-        """The step of the checkpoint whose row had the highest `best_metric`.
+        """Return the step of the checkpoint whose row has the highest `best_metric`.
 
         Raises:
-            CheckpointError: no checkpoint has a value of it.
+            CheckpointError: no checkpoint has a value of `best_metric`.
         """
         ranked = self.retention.ranked(self.directory, self._names())
         if not ranked:
@@ -279,10 +282,10 @@ class Checkpoints:
         return place_of(ranked[-1])[0]
 
     def _newest(self, names: Sequence[str], hint: str) -> Loaded:
-        """Return the last of these checkpoints that verifies.
+        """Return the last of the named checkpoints that can be verified.
 
         Args:
-            hint: advice for the error if none verifies.
+            hint: advice for the error that is raised if none can be verified.
         """
         problems = []
         for name in reversed(names):
@@ -301,7 +304,7 @@ class Checkpoints:
         keep: int | None,
         done: threading.Event,
     ) -> None:
-        """Write one checkpoint; the thread runs this."""
+        """Write one checkpoint. This method runs in the writer's thread."""
         new = self.directory / f".new-step_{step:08d}"
         try:
             self._stand()
@@ -312,7 +315,7 @@ class Checkpoints:
             write_manifest(new)
             self._standing.refuse_lost(DirectoryError)
             self._prune(self._publish(new, step), keep)
-        except Exception as error:  # whatever it is, the caller learns of it
+        except Exception as error:  # the caller's next `wait` raises it
             self._error = self._failure(
                 error, step, len(text) + sum(tensor.nbytes for tensor in tensors.values())
             )
@@ -322,7 +325,11 @@ class Checkpoints:
             done.set()
 
     def _failure(self, error: Exception, step: int, needed: int) -> CheckpointError | DirectoryError:
-        """Return the exception that reports an error of the writer."""
+        """Return the exception that reports an error of the writer.
+
+        Args:
+            needed: number of bytes of the checkpoint.
+        """
         try:
             self._standing.refuse_lost(DirectoryError)
         except DirectoryError as lost:
@@ -339,10 +346,10 @@ class Checkpoints:
         return failure
 
     def _stand(self) -> None:
-        """Make the folder of checkpoints if the run never had it.
+        """Make the folder of checkpoints if the run has not had it yet.
 
         Raises:
-            DirectoryError: the folder, or the run's, was moved or removed.
+            DirectoryError: the folder, or the run's folder, was moved or removed.
         """
         self._standing.refuse_lost(DirectoryError)
         if self._is_made and not self.directory.exists():
@@ -388,15 +395,15 @@ class Checkpoints:
 
 
 class _Damaged(Exception):
-    """A checkpoint does not verify; the text says why."""
+    """The error of a damaged checkpoint; its text says what is wrong."""
 
 
 def _read(folder: Path) -> Loaded:
     """Verify and load a checkpoint.
 
     Raises:
-        _Damaged: it does not verify, or cannot be read.
-        CheckpointError: it has another schema version.
+        _Damaged: the checkpoint does not match its manifest, or cannot be read.
+        CheckpointError: the checkpoint has another schema version.
     """
     if (problem := verify(folder)) is not None:
         raise _Damaged(problem)
@@ -414,7 +421,7 @@ def _with_own_storage(tensors: Mapping[str, torch.Tensor], *, copy: bool) -> dic
     """Return the tensors, contiguous, on the CPU and without shared storage, as safetensors requires.
 
     Args:
-        copy: copy all of them; False: only where it is necessary.
+        copy: True: copy all tensors; False: copy a tensor only if it is necessary.
     """
     seen: set[int] = set()
     own = {}

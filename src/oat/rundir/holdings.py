@@ -1,19 +1,22 @@
-"""Checks that a run's ledger has at least the answers that the run has learned from. A run that went on with
-a missing, older or cut ledger would pay for these answers again, so such a ledger is refused.
+"""Checks that a run's ledger has the answers that the run has learned from. With a missing, older or cut
+ledger, the run would pay for these answers again. So such a ledger is refused.
 
-A **take** is the record of the answers that one step or one evaluation took: a row of the ledger's table
-`takes`. For each purpose, a checkpoint stores four facts: the number of takes before its step, the step of
-the last take, the price of all answers taken until then, and a checksum of the answers in the last take.
-Nothing that the ledger records later changes these facts. So equal runs store equal facts, and a ledger that
-has recorded more since then agrees too: after a kill, after a turn back to an older checkpoint, or as the
-origin of a fork.
+A **take** is a row of the ledger's table `takes`. It records the answers that one step or one evaluation
+took. For each purpose, a checkpoint stores four facts:
+* the number of takes before its step;
+* the step of the last of these takes;
+* the price of all answers taken until then;
+* a checksum of the answers in the last of these takes.
 
-The last row of `metrics.jsonl` shows that the step before it has a take. So a ledger that lost something
-after the newest checkpoint is found too.
+Records that the ledger gets later do not change these facts. So a ledger that has more than the checkpoint
+says passes, for example after a kill or after a roll back.
 
-The check finds a ledger that is gone, that lacks its end (an older copy, a lost or cut `-wal`), or that
-belongs to another run. It does not find rows that were changed inside the ledger; `ledger/audit.py` looks for
-these. Nor does it find lost answers that no step had taken.
+The last row of `metrics.jsonl` shows that the step before it has a take. So the check also finds a loss after
+the newest checkpoint.
+
+The check finds a ledger that is missing, that lacks its end (an older copy, a lost or cut `-wal`), or that
+belongs to another run. It does not find rows that were changed inside the ledger (`ledger/audit.py` finds
+these), nor the loss of answers that no step had taken.
 """
 
 import hashlib
@@ -31,31 +34,32 @@ from oat.rundir.checkpoint_files import newest_state, place_of
 from oat.rundir.rows import is_step
 
 HELD = "ledger"
-"""The key of these statements in a checkpoint's state, beside the names of the parts."""
+"""The key of these facts in a checkpoint's state. The other keys are names of parts."""
 
 _NUMBERS = ("queries", "tokens", "cost")
 _TAIL = 2**20
-"""Bytes at the end of `metrics.jsonl` in which the last row is looked for."""
+"""Number of bytes at the end of `metrics.jsonl` in which the last row is searched."""
 
 
 class Holdings:
-    """Returns the facts about a run's ledger that a checkpoint stores."""
+    """Computes the facts about a run's ledger that a checkpoint stores."""
 
     def __init__(self, store: Reader):
         self.store = store
 
     def before(self, step: int, *, evaluated: bool) -> dict[str, Any]:
-        """Return the facts about the takes before a step of training, for a checkpoint.
+        """Return the facts about the takes before step `step`, for a checkpoint.
 
         Args:
-            evaluated: True if the evaluation after `step` steps is over, so its takes count.
+            evaluated: True if the evaluation after `step` steps is over. Then its takes are included.
 
         Returns:
             A dict with the key `HELD`. Its value has, by purpose: `takes` (their number), `last` (the step of
-            the last take), `queries`, `tokens`, `cost` and `sha256`.
+            the last take), `queries`, `tokens` and `cost` (the price of all answers until then), and `sha256`
+            (of the last take).
 
         Raises:
-            LedgerError: the ledger is no longer the file that was opened.
+            LedgerError: the ledger's file was moved, removed or replaced.
         """
         self.store.standing.refuse_lost(LedgerError)
         sql = (
@@ -74,7 +78,7 @@ class _Claim(NamedTuple):
     """A claim that the ledger has the take of a step, or of an evaluation.
 
     Attributes:
-        by: the file that makes the claim.
+        by: the checkpoint or the row that makes the claim, for messages.
         held: the facts of `Holdings.before` about one purpose. `last` is always there; the other facts may be
             missing.
     """
@@ -89,11 +93,11 @@ class _Claim(NamedTuple):
 
 
 def refuse_lost(run_dir: Path, step: int | None = None) -> None:
-    """Refuse a ledger with which a run cannot be continued; the file is not changed.
+    """Refuse a ledger that lacks answers which the run has taken. The ledger's file is not changed.
 
     Args:
-        step: the step of the checkpoint from which the run continues. None: the run continues from the newest
-            checkpoint, up to the one that the pointer names; then the last row of metrics is checked too.
+        step: the step of the checkpoint from which the run continues; None: the newest, up to the one that
+            the pointer names. With None, the last row of metrics is checked too.
 
     Raises:
         LedgerError: the ledger lacks what the checkpoint or the row claims, or cannot be read.
@@ -108,12 +112,12 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
 
 
 def lacking(run_dir: Path, step: int | None = None) -> list[str]:
-    """Return a sentence for each claim that a run's ledger does not meet; empty if the run can go on with it.
+    """Return a sentence for each claim that a run's ledger does not meet; empty if it meets all claims.
 
     Args:
-        step: as in `refuse_lost`.
+        step: see `refuse_lost`.
     """
-    # claims are read first, since a run that still works may add to the ledger in between
+    # claims are read before the ledger, since a run that is still going on may add to both in between
     claims = [*_of_checkpoint(run_dir, step), *(_of_last_row(run_dir) if step is None else ())]
     path = run_dir / "ledger.sqlite"
     if claims and not path.exists():
@@ -128,7 +132,7 @@ def lacking(run_dir: Path, step: int | None = None) -> list[str]:
 
 
 def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
-    """Return a sentence about what the ledger lacks of a claim, or None."""
+    """Return a sentence that says what the ledger lacks of a claim; None if it lacks nothing."""
     purpose = claim.purpose
     held = claim.held
     last = claim.held["last"]
@@ -144,7 +148,7 @@ def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
     if take is None or count < held.get("takes", 0):
         return f"{claim.said}, and the ledger lacks some that were taken by then"
     for name in names:
-        if take[name] < held[name] - 1e-9 * abs(held[name]):  # beyond what the order of a sum can change
+        if take[name] < held[name] - 1e-9 * abs(held[name]):  # more than another order of the sum changes
             return (
                 f"{claim.said} and {held[name]:,g} {name} were spent, and the ledger counts {take[name]:,g}"
             )
@@ -158,14 +162,15 @@ def _taker(purpose: str, step: int) -> str:
 
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
-    """Return the sums that a take records, by these names; None if the step has no take."""
+    """Return the sums `names` that the take of a step records; None if the step has no take."""
     sql = f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)"
     row = db.execute(sql, (purpose, step)).fetchone()
     return dict(zip(names, row[1:], strict=True)) if row else None
 
 
 def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
-    """SHA-256 of the questions and answers of a take, in its order, without row numbers and clock times."""
+    """Return the SHA-256 of the questions and answers of a take, in the take's order. Row numbers and clock
+    times are left out."""
     sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number,
             q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id
@@ -177,7 +182,7 @@ def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
 
 
 def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
-    """The claims of a checkpoint, those of training first."""
+    """Yield the claims of a checkpoint, those of training first."""
     found = newest_state(run_dir / "checkpoints", step)
     if found is None:
         return
@@ -197,7 +202,7 @@ def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
 
 
 def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
-    """Yield the claims of the last complete row of metrics, also if no checkpoint follows it."""
+    """Yield the claims of the last complete row of metrics."""
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
@@ -216,8 +221,8 @@ def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
 
 
 def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
-    """Yield the claims of a row of metrics: the take of the step before it and, if the row has the result of
-    an evaluation, the take of that evaluation."""
+    """Yield the claims of a row of metrics. The row claims the take of the step before it. If it has the
+    result of an evaluation, it also claims the take of this evaluation."""
     queries = row.get("oracle/queries")
     if step > 0:
         spent = {"queries": queries} if isinstance(queries, int | float) else {}

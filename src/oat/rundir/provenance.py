@@ -1,14 +1,17 @@
 """The provenance of a run's rows: `RUN/environment.json`, a list with one entry for each process that made
 rows.
 
-The file has no environment variables. It has names of users or machines only if they occur in the command
-line. The values of flags that are named like secrets are left out.
+The file has no environment variables. The values of flags with a secret's name, such as `--api_key`, are left
+out. Names of users or machines occur only if the command line has them.
 
-A process writes its entry immediately before its first row. A new run writes it earlier: when it opens its
-files, before the evaluation of row 0. So re-running a finished run changes no file. A fork has entries of its
-own from its first row on. An entry has `inputs` only if they differ from those of the last entry that has
-them. If the process imports files of the user later, these are added to its entry before the next checkpoint.
-That is early enough, since a continued run starts from a checkpoint.
+When entries are written:
+* A process writes its entry immediately before its first row. So re-running a finished run changes no file.
+* A new run writes its entry when it opens its files, before the evaluation of row 0.
+* If a process imports files of the user later, it adds them to its entry before the next checkpoint. A
+  continued run starts from a checkpoint, so this is early enough.
+
+An entry has `inputs` only if they differ from those of the last entry that has `inputs`. The entries of a
+fork begin with the fork's first row.
 """
 
 import datetime
@@ -42,8 +45,8 @@ LIBRARIES = (
     ),
     *("peft", "datasets", "pyarrow", "vaderSentiment", "tensorboard", "wandb", "mlflow-skinny"),
 )
-"""Libraries whose versions are recorded if they are installed: those that can affect what a run computes,
-reads or writes."""
+"""Libraries that can affect what a run computes, reads or writes. If one is installed, its version is
+recorded."""
 
 _SECRET = re.compile(r"(--)?(.*[._])?(api_key|token|secret|password)")
 _SECRET_WITHIN = re.compile(r"""((?:api_key|token|secret|password)['"]?\s*:\s*)[^,}\s]+""")
@@ -69,7 +72,7 @@ def environment_of(seed: int) -> dict[str, Any]:
 
 
 def entries(file: Path) -> list[dict[str, Any]]:
-    """Return the entries of an `environment.json`, the first process first; empty if there is no file.
+    """Return the entries of an `environment.json`, in the order of the processes; empty if there is no file.
 
     Raises:
         ConfigError: the file is not JSON, or not a list of entries.
@@ -89,18 +92,18 @@ def entries(file: Path) -> list[dict[str, Any]]:
 
 
 def add_entry(file: Path, entry: Mapping[str, Any]) -> None:
-    """Append an entry; the entries before it stay as they are."""
+    """Append an entry to an `environment.json`."""
     _write(file, [*entries(file), entry])
 
 
 def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[str, Any] | None:
     """Return the inputs with which a run's rows were made, from the last entry that has `inputs`; None if no
-    entry has.
+    entry has `inputs`.
 
     Args:
         found: the entries.
-        first_row: entries whose first row is later than this one do not count; if all are later, the first
-            one counts. None: all entries count.
+        first_row: count only entries whose first row is at most this one; if there is none, the first entry
+            with `inputs` counts. None: count all entries.
     """
     told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
     by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
@@ -108,16 +111,17 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
 
 
 class Told:
-    """Writes the entry of one process, with its first row. A process without rows changes no file.
+    """Writes the entry of one process into `environment.json`. A process that makes no rows writes no entry.
 
     Args:
-        environment: returns the entry.
-        inputs: the inputs of the rows (`build/fingerprints.py`) without the user's modules. They are written
-            if they or the modules differ from those that were recorded last.
-        modules: returns the user's own files that the process has imported so far.
+        environment: function that returns the entry.
+        inputs: the inputs of the rows (`build/fingerprints.py`), without the user's modules. They are written
+            only if they or the modules differ from those that were recorded last.
+        modules: function that returns a hash of each of the user's own files that the process has imported so
+            far.
 
     Attributes:
-        untold: the first row of this process, until its entry is written; else None.
+        untold: number of the process's first row while its entry is not written; otherwise None.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class Told:
         self.untold = row
 
     def tell(self) -> None:
-        """Write the entry of this process, unless it is written.
+        """Write the entry of this process if it is due and not written yet.
 
         Raises:
             DirectoryError: the file that this process wrote is gone.
@@ -159,7 +163,7 @@ class Told:
             self.untold, self.written = None, Standing(self.file)
 
     def amend(self) -> None:
-        """Add the user's files that this process has imported since to its entry.
+        """If this process has imported further files of the user since `tell`, add them to its entry.
 
         Raises:
             DirectoryError: the file that this process wrote is gone.
@@ -177,8 +181,8 @@ def _write(file: Path, entries: Sequence[Any]) -> None:
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
-    """Return a command line as typed, without the folder of the program. The values of flags that are named
-    like secrets are replaced by `***`."""
+    """Return a command line as typed, without the folder of the program. If a flag has a secret's name, `***`
+    replaces its value."""
     name = Path(argv[0]).name if argv else ""
     told = ["oat" if name == "__main__.py" else name]
     hides = False
@@ -197,7 +201,7 @@ def command_line(argv: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str) -> bool:
-    """True if a field is named like a secret, for example `api_key`."""
+    """Return True if a field has a secret's name, such as `api_key`."""
     return _SECRET.fullmatch(name) is not None
 
 
@@ -207,7 +211,8 @@ def _is_flag(word: str) -> bool:
 
 @functools.cache
 def versions() -> Mapping[str, str]:
-    """The versions of the installed libraries of `LIBRARIES`, as this process found them first."""
+    """Return the versions of those libraries of `LIBRARIES` that are installed. They are read once per
+    process."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -219,8 +224,8 @@ def versions() -> Mapping[str, str]:
 
 def git_state() -> dict[str, Any] | None:
     """Return the git state of the working directory; None if there is no commit, or git is missing or fails.
-    `commit` is the commit. `dirty` is True if files that git tracks differ from it, and None if git did not
-    say so in time."""
+    `commit` is the commit's hash. `dirty` is True if files that git tracks differ from the commit, and None
+    if git could not tell in time."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -229,8 +234,8 @@ def git_state() -> dict[str, Any] | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return the output of a git command; None if it fails or takes too long. Git starts no program that the
-    repository names, and writes nothing."""
+    """Return the output of a git command; None if it fails or takes too long. Git starts no file-system
+    monitor that the repository names, and writes no file."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],

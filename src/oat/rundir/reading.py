@@ -1,11 +1,11 @@
-"""Reads the files of a run as tables. It writes nothing, and the run may still be going on.
+"""Reading of a run's files as tables. Nothing is written, and the run may still be going on.
 
     run = oat.load_run("runs/mine")
     run.metrics["eval/sampled"]
 
-A table is a pandas data frame if pandas is installed (`oat-align[data]` brings it). Otherwise it is a dict of
-lists, one for each column. In both, `table["step"]` is a column. A value that a row does not have is NaN in a
-data frame, and None in a dict. A table without rows has the columns that every row has.
+If pandas is installed (`oat-align[data]` brings it), a table is a pandas data frame. Otherwise it is a dict
+with one list for each column. In both cases, `table["step"]` is a column. A missing value is NaN in a data
+frame, and None in a dict. A table without rows still has the columns that every row would have.
 """
 
 import importlib
@@ -52,14 +52,14 @@ _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "ma
 _ADDRESS = ("purpose", "step", "round", "occurrence", "number", "kind", "oracle")
 _ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned")
 _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
-"""The columns that each table has even without rows. In evaluations, `_EVALUATED` follows `step` and the two
-columns of the prompt."""
+"""The columns that tables have even without rows: `_METRICS`, `_SAMPLES`, `_EVALUATED` and `_ASKED`. In the
+table of evaluations, `step` and the two columns of the prompt come before `_EVALUATED`."""
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run directory. Every attribute except `path` reads the files again each time, so it shows the present
-    state of a run that is still going on.
+    """A run directory that is opened for reading. Each attribute except `path` reads the files whenever it is
+    used. So it shows the present state of a run that is still going on.
 
     Attributes:
         path: the absolute path of the run directory.
@@ -79,35 +79,37 @@ class LoadedRun:
 
     @property
     def prompt_key(self) -> str:
-        """The column of the prompt in the data."""
+        """The name of the data's column with the prompt."""
         return self.config.prompts.prompt_key
 
     @property
     def response_columns(self) -> tuple[str, ...]:
-        """The columns of the recorded responses that the run learns from; empty if responses are sampled."""
+        """The names of the data's columns with the recorded responses; empty if responses are sampled."""
         return self.config.prompts.responses
 
     @property
     def has_environment(self) -> bool:
-        """True if an environment answers the model, so that an episode may have several responses."""
+        """True if an environment answers the model. An episode may then have several responses."""
         return self.config.sampling.environment is not None
 
     @property
     def environment(self) -> list[dict[str, Any]]:
-        """One entry for each process that made rows of the run, the first one first (docs/watching.md)."""
+        """One entry for each process that made rows of the run, in the order of the processes
+        (docs/watching.md)."""
         from oat.rundir.provenance import entries
 
         return entries(self.path / "environment.json")
 
     @property
     def metrics(self) -> Table:
-        """One row for each step, after row 0, which is the start. The columns are `step` and the names of
+        """One row for each step, after row 0, which shows the start. The columns are `step` and the names of
         docs/metrics.md. If the file is damaged, a warning says where (`read_metrics`)."""
         return table(read_metrics(self.path / "metrics.jsonl"), _METRICS)
 
     @property
     def samples(self) -> Table:
-        """One row for each group of `samples.jsonl`: `step`, `prompt`, `responses`, `values` and so on."""
+        """One row for each group in `samples.jsonl`, with columns such as `step`, `prompt`, `responses` and
+        `values`."""
         return table(read_rows(self.path / "samples.jsonl"), _SAMPLES)
 
     @property
@@ -122,16 +124,19 @@ class LoadedRun:
 
     @property
     def questions(self) -> Table:
-        """One row for each question of the ledger, in the order they were asked, with its answer.
+        """One row for each question of the ledger, in the order in which the questions were asked, with its
+        answer.
 
         Columns:
-            purpose, step, round, occurrence, number: its address; purposes are `train`, `eval` and `gold`.
-            kind, oracle: `score` or `compare`, and the oracle that it was addressed to.
+            purpose, step, round, occurrence, number: the question's address; purposes are `train`, `eval` and
+                `gold`.
+            kind, oracle: `score` or `compare`, and the address of the oracle that was asked.
             prompt, reference, columns, candidates: its content; the prompt is a list of messages.
-            values, marks, label, by, queries, tokens, cost, seconds: its answer; all None without one.
-            learned: the step that learned from it, or the evaluation that read it; None if there is none yet,
-                or if the answer came too late or the step failed.
-            again: number of times that it was submitted once more after a kill.
+            values, marks, label, by, queries, tokens, cost, seconds: its answer; all None if it has no
+                answer.
+            learned: the step that learned from the answer, or the evaluation that read it. None if no step
+                has learned from it yet, if it came too late, or if the step failed.
+            again: number of times that it was submitted again after a kill.
 
         Raises:
             LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows claim.
@@ -153,7 +158,7 @@ def load_run(path: str | Path) -> LoadedRun:
     """Open a run directory for reading from Python.
 
     Raises:
-        ConfigError: the directory is not that of a run.
+        ConfigError: the directory is not a run directory.
     """
     if not (Path(path) / "config.yaml").exists():
         raise ConfigError(
@@ -163,7 +168,7 @@ def load_run(path: str | Path) -> LoadedRun:
 
 
 def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
-    """Turn rows into columns, in the order in which their names first occur.
+    """Return rows as a table. Its columns are in the order in which their names first occur.
 
     Args:
         names: columns that the table has even without rows; they come first.
@@ -179,7 +184,7 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
-    """Return a row of `_QUESTIONS` as a row of the table."""
+    """Return a row that `_QUESTIONS` selects as a row of the table of questions."""
     found = dict(zip((*_ADDRESS, "text", "candidates", "again", *_ANSWER), row, strict=True))
     prompt = json.loads(found.pop("text"))
     answer = {

@@ -1,4 +1,4 @@
-"""Chooses the checkpoints that stay: the newest, and the best by a metric, within a limit of size."""
+"""The rules for the checkpoints that stay: the newest, and the best by a metric, within a limit of size."""
 
 import math
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ _GB = 10**9
 
 @dataclass(frozen=True)
 class Retention:
-    """The rules by which checkpoints are kept.
+    """The rules by which checkpoints stay or are removed.
 
     Attributes:
         keep_last: number of the newest checkpoints that stay.
-        keep_best: number of checkpoints that stay too because their rows have the highest `best_metric`. Of
-            checkpoints with equal values, the newer one stays.
-        max_gb: the largest size of all kept checkpoints together, in 10^9 bytes. The oldest are removed
-            first; the newest one and the target of a roll back always stay. None: no limit.
+        keep_best: number of the checkpoints with the highest `best_metric` that stay. If values are equal,
+            the newer checkpoint counts as better.
+        max_gb: limit of the size of all checkpoints together, in 10^9 bytes. The oldest are removed first.
+            The newest checkpoint and the target of a roll back always stay. None: no limit.
     """
 
     keep_last: int
@@ -28,7 +28,7 @@ class Retention:
     max_gb: float | None = None
 
     def ranked(self, directory: Path, names: list[str]) -> list[str]:
-        """Return those of `names` whose row has a finite value of the metric, the best last."""
+        """Return those of `names` whose row has a finite value of the metric, the best name last."""
         values = {
             name: value
             for name in names
@@ -38,12 +38,12 @@ class Retention:
         return sorted(values, key=lambda name: (values[name], place_of(name)))
 
     def kept(self, directory: Path, newest: str, keep: int | None) -> set[str]:
-        """Return the names of the checkpoints that stay, `newest` among them: at most one for each step, and
-        none of a later step.
+        """Return the names of the checkpoints that stay. There is at most one for each step, and none of a
+        step after that of `newest`.
 
         Args:
-            newest: the name of the checkpoint that was just written.
-            keep: a step whose checkpoint stays whatever its size; None: none.
+            newest: the name of the checkpoint that was just written, which stays.
+            keep: a step whose checkpoint stays even beyond `max_gb`; None: no such step.
         """
         behind = list(
             {

@@ -1,6 +1,5 @@
-"""Reads rows of metrics and of evaluations (JSON lines) from the files of a run, and says which rows are
-missing or damaged.
-"""
+"""Reading of rows of metrics and of evaluations (JSON lines) from the files of a run. Missing or damaged rows
+are reported."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,18 +14,18 @@ _NAMED = 5
 """The largest number of spans that a message names."""
 
 _BOUND = 2**63
-"""Whole numbers in a row must be smaller than this in absolute value, as SQLite's integers are."""
+"""The bound of whole numbers in a row: their absolute value must be smaller, as SQLite requires."""
 
 _Spans = Sequence[tuple[int, int]]
-"""Ascending whole numbers, as the first and the last number of each stretch without a gap."""
+"""Ascending whole numbers, stored as the first and the last number of each stretch without a gap."""
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file; empty if there is no file. A last line that is still being written
-    is left out.
+    """Return the objects of a JSONL file; empty if there is no file. If the last line is still being written,
+    it is left out.
 
     Raises:
-        DataError: another line is not a JSON object.
+        DataError: a complete line is not a JSON object.
     """
     if not file.exists():
         return []
@@ -50,8 +49,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """Return the sound rows of a `metrics.jsonl`; empty if there is no file. A warning gives the numbers of
-    damaged lines, and of steps whose row is missing or there twice."""
+    """Return the sound rows of a `metrics.jsonl`; empty if there is no file. A warning names damaged lines,
+    and steps with no row or with several."""
     rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
     if damage:
         warn(f"{file}: {damage}; the others are read")
@@ -59,17 +58,17 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 
 def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes, dict[str, Any]]], str]:
-    """Return the rows of a `metrics.jsonl`, and what is wrong with the file. A last line that is still being
-    written is left out.
+    """Return the rows of a `metrics.jsonl`, and what is wrong with the file. If the last line is still being
+    written, it is left out.
 
     Args:
-        end: the rows 0 to `end` - 1 are wanted, and must be there. None: all rows up to the highest number in
-            the file.
+        end: only rows 0 to `end` - 1 are returned, and each of them must be there. None: all rows are
+            returned, and each up to the highest must be there.
 
     Returns:
-        Each row with its line, in the order of the file; and a sentence about lines that are not rows, steps
-        without a row or with several, and rows that are not in the order of their steps. The sentence is
-        empty if nothing is wrong.
+        Each row with its line, in the order of the file; and a sentence about what is wrong, or "". The
+        sentence names lines that are not rows, and steps with no row or with several. It also says if rows
+        are not in the order of their steps.
     """
     rows, unreadable = [], []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
@@ -81,7 +80,7 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
     counts = Counter(row["step"] for *_, row in rows)
     missing = _without(counts, max(counts, default=-1) + 1 if end is None else end)
     if end is not None and not missing:
-        # a damaged line after them may be the row of a later step
+        # a damaged line after the wanted rows may be the row of a later step
         unreadable = [
             number for number in unreadable if number < max((place for place, *_ in rows), default=0)
         ]
@@ -96,7 +95,8 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
 
 
 def _metrics_row(line: bytes) -> dict[str, Any] | None:
-    """Return a row of metrics, which has a step and numbers by name; None if the line is something else."""
+    """Return the row of metrics in a line: a dict with a step and with numbers by name. Return None if the
+    line has something else."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -114,7 +114,7 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
 
 
 def is_step(value: Any) -> bool:
-    """True if a value from a file can be the number of a step."""
+    """Return True if a value from a file can be the number of a step."""
     return isinstance(value, int) and 0 <= value < _BOUND
 
 
@@ -129,7 +129,8 @@ def _spans(numbers: Iterable[int]) -> _Spans:
 
 
 def _without(numbers: Iterable[int], end: int) -> _Spans:
-    """Return the numbers from 0 to `end` - 1 that are not among `numbers`, which are all in this range."""
+    """Return, as spans, the numbers from 0 to `end` - 1 that are missing in `numbers`. All of `numbers` are
+    in this range."""
     return [
         (before + 1, after - 1)
         for before, after in pairwise([-1, *sorted(numbers), end])
