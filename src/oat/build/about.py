@@ -1,4 +1,4 @@
-"""The settings that reports about a run name, such as its model and its algorithm, as plain values."""
+"""The settings of a run that `oat.reports` uses, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from oat.plugins.registry import ALGORITHMS
 
 @dataclass(frozen=True)
 class About:
-    """The settings of one run that reports read.
+    """The settings of one run that `oat.reports` uses.
 
     Attributes:
         run_dir: the run directory, as the configuration names it.

@@ -57,8 +57,8 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
 
 @dataclass(frozen=True)
 class Begun:
-    """The steps that a run has done. If the run is a fork that is still to be made, these are the steps of
-    the other run before the fork.
+    """The steps that a run has done. If the run is a fork that is still to be made, these are the steps that
+    the other run had done at the fork's checkpoint.
 
     Attributes:
         steps: number of steps that are done.
@@ -93,7 +93,8 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
 
 
 def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
-    """If the run has done steps and has none left to do, return the reason in words. Otherwise return ""."""
+    """Return, in words, why no step is left to do. Return "" if a step is left, or if the run has done
+    none."""
     most, spent = resolved.config.stop.max_queries, begun.queries
     if not begun.steps:
         return ""
@@ -120,7 +121,7 @@ def _limits(resolved: Resolved) -> str:
 
 
 def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
-    """Describe in words the steps that are left, if only a budget or a clock ends the run.
+    """Describe in words the steps that are left of a run that only a budget or a clock ends.
 
     Args:
         queries: the largest number of queries that a step may make.
@@ -138,7 +139,7 @@ def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
 def _all_steps(
     resolved: Resolved, run: Run, run_inputs: RunInputs, queries: int, begun: Begun, last: int
 ) -> str:
-    """Describe in words the steps that are left, if the run has a last step.
+    """Describe in words the steps that are left of a run with a known number of steps.
 
     Args:
         queries: the largest number of queries that a step may make.

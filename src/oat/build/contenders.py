@@ -33,7 +33,7 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
     Args:
         first, second: a run directory, a configuration file, or a model. All other settings are those of
             `first`. If `first` is a model, they are those of `second`.
-        flags: settings from the command line. They override settings of the same argument.
+        flags: settings from the command line. They override the other settings.
 
     Raises:
         ConfigError: neither `first` nor `second` is a run or a configuration, or the configuration has no

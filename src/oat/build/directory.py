@@ -82,7 +82,7 @@ def make_directory(directory: Path) -> list[Path]:
 
 def unmake(made: Sequence[Path]) -> None:
     """Remove the directories that `make_directory` made, after a start that left no run in them. A parent
-    stays if it has other files by now."""
+    that is not empty stays."""
     for place in made[:1]:
         shutil.rmtree(place)
     with suppress(OSError):

@@ -90,8 +90,8 @@ class _Imitated:
 
     Attributes:
         sampler: the model of the engine's slot `sampler`.
-        kept: the weights that the run keeps for a sampler that lags behind the policy; empty if it does not
-            lag.
+        kept: older weights of the policy that the run keeps for the sampler (`learner.sync_every` above 1);
+            otherwise empty.
         ensemble: not read; this field keeps the ensemble's tensors alive.
     """
 

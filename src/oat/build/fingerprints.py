@@ -9,12 +9,12 @@ present inputs.
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
 | `held_out`, `pairs` | digests of the data of `evaluation.path` and `.pairs` | warned of |
-| `oracles` | by field: the oracle's version and its files (`ledger/versions.py`) | refused, unless accepted |
+| `oracles` | version and files of each oracle, by field (`ledger/versions.py`) | refused, unless accepted |
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | named in messages |
 
-The entry `of` of a fingerprint is a hash of the path in the configuration, so no path is stored. A fork
-stores the fingerprints of the other run in `fork.json`, so it no longer needs that run.
+A fingerprint has an entry `of`, a hash of the path in the configuration. No path is stored. A fork stores the
+fingerprints of the other run in `fork.json`, so it no longer needs that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -232,8 +232,8 @@ def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
 
 
 def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str], blame: Blame) -> None:
-    """Refuse an oracle if its files have changed since it gave the recorded answers. A change of the version
-    that an oracle declares is not refused.
+    """Refuse an oracle if its files have changed since it gave the recorded answers. If only the version that
+    it declares has changed, do not refuse it.
 
     Args:
         changed: addresses of the oracles whose recorded answers are from another version.
@@ -312,7 +312,7 @@ class OwnFiles:
 
 
 def _both(known: Inputs, now: Inputs, section: str) -> dict[str, tuple[Inputs, Inputs]]:
-    """Return, for each field that has a known and a present fingerprint, this pair."""
+    """Return the pair of the known and the present fingerprint for each field that has both."""
     before, after = known.get(section, {}), now.get(section, {})
     return {field: (before[field], after[field]) for field in after if field in before}
 

@@ -26,8 +26,8 @@ FREE = (
     "learner.on_nonfinite",
     "learner.max_skips",
 )
-"""Fields and sections that may change when a run is continued. One has a condition: `compute.memory_gb` may
-change unless `learner.micro_batch_tokens` was measured within it."""
+"""Fields and sections that may change when a run is continued. There is one exception: if
+`learner.micro_batch_tokens` was measured within `compute.memory_gb`, this limit must stay the same."""
 
 FORKS = (
     "model.reference_update.every",
@@ -52,9 +52,9 @@ FORKS = (
     "learner.logits_chunk",
     "learner.max_updates",
 )
-"""Fields and sections that, in addition to `FREE`, may change in a fork. Exceptions are in
-`_refused_in_forks`, for example the algorithm's name. All other fields decide what a checkpoint or a ledger
-contains, or were measured."""
+"""Fields and sections that, besides those of `FREE`, may change in a fork. `_refused_in_forks` makes
+exceptions, such as the algorithm's name. All other fields decide what a checkpoint or a ledger contains, or
+were measured."""
 
 CHOSEN = {
     ("compute", "threads"): None,
@@ -204,8 +204,8 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """If the difference is in `learner.schedule_steps` and nobody set this field, return why it differs and
-    what to do. Otherwise return ""."""
+    """Return why `learner.schedule_steps` differs, and what to do. Return "" for a difference of another
+    field, and if the user set `learner.schedule_steps`."""
     schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
     is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
     if not (difference.startswith("learner.schedule_steps: ") and is_derived):

@@ -1,8 +1,8 @@
-"""Forks. A fork is a new run that begins with a checkpoint of another run. Some of its settings may differ
-(`FORKS` in `build/fixed.py`).
+"""Functions that make a fork: a new run that begins with a checkpoint of another run. Some settings of a fork
+may differ from those of the other run (`FORKS` in `build/fixed.py`).
 
-The fork's directory gets the checkpoint, the ledger as it was at that step, and the rows of metrics and
-samples up to that step. The other run is only read. `fork.json` is written first and records where the fork
+The fork's directory gets the checkpoint, the ledger as it was at the checkpoint, and the rows of metrics and
+samples until then. The other run is only read. `fork.json` is written first and records where the fork
 begins. If a kill interrupts the making of a fork, the same command makes it again.
 """
 

@@ -1,8 +1,8 @@
 """Conversion of settings that are Python objects into plain values. Functions and classes become names.
 Models and records become paths of files.
 
-The same lines of Python continue a run. So models and records are written into the run's directory, and
-functions and classes are recognised by their names.
+A user continues such a run with the same lines of Python. So models and records are written into the run's
+directory, and functions and classes are recognised by their names.
 """
 
 import filecmp
@@ -91,8 +91,8 @@ class Given:
 
     def write(self, *, is_checked: bool) -> None:
         """Write model and records to the run's directory. If the directory has a run, compare them with the
-        model and records of this run instead. Files are replaced if they are left from an earlier start that
-        made no run.
+        model and records of this run instead. If an earlier start has left files and no run, replace the
+        files.
 
         Args:
             is_checked: see `_write_records`.
@@ -188,7 +188,7 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
 
 def merged(before: Any, changes: Any) -> Any:
     """Return a section with some fields changed. If the changes name another part, they replace the whole
-    section. If they set a `path`, the old `split` is dropped."""
+    section. If the changes set a `path`, the old `split` is dropped."""
     if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
         "name", before.get("name")
     ) != before.get("name"):
@@ -220,8 +220,8 @@ def _section(given: Any, field: str) -> Tree:
 
 
 def _mixed(section: Tree) -> Tree:
-    """Return the section of an oracle. If it names a list of oracles, return the section of a mixture of
-    them."""
+    """Return the section of an oracle. If its `name` is a list of oracles, return the section of a mixture of
+    these oracles."""
     if not isinstance(section["name"], list | tuple):
         return section
     sources = [_section(each, "name") for each in section["name"]]

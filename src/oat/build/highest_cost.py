@@ -24,8 +24,8 @@ from oat.types.budget import Budget
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""Number of prompts per unit (queries, tokens, cost) that are then priced with the longest responses: the
-most expensive prompts."""
+"""Number of the most expensive prompts per unit (queries, tokens, cost) that are priced again, with the
+longest responses."""
 _TOKENS = 512
 """Number of tokens whose texts are compared: those with the longest names in the vocabulary."""
 _LONGEST = 3

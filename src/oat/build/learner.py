@@ -49,7 +49,8 @@ def make_learner(
 
     Raises:
         ConfigError: with `micro_batch_tokens: auto`, not even one row fits into `compute.memory_gb`.
-        ModelError: a model cannot be a reward model, or gradient checkpointing is set and a model lacks it.
+        ModelError: a model cannot be a reward model, or `learner.gradient_checkpointing` is set and a model
+            has no gradient checkpointing.
     """
     config, objective = resolved.config, resolved.objective
     c = config.learner

@@ -20,7 +20,7 @@ from oat.learner.limits import GB
 from oat.seeds import Seeds
 
 SURE = 0.85
-"""The smallest share of the estimated memory that a run takes in fact."""
+"""The smallest ratio of the memory that a run takes to its estimate."""
 TOGETHER = "all of these together"
 _COPIES = 20
 """A number of copies of the weights that is larger than in any run."""
@@ -39,7 +39,7 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         policy: the outline of the policy.
 
     Returns:
-        A text for people. It has the limit and, if estimated, the memory that the run needs; or it says that
+        A text for people. It names the limit and, if the memory was estimated, the estimate; or it says that
         nothing was compared.
 
     Raises:
@@ -128,7 +128,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
 
 
 def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -> str:
-    """Return, in words, the settings with which the run would fit, or say that there are none."""
+    """Return a text that names the settings with which the run would fit, or says that there are none."""
     peaks: dict[str, int] = {}
     fits: list[str] = []
     for changes, smaller in _smaller(resolved.config, lengths, found.part):
@@ -144,8 +144,8 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
-    """Yield pairs of changes in words and the changed configuration. With each, the part `part` of a step
-    needs less memory. The last pair makes all of these changes together."""
+    """Yield pairs (changes in words, changed configuration). In each configuration, the part `part` of a step
+    needs less memory. The last configuration has all of these changes together."""
     learner = config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config

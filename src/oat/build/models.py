@@ -48,11 +48,11 @@ def device_notes(profile: str) -> tuple[str, ...]:
 def load_models(
     config: Config, needs: Collection[str], seeds: Seeds, load: LoadModel = load_model
 ) -> dict[str, CausalLM]:
-    """Load the learner's models and return them by name. The policy is always loaded; `needs` may add
-    "reference", "critic" (its backbone) and "reward" (the backbone of a reward model).
+    """Load the learner's models and return them by name. The policy is always loaded. `needs` may add
+    "reference", "critic" (the critic's backbone) and "reward" (the reward model's backbone).
 
-    With an adapter, the backbones share the policy's frozen weights. The reference also shares them, unless
-    it has weights of its own (`has_own_reference`).
+    With an adapter, the backbones share the policy's frozen weights. If the reference has no weights of its
+    own (`has_own_reference`), it shares them too.
 
     Args:
         needs: names of the models that are needed beside the policy.
@@ -118,8 +118,8 @@ def load_slots(
 
 
 def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
-    """Return the precision of each slot's weights. Return an empty dict if it is that of the learner's
-    weights.
+    """Return the precision of each slot's weights. If the slots have the precision of the learner's weights,
+    return an empty dict.
 
     Args:
         dtype: `engine.dtype`.

@@ -95,7 +95,7 @@ def open_run(
 
 
 def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:
-    """Return the configuration that `oat train` would run, with the values that the run in its directory has
+    """Return the configuration that `oat train` would run, with the values that the run in the directory has
     fixed. Also return the origin of a fork that is still to be made, or None. Files that are made on the way
     are removed again.
 

@@ -107,9 +107,8 @@ def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str
     part has no method `defaults`, return an empty dict.
 
     Raises:
-        ConfigError: `defaults` fails, or gives a wrong value, or gives a value to a setting that does not
-            exist or is not None. The message begins with the place of the setting that it names first, else
-            of the section.
+        ConfigError: `defaults` fails, gives a wrong value, or gives a value to a setting that does not exist
+            or is not None. The message begins with the place of the setting or of the section.
     """
     part = find_part(config, section, origins)
     if not hasattr(part, "defaults"):

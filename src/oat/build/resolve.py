@@ -1,9 +1,8 @@
 """Resolving a configuration. The options of each part and other defaults are filled in, the objective and the
 explorer are made, and settings that contradict each other are refused (`build/cross_checks/`).
 
-This step needs only the configuration, and comes before models or data are loaded. `config/load.py` checks
-each field by itself before. `build/run_inputs.py` and `build/run.py` later make the checks that need the
-model or the data.
+This step needs only the configuration. Before it, `config/load.py` checks each field by itself. After it,
+`build/run_inputs.py` and `build/run.py` make the checks that need the model or the data.
 """
 
 import dataclasses
@@ -73,7 +72,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
 
 
 def make_objective(config: Config) -> Objective:
-    """Make the objective of a configuration whose parts have all their settings."""
+    """Make the objective of a configuration in which all settings of the parts are filled in."""
     objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
     is_same_precision = settings_of(config, "engine").dtype == "float32"
     objective.recorded_is_old = config.learner.autocast is None and is_same_precision

@@ -127,7 +127,7 @@ class Resolved:
         return watched_metrics(self.config, self.objective)
 
     def optimiser_steps(self, steps: int) -> int:
-        """Return the planned number of optimiser steps in the first `steps` steps of the run together."""
+        """Return the planned number of optimiser steps in the first `steps` steps of the run, in total."""
         learner = self.config.learner
         return optimiser_steps(
             steps,
@@ -151,8 +151,8 @@ def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]
 
 
 def evaluation_budgets(config: Config) -> dict[str, Budget]:
-    """Return the budgets, each for all evaluations of a run together, by the purpose of the questions: "eval"
-    and "gold"."""
+    """Return the budgets of evaluations, by the purpose of the questions: "eval" and "gold". Each budget is
+    for all evaluations of a run together."""
     e = config.answering
     if e is None:
         return {}

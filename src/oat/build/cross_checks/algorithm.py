@@ -39,8 +39,8 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
 
 
 def frozen_policy(resolved: Resolved) -> Iterator[Check]:
-    """Check that no evaluation samples from a policy that the algorithm does not train. An example is an
-    algorithm for reward models."""
+    """Check that an evaluation samples only from a policy that the algorithm trains. An algorithm for reward
+    models trains no policy."""
     objective = resolved.objective
     held_out = objective.setting_for.get("held_out")
     yield Check(

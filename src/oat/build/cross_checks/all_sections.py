@@ -46,15 +46,15 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     "learner",
 )
 """The checks in the order in which they are made; the first mistake is reported. The name of a section stands
-for the checks of this section that parts make. Checks of all other sections that parts make follow at the
-end."""
+for the checks that parts make of this section. At the end come the checks that parts make of other
+sections."""
 
 
 def check_settings(resolved: Resolved) -> None:
     """Refuse settings that contradict each other, and settings that nothing reads in this combination.
 
     Raises:
-        ConfigError: there is such a setting. The message names its place and its field, and says what to do.
+        ConfigError: a setting is refused. The message names its place and its field, and says what to do.
     """
     others = [check for check in resolved.part_checks if check.field.split(".")[0] not in _ORDER]
     for check in [*(check for group in _ORDER for check in _checks(resolved, group)), *others]:

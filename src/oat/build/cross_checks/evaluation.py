@@ -19,8 +19,8 @@ def has_responses(resolved: Resolved) -> Iterator[Check]:
 
 
 def oracles(resolved: Resolved) -> Iterator[Check]:
-    """Check the oracles of evaluations: each can score new responses, and an oracle with a budget has
-    costs."""
+    """Check the oracles of evaluations. Each must be able to score new responses. An oracle that costs
+    nothing must have no budget."""
     config = resolved.config
     field_of = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
     names = {field_of[purpose]: judge.name for purpose, judge in evaluation_oracles_of(config).items()}

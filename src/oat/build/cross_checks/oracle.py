@@ -16,7 +16,8 @@ def environment(resolved: Resolved) -> Iterator[Check]:
 
 
 def reads_answers(resolved: Resolved) -> Iterator[Check]:
-    """Check that the algorithm reads answers, unless the oracle is one that costs nothing."""
+    """Check that the algorithm reads the answers of an oracle that is asked. Built-in oracles such as
+    `recorded` are not asked."""
     oracle, setting = resolved.config.oracle.name, resolved.objective.setting_for.get("answers")
     yield Check(
         f"algorithm.{setting or 'name'}",
