@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Within this context, print each of our warnings as one line, without its place in the source."""
+    """Within this context, print each of oat's warnings as one line, without its place in the source."""
     before = warnings.formatwarning
 
     def formatted(

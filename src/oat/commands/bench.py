@@ -20,7 +20,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def bench(model: str | None) -> dict[str, Any]:
     """Measure how fast the CPU is with each number of threads that a run may choose. If torch can use a GPU,
-    measure it too.
+    measure the GPU too.
 
     Args:
         model: a directory or hub id of a model whose limits are computed too; None: no model.
@@ -31,8 +31,8 @@ def bench(model: str | None) -> dict[str, Any]:
         * "rates": a list with one dict for each device and number of threads. It has "device", "threads",
           "bandwidth" in bytes per second and, by the name of each precision, the rate of matrix products in
           operations per second.
-        * "model": the model's path and its limits (`_limits`) with the last entry of "rates"; None if no
-          model was given.
+        * "model": the model's path and its limits (`_limits`) at the last of these rates; None if no model
+          was given.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -60,8 +60,8 @@ def _limits(cost: Cost, device: str, threads: int) -> dict[str, Any]:
     counted.
 
     Returns:
-        A dict with "elements", the number of elements in the model's matrices, and one dict for each
-        precision:
+        A dict with "elements", the number of elements in the model's matrices, and, by the name of each
+        precision, a dict with:
         * "bytes": bytes of the weights;
         * "decode_one_row": tokens per second if one row is decoded;
         * "decode": tokens per second if enough rows are decoded together;

@@ -1,12 +1,11 @@
 """`oat check`: make a run without weights, and say what it would do.
 
 Every part of the run is made as `oat train` makes it, but with tensors that have a shape and no memory. So
-most mistakes are refused with the same messages. Only `oat train`, which loads the weights, finds these
-mistakes:
+most mistakes are refused with the same messages. These mistakes are found only when weights are loaded:
 * weights that are not finite;
 * a model that gives other logits with the engine's KV cache than without it;
-* tensors that are missing in the model's files or have another shape there, if the model is on the hub or
-  Accelerate is not installed.
+* if the model is on the hub or Accelerate is not installed: tensors that the model's files lack or have in
+  another shape.
 """
 
 from collections.abc import Collection
@@ -120,7 +119,7 @@ def _data(run_inputs: RunInputs) -> Lines:
 
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
     """Return the steps that the run in the directory has done, and the queries that they have spent. If a
-    fork is still to be made, these are the steps of the other run before the fork."""
+    fork is still to be made, these are the steps that the other run had done at the fork's checkpoint."""
     step, directory = stored_step(resolved), seen(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run

@@ -2,7 +2,7 @@
 
 Both models answer those held-out prompts that are short enough for both, with the same random numbers.
 Response i of one model is compared with response i of the other model:
-* A comparing oracle is asked about each pair in both orders. The mean of its two probabilities decides, so a
+* A comparing oracle is asked about each pair in both orders. The mean of the two probabilities decides, so a
   preference for the first place cancels.
 * With a scoring oracle, the higher score wins.
 * A tie (equal scores, or a mean of one half) counts as half a win.
@@ -39,7 +39,7 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     Args:
         first, second: a run directory, a configuration file, or a model (a directory or a hub id). Prompts,
             sampling, seed and oracle are those of `first`. If `first` is a model, they are those of `second`.
-        flags: settings from the command line. They override settings of the same argument.
+        flags: settings from the command line. They override these settings.
 
     Returns:
         "a" and "b": the two arguments. "a_step" and "b_step": the number of updates that each model has had.

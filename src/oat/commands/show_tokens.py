@@ -3,7 +3,8 @@ prompts.
 
 If responses are sampled, this part of `oat check` loads the weights, to see how the model continues a prompt.
 A response ends at once if its first token is a stop id. It ends soon if a stop id follows within a few
-tokens. Some small models end soon, since they first write the name of their end of text in ordinary tokens.
+tokens. Some small models end soon, since they first write the name of their end-of-text token in ordinary
+tokens.
 """
 
 from collections.abc import Sequence
@@ -132,8 +133,8 @@ def _continuation(lm: CausalLM, renderer: Renderer, prompt: Prompt) -> _Continua
 
 
 def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
-    """Return lines that describe how the model continues prompts. After a prompt with an end that is unusual
-    for the model, it may answer badly, or end the response at once."""
+    """Return lines that describe how the model continues prompts. If the end of a prompt is unusual for the
+    model, the model may answer badly, or end the response at once."""
     found = [_continuation(lm, renderer, prompt) for prompt in prompts]
     at_once = np.mean([one.at_once for one in found])
     soon = [one for one in found if one.is_ended]

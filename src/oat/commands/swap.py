@@ -1,24 +1,24 @@
 """Replacement of a model's directory, if possible in one step. At every moment, even after a kill, the
 directory then has either the complete old model or the complete new one.
 
-The new files are written into a folder next to the old directory and synced to disk. Its name is
-`.oat-export-` and eight hexadecimal digits. Then the folder and the directory exchange their names in one
-system call (Linux's `renameat2`). Files in the old directory that do not belong to its model are kept: before
-the exchange they are hard-linked, or else copied, into the new folder.
+The new files are written into a folder next to the old directory, named `.oat-export-` and eight hexadecimal
+digits. They are synced to disk. Then the folder and the directory exchange their names in one system call
+(Linux's `renameat2`). Files in the old directory that do not belong to its model are kept: before the
+exchange they are hard-linked, or else copied, into the new folder.
 
 Some directories are not exchanged:
-* a mount;
+* a mount point;
 * a directory that this user has no right to read and write, or to whose parent this user cannot write;
 * the working directory and its parents, since a shell there would be left in a removed directory;
 * a directory with folders in it, such as a clone of a repository, or a run, since it may be in use;
-* a directory on a file system or system without this call.
+* a directory on a system or file system without this call.
 
 For these directories, the new files are completed and synced inside the old directory or next to it. Then
 they are moved in one by one. The key files, without which no program loads a model, are removed first and
-moved in last. In between, a reader finds no model, but never a mixture of two.
+moved in last. In between, a reader finds no model. It never finds a mixture of two models.
 
-It would be simpler to rename the old directory away first. But a kill at that moment would leave no model,
-and the next export would have to finish the replacement.
+It would be simpler to rename the old directory first. But a kill after that would leave no model, and the
+next export would have to finish the replacement.
 
 Each export locks its folder until its process ends. So a later export can tell a folder that is in use from a
 folder that a killed export has left.

@@ -19,8 +19,8 @@ _NAME = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Return the two numbers in a checkpoint's name: its step, and the number of the save of this step (from
-    0)."""
+    """Return two numbers from a checkpoint's name: its step, and its index (from 0) among the saves of this
+    step."""
     match = _NAME.fullmatch(name)
     assert match is not None, f"{name} is no checkpoint's name"
     return int(match[1]), int(match[2] or 0)
@@ -36,9 +36,9 @@ def pointed(directory: Path) -> tuple[list[str], str | None]:
     """Return the names of the checkpoints up to the one that the pointer (`latest`) names.
 
     Returns:
-        The names, and a sentence for people or None. If the pointer cannot be used, the names are those of
-        all checkpoints, and the sentence says why. If the pointer does not name the newest checkpoint, the
-        sentence says this.
+        The names, and a warning or None. If the pointer cannot be used, the names are those of all
+        checkpoints, and the warning says why. If the pointer does not name the newest checkpoint, the warning
+        says this.
     """
     found = names_in(directory)
     if not found:
@@ -87,8 +87,8 @@ def verify(folder: Path) -> str | None:
 
 
 def row_of(folder: Path) -> dict[str, float]:
-    """Return the metrics of the last row before a checkpoint; empty if they cannot be read, or if that row
-    was still open when the checkpoint was saved."""
+    """Return the metrics of the last row before a checkpoint. They are empty if that row was not complete
+    when the checkpoint was saved, or if they cannot be read."""
     try:
         return dict(parse_json((folder / "state.json").read_text(encoding="utf-8"))["metrics"])
     except (OSError, ValueError, KeyError, TypeError):

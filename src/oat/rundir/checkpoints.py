@@ -122,7 +122,7 @@ class Checkpoints:
         Args:
             tensors: by name, on any device, contiguous or not; several may share one storage.
             state: plain JSON data.
-            metrics: the metrics of the last row before this state, if that row is closed. The value of
+            metrics: the metrics of the last row before this state, if that row is complete. The value of
                 `best_metric` is read from them.
             keep: the step of an older checkpoint that is not removed; None: no such step.
             is_last: True: the tensors are not copied; the caller changes them only after a `wait`.
@@ -187,8 +187,8 @@ class Checkpoints:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """Return the newest checkpoint that can be verified, of those up to the one that the pointer names.
-        Return None if there are no checkpoints.
+        """Return the newest checkpoint that can be verified. Checkpoints after the one that the pointer names
+        are left out. If there are no checkpoints, return None.
 
         Raises:
             CheckpointError: there are checkpoints, and none of them can be used.
@@ -263,8 +263,8 @@ class Checkpoints:
         )
 
     def row(self, step: int) -> dict[str, float]:
-        """Return the metrics of the last row before a step's checkpoint; empty if that row was still open at
-        the save."""
+        """Return the metrics of the last row before a step's checkpoint. They are empty if that row was not
+        complete at the save."""
         return row_of(self.directory / [name for name in self._names() if place_of(name)[0] == step][-1])
 
     def best(self) -> int:

@@ -8,14 +8,14 @@ took. For each purpose, a checkpoint stores four facts:
 * the price of all answers taken until then;
 * a checksum of the answers in the last of these takes.
 
-Records that the ledger gets later do not change these facts. So a ledger that has more than the checkpoint
-says passes, for example after a kill or after a roll back.
+Records that the ledger gets later do not change these facts. So the ledger may have more takes than the
+checkpoint, for example after a kill or after a roll back.
 
 The last row of `metrics.jsonl` shows that the step before it has a take. So the check also finds a loss after
 the newest checkpoint.
 
 The check finds a ledger that is missing, that lacks its end (an older copy, a lost or cut `-wal`), or that
-belongs to another run. It does not find rows that were changed inside the ledger (`ledger/audit.py` finds
+belongs to another run. It does not find rows that were changed inside the ledger (`ledger/audit.py` looks for
 these), nor the loss of answers that no step had taken.
 """
 
@@ -96,8 +96,8 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
     """Refuse a ledger that lacks answers which the run has taken. The ledger's file is not changed.
 
     Args:
-        step: the step of the checkpoint from which the run continues; None: the newest, up to the one that
-            the pointer names. With None, the last row of metrics is checked too.
+        step: the step of the checkpoint from which the run continues. None: the newest checkpoint that is not
+            after the one that the pointer names; the last row of metrics is then checked too.
 
     Raises:
         LedgerError: the ledger lacks what the checkpoint or the row claims, or cannot be read.

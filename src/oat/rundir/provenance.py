@@ -163,7 +163,8 @@ class Told:
             self.untold, self.written = None, Standing(self.file)
 
     def amend(self) -> None:
-        """If this process has imported further files of the user since `tell`, add them to its entry.
+        """Add to the entry of this process the user's files that the process has imported since it wrote the
+        entry.
 
         Raises:
             DirectoryError: the file that this process wrote is gone.

@@ -11,7 +11,7 @@ from oat.errors import DataError, warn
 from oat.files import parse_json
 
 _NAMED = 5
-"""The largest number of spans that a message names."""
+"""The largest number of stretches of lines or steps (`_Spans`) that a message names."""
 
 _BOUND = 2**63
 """The bound of whole numbers in a row: their absolute value must be smaller, as SQLite requires."""
@@ -62,8 +62,8 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
     written, it is left out.
 
     Args:
-        end: only rows 0 to `end` - 1 are returned, and each of them must be there. None: all rows are
-            returned, and each up to the highest must be there.
+        end: return only rows 0 to `end` - 1, and report those that are missing. None: return all rows, and
+            report those that are missing before the highest.
 
     Returns:
         Each row with its line, in the order of the file; and a sentence about what is wrong, or "". The
