@@ -1,4 +1,4 @@
-"""The settings of a run that `oat.reports` uses, as plain values."""
+"""The settings of a run that reports and commands use, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from oat.plugins.registry import ALGORITHMS
 
 @dataclass(frozen=True)
 class About:
-    """The settings of one run that `oat.reports` uses.
+    """The settings of one run that reports and commands use.
 
     Attributes:
         run_dir: the run directory, as the configuration names it.

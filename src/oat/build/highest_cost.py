@@ -24,8 +24,8 @@ from oat.types.budget import Budget
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""Number of the most expensive prompts per unit (queries, tokens, cost) that are priced again, with the
-longest responses."""
+"""Number of prompts that are priced again with the longest responses: so many of the most expensive in
+queries, in tokens, and in money."""
 _TOKENS = 512
 """Number of tokens whose texts are compared: those with the longest names in the vocabulary."""
 _LONGEST = 3
@@ -34,8 +34,8 @@ _UNITS = ("queries", "tokens", "cost")
 
 
 def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
-    """Return the highest cost of a question of training, for each unit (queries, tokens, money) by itself. If
-    no oracle is asked, all costs are 0.
+    """Return the highest cost of a question of training: the most queries, the most tokens and the most
+    money, which may come from different questions. If no oracle is asked, all three are 0.
 
     Raises:
         OracleError: the oracle's `price` fails, or returns no price.
@@ -185,7 +185,7 @@ def _times(price: Price, count: int) -> Price:
 
 
 def _whole(budget: Budget) -> Price:
-    """Return the limits of a budget as a price. A unit without a limit is 0."""
+    """Return the limits of a budget as a price. A limit that is not set becomes 0."""
     return Price(budget.queries or 0, budget.tokens or 0, budget.cost or 0.0)
 
 

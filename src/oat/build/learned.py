@@ -58,7 +58,7 @@ def run_config(run_dir: Path) -> Config:
 
 
 def about_run(run_dir: Path) -> About:
-    """Read the settings of a run that `oat.reports` uses.
+    """Read the settings of a run that reports and commands use.
 
     Raises:
         ConfigError: the directory holds no run.

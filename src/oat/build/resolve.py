@@ -218,7 +218,7 @@ def _with_schedule(resolved: Resolved) -> Config:
 
 def _with_micro_batch(config: Config) -> Config:
     """Return the configuration with the default of `learner.micro_batch_size`. If neither the rows nor the
-    tokens of a pass are limited, it is 8 rows."""
+    tokens of a micro-batch are limited, it is 8 rows."""
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         return replace(config, learner=replace(config.learner, micro_batch_size=8))
     return config

@@ -1,5 +1,5 @@
 """The inputs of a run, made from its configuration: renderer, prompts, environment and oracles. None of them
-needs weights."""
+needs the weights of the run's models."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from oat.text.renderer import Renderer
 
 @dataclass(frozen=True, eq=False)
 class RunInputs:
-    """The inputs of a run. None of them needs weights.
+    """The inputs of a run. None of them needs the weights of the run's models.
 
     Attributes:
         outline: the outline of the policy.

@@ -1,4 +1,4 @@
-"""`oat eval`: evaluate a run or a start model, or compare two models."""
+"""`oat eval`: evaluate a run or the model that a configuration starts from, or compare two models."""
 
 import argparse
 import json

@@ -45,7 +45,8 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
         "a" and "b": the two arguments. "a_step" and "b_step": the number of updates that each model has had.
         "prompts": the number of prompts. "oracle": the address of the oracle.
 
-        Each mode adds these numbers, whose names begin with the name of the mode:
+        Each mode of evaluations ("sampled", "greedy") adds numbers. Their names begin with the name of the
+        mode:
         * the win rate of the first model, the ends of its 95 % interval over prompts, and the win rate at
           equal lengths;
         * the mean lengths of both models' responses, in characters;

@@ -17,9 +17,6 @@ For these directories, the new files are completed and synced inside the old dir
 they are moved in one by one. The key files, without which no program loads a model, are removed first and
 moved in last. In between, a reader finds no model. It never finds a mixture of two models.
 
-It would be simpler to rename the old directory first. But a kill after that would leave no model, and the
-next export would have to finish the replacement.
-
 Each export locks its folder until its process ends. So a later export can tell a folder that is in use from a
 folder that a killed export has left.
 """

@@ -38,7 +38,7 @@ HELD = "ledger"
 
 _NUMBERS = ("queries", "tokens", "cost")
 _TAIL = 2**20
-"""Number of bytes at the end of `metrics.jsonl` in which the last row is searched."""
+"""Number of bytes at the end of `metrics.jsonl` that are searched for the last row."""
 
 
 class Holdings:

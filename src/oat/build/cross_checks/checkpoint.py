@@ -1,6 +1,6 @@
-"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. The metric must exist. If a
-mode of evaluations or held-out pairs give the metric, the run must have this mode or these pairs. If
-`checkpoint.keep_best` is 0, nothing is checked."""
+"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. The metric must exist. If
+it is measured on sampled, greedy or online responses or on held-out pairs, evaluations must have these
+responses or pairs. If `checkpoint.keep_best` is 0, nothing is checked."""
 
 from collections.abc import Iterator
 
