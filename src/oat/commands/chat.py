@@ -96,9 +96,9 @@ def _pipe_lines() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """Return a conversation. Its earliest turns are dropped until there is room for an answer of
-    `max_new_tokens` tokens, or of a quarter of the context if that is less. The last message always stays,
-    even if it leaves less room.
+    """Drop the earliest turns of a conversation until there is room for an answer, and return the
+    conversation. The room is `max_new_tokens` tokens, or a quarter of the context if that is less. The last
+    message always stays, even if it leaves less room.
 
     Raises:
         DataError: the last message alone leaves no room.

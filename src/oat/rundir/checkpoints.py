@@ -187,7 +187,7 @@ class Checkpoints:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """Return the newest checkpoint that can be verified. Checkpoints after the one that the pointer names
+        """Return the newest checkpoint that is not damaged. Checkpoints after the one that the pointer names
         are left out. If there are no checkpoints, return None.
 
         Raises:
@@ -206,8 +206,8 @@ class Checkpoints:
         return loaded
 
     def load_back(self, step: int) -> Loaded:
-        """Return the checkpoint of a step. If it cannot be used, return the newest checkpoint before it that
-        can be verified.
+        """Return the checkpoint of a step. If it is missing or damaged, return the newest checkpoint before
+        it that is not damaged.
 
         Raises:
             CheckpointError: no checkpoint of this step or of an earlier one can be used.
@@ -282,10 +282,10 @@ class Checkpoints:
         return place_of(ranked[-1])[0]
 
     def _newest(self, names: Sequence[str], hint: str) -> Loaded:
-        """Return the last of the named checkpoints that can be verified.
+        """Return the last of the named checkpoints that is not damaged.
 
         Args:
-            hint: advice for the error that is raised if none can be verified.
+            hint: advice for the error that is raised if all of them are damaged.
         """
         problems = []
         for name in reversed(names):

@@ -224,9 +224,9 @@ def versions() -> Mapping[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Return the git state of the working directory; None if there is no commit, or git is missing or fails.
-    `commit` is the commit's hash. `dirty` is True if files that git tracks differ from the commit, and None
-    if git could not tell in time."""
+    """Return the git state of the working directory: `commit`, the commit's hash, and `dirty`, which is True
+    if files that git tracks differ from the commit. If git cannot tell in time, `dirty` is None. If there is
+    no commit, or git is missing or fails, return None."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None

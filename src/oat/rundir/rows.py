@@ -63,7 +63,7 @@ def sound_rows(content: bytes, end: int | None = None) -> tuple[list[tuple[bytes
 
     Args:
         end: return only rows 0 to `end` - 1, and report those that are missing. None: return all rows, and
-            report those that are missing before the highest.
+            report those that are missing before the highest row.
 
     Returns:
         Each row with its line, in the order of the file; and a sentence about what is wrong, or "". The
