@@ -1,27 +1,26 @@
-"""The length of records: which records fit, and how the others are cut. The first pass over the data counts
-tokens with this module. The actor takes the tokens of recorded responses from it. So the two agree.
+"""The lengths of records, and the cuts that shorten records. The first pass over the data and the actor both
+count and cut with this module, so they get the same tokens.
 
-The length of a prompt that is sampled from is its number of tokens. The length of recorded data is that of
-the prompt together with its longest response. `too_long` says what becomes of recorded data that are longer
-than `prompts.max_tokens` or the model's context:
+The length of a prompt that is sampled from is its number of tokens. The length of a record with responses is
+the number of tokens of its prompt and its longest response together. If a record with responses is longer
+than `prompts.max_tokens` or than the model's context, the setting `too_long` decides:
 
-| too_long | what becomes of the record |
+| too_long | the record |
 | --- | --- |
-| leave_out | longer than `max_tokens`: it is left out; only longer than the context: an error |
-| cut_prompt_start | the prompt loses its first tokens; the responses stay complete |
-| cut_response_end | each response that is too long loses its last tokens; the prompt stays complete |
+| leave_out | longer than `max_tokens`: is left out; longer than the context alone: is an error |
+| cut_prompt_start | loses the first tokens of its prompt, the same number for all its responses |
+| cut_response_end | loses the last tokens of each response that is too long, with those that end the turn |
 
-`cut_prompt_start` cuts the prompt once for all responses of a record, so that the longest response fits. A
-response that `cut_response_end` has cut lacks the tokens that end its turn.
+Both cuts shorten a record to the smaller of `max_tokens` and the context. If a cut would remove all tokens of
+the prompt, or all learned tokens of a response, the record is left out instead. In particular,
+`cut_prompt_start` leaves out a long text that has no prompt.
 
-Tokens are counted and cut after rendering. A cut prompt can therefore begin anywhere, for example without the
-tokens that open a text, without the system message, or in the middle of a turn. Both cuts shorten to the
-smaller of `max_tokens` and the context. If a cut would remove all tokens of the prompt, or all learned tokens
-of a response, the record is left out instead. A text without a prompt can only be cut at its end.
+Design:
 
-Leaving out is the default: a cut changes the record, so a person should ask for it. There is one limit, on
-prompt and response together. With separate limits, a record within both might still be too long. A cut at the
-start does not keep a chat's opening tokens, because no template says which of them it needs.
+* `leave_out` is the default, because a cut changes the record.
+* Prompt and response have one common limit. A record within two separate limits could exceed the context.
+* Tokens are cut after rendering. A cut prompt may begin in the middle of a turn, or lack its system message.
+* A cut at the start does not keep a chat's opening tokens. No template says which of them it needs.
 """
 
 from collections.abc import Sequence
@@ -43,9 +42,9 @@ class RecordedSequence:
     """The tokens of a prompt with one recorded response.
 
     Attributes:
-        ids: (T,) int32, after any cut.
+        ids: (T,) int32, the tokens that are left after a cut.
         mask: (T,) bool, True for the learned tokens.
-        cut: the part from which tokens were cut off.
+        cut: the part that lost tokens.
     """
 
     ids: np.ndarray
@@ -55,14 +54,13 @@ class RecordedSequence:
 
 @dataclass(frozen=True)
 class Fit:
-    """Limits on the length of prompts and recorded data, and what happens beyond them.
+    """The limits on the length of records, and the cut of longer records. The head of this file defines the
+    length.
 
     Attributes:
-        max_tokens: largest number of tokens of a prompt, with its longest response if responses are read;
-            None sets no limit.
-        room: largest number of tokens of such a prompt that fit into the model's context; None if no context
-            is known.
-        too_long: what becomes of longer recorded data. Prompts that are sampled from are never cut here.
+        max_tokens: largest length of a record; None sets no limit.
+        room: largest length that fits into the model's context; None if the context is unknown.
+        too_long: one of the settings in the table at the head of this file.
     """
 
     renderer: Renderer
@@ -72,21 +70,20 @@ class Fit:
 
     @property
     def limit(self) -> int | None:
-        """The largest number of tokens of a record that is kept; None if every record is kept."""
+        """The largest length of a record that is kept; None if every record is kept."""
         limits = (self.max_tokens,) if self.too_long == "leave_out" else (self.max_tokens, self.room)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def keeps(self, size: int) -> bool:
-        """Return whether a record of this many tokens, counted after any cut, is kept."""
+        """Return True if a record that has `size` tokens after a cut is kept."""
         return self.limit is None or size <= self.limit
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
-        """Return the number of tokens of a record, and whether anything of it is cut. If responses are read,
-        the tokens are those of the prompt with its longest response, after any cut.
+        """Return the length of a record after a cut, in tokens, and True if the record was cut.
 
         Raises:
-            DataError: the prompt or a response cannot be rendered, or the record is a text although a chat
-                template is set.
+            DataError: the prompt or a response cannot be rendered, or the record is a text without a prompt
+                and the run has a chat template.
         """
         if not prompt.messages and self.renderer.template is not None:
             raise DataError(
@@ -103,9 +100,9 @@ class Fit:
         return max((len(row.ids) for row in rows), default=size), any(row.cut != "nothing" for row in rows)
 
     def sequences(self, prompt: Prompt, names: Sequence[str], where: str) -> list[RecordedSequence]:
-        """Return the sequences that are learned: for each column in `names`, the prompt followed by the
-        response in that column. They are cut as `too_long` says. If this cut cannot make all of them fit,
-        they are returned uncut.
+        """Return one sequence per column in `names`: the prompt followed by the response in that column.
+        Sequences that are too long are cut as `too_long` says. If the cut cannot make all of them fit, all
+        are returned uncut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered.

@@ -1,38 +1,39 @@
-"""The formats of records: the columns that hold the prompt and the responses. Records in TRL's formats
-(huggingface.co/docs/trl/dataset_formats), plain or conversational, and in ShareGPT's are read without
-conversion.
+"""The formats of records, and the columns that hold the prompt and the responses. ShareGPT's format and TRL's
+formats (huggingface.co/docs/trl/dataset_formats), plain or conversational, are read without conversion.
 
 | format | columns | the prompt | recorded responses |
 | --- | --- | --- | --- |
 | prompt-only | `prompt` | that column | none |
 | prompt-completion | `prompt`, `completion` | that column | `completion` |
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
-| preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of each |
+| preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of both |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`; its score is the label |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: nothing learns from steps |
 | language modelling | `messages` | messages before the assistant's first answer | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
-In a record without a column `prompt`, the column `messages`, or ShareGPT's `conversations`, holds the prompt.
-A message is {"role", "content"} or ShareGPT's {"from", "value"}. If the last message of such a column is the
-assistant's, the record's format is language modelling; otherwise it is prompt-only. A true label is the score
-1, a false one the score 0.
+The columns:
 
-In some preferences, as in UltraFeedback, the prompt is a text and both responses are complete conversations.
-The prompt is then the messages with which both conversations begin, as in TRL.
+* If a record has no column `prompt`, its column `messages` or ShareGPT's `conversations` takes that place.
+  Suppose that the table's other columns are missing too. If the last message is the assistant's, the format
+  is language modelling; otherwise it is prompt-only.
+* A message is {"role", "content"} or ShareGPT's {"from", "value"}.
+* The column `label` holds true (score 1) or false (score 0).
+* In some preference data, such as UltraFeedback, the prompt is a text and both responses are complete
+  conversations. Then, as in TRL, the prompt is the common beginning of the two conversations.
+* The first well-formed record decides the format of its source. A later record that lacks a column that is
+  read is an error.
+* TRL's names are the defaults of settings, so the resolved configuration shows which columns are read.
 
 Departures from TRL:
-1. Of a conversation, only the assistant's messages are learned, without those of weight 0 (OpenAI's
-   `weight`). An assistant's message before the first message from a user or a tool is part of the prompt. If
-   no recorded responses are read, the last message is dropped and the policy answers in its place.
-2. The column `tools` is accepted and not rendered. Fields of messages other than role and text are passed to
-   the template.
-3. A column that the run does not read may be missing, and may hold anything that can be stored.
-
-TRL's names are defaults of settings, so the resolved configuration says which columns are read. The first
-well-formed record decides the format of a source. So a later record without a column that is read is an
-error, not a record of another format. A response may be empty, as a text or as a single message, since a
-policy may end at once. An empty message among several is more likely a mistake, and is refused.
+1. Only the assistant's messages of a conversation are learned. A message of weight 0 (OpenAI's `weight`) is
+   not learned. An assistant's message before the first message of a user or a tool is part of the prompt.
+2. If no recorded responses are read, the last message of a conversation is dropped, and the policy answers
+   instead.
+3. The column `tools` is accepted and not rendered. The template also gets further fields of a message.
+4. A column that the run does not read may be missing, and may hold anything that can be stored.
+5. A response may be an empty text or one empty message, because a policy may end at once. An empty message
+   among several is refused.
 
 Not handled: images; texts to continue online without `prompt_key: text`.
 """
@@ -77,9 +78,9 @@ class Format:
     """The format of a source's records.
 
     Attributes:
-        name: the format's name in the table at the head of this file.
-        columns: the columns that a record of this format must have.
-        prompt: the column of the prompt; None if the format has no such column.
+        name: name of the format in the table at the head of this file.
+        columns: columns that a record of this format must have.
+        prompt: column of the prompt; None if the format has no column for the prompt.
     """
 
     name: str
@@ -88,19 +89,18 @@ class Format:
 
 
 class Layout:
-    """The columns that hold the prompt, the reference answer and the responses of a source's records. The
-    first well-formed record decides the format of all records.
+    """The columns that hold the prompt, the reference answer and the responses in the records of a source.
 
     Args:
         prompt_key: column of the prompt, or of a conversation.
         reference_key: column of the reference answer, which is a string, a number, or a response.
         responses: columns of the recorded responses, the best first; empty if none are read.
         score_key: column of the responses' scores; None: see `scores_of`.
-        numbers: names of further columns that must hold a number in every record, each with the setting that
-            names the column.
+        numbers: further columns, each of which must hold a number in every record. A value is the setting
+            that names the column, for messages.
 
     Attributes:
-        format: format of the source; None before its first well-formed record.
+        format: format of all records; `prompt` sets it from the first well-formed record; None before.
     """
 
     def __init__(
@@ -121,13 +121,15 @@ class Layout:
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
         """Return the prompt of a record, with the record's other columns under their names.
 
-        In the record, the prompt is a string (one user message) or a list of messages. In the result, a
-        response that is read is a string, or a list of messages that does not repeat the prompt. Each of
-        these messages is a dict of "role", "content" and further fields.
+        In the result, each response is a string, or a list of messages without the prompt's messages. Such a
+        message is a dict of "role", "content" and further fields.
+
+        Args:
+            where: the record's place, for messages.
+            row, occurrence: the fields of this name in the result.
 
         Raises:
-            DataError: the record is malformed, or not of the source's format. The message names `where`, the
-                field, what was expected, what was found, and what to do.
+            DataError: the record is malformed, or not of the source's format.
         """
         record = checked(record, where)
         form = self.format or self._recognised(record, where)
@@ -162,7 +164,8 @@ class Layout:
 
     @property
     def _pair(self) -> tuple[str, str]:
-        """The names that the two columns of a preference have in this layout."""
+        """The two columns of a preference: the two of `responses`, or `chosen` and `rejected` if `responses`
+        does not name two."""
         return (self.responses[0], self.responses[1]) if len(self.responses) == 2 else ("chosen", "rejected")
 
     @property
@@ -202,8 +205,8 @@ class Layout:
     def _split(
         self, record: dict[str, Any], form: Format, where: str
     ) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Return the messages of the prompt, and the other columns. A response that shares a column with the
-        prompt gets a column of its own."""
+        """Return the messages of the prompt, and the other columns. If one column holds the prompt and a
+        response, the response gets a column of its own in the result."""
         columns = {name: value for name, value in record.items() if name != form.prompt}
         if self._is_whole(record, form):
             return self._implicit(columns, where)
@@ -237,9 +240,8 @@ class Layout:
         return self._implicit(columns, where)
 
     def _is_whole(self, record: Mapping[str, Any], form: Format) -> bool:
-        """Return whether a preference record has its prompt as a text, and both its responses as complete
-        conversations, whose first message is not the assistant's. Return False unless `responses` names both
-        of them."""
+        """Return True if the prompt of a preference is a text, `responses` names two columns, and both
+        columns hold complete conversations: the first message of each is not the assistant's."""
         pair = [record.get(name) for name in self._pair]
         is_beside = (
             form.name == PREFERENCE
@@ -254,9 +256,9 @@ class Layout:
         )
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Return the prompt with which both responses of a preference begin, and the columns with the rest of
-        each response. If the common beginning of two texts ends with a blank, the blank belongs to the
-        responses, as in TRL's `extract_prompt`."""
+        """Return the common beginning of both responses of a preference as the prompt, and the columns with
+        the responses after this beginning. If the common beginning of two texts ends with a space, the space
+        becomes part of the responses, as in TRL's `extract_prompt`."""
         pair = [_field(columns, name, where, "prompts.responses") for name in self._pair]
         place = f"{where}: fields {self._pair[0]!r} and {self._pair[1]!r}"
         if all(isinstance(value, str) for value in pair):
@@ -308,11 +310,12 @@ class Layout:
 
 
 def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[str]:
-    """Return the names of a record's parts that are not rendered: the column `tools`, and fields of messages
-    that the template does not read. The field `weight` counts as read, since it sets the loss mask.
+    """Return the names of a record's parts that are not rendered: the column `tools`, and the fields of
+    messages that the template does not read. The field `weight` counts as read, because it sets the loss
+    mask.
 
     Args:
-        reads: returns whether the template reads the field of a given name.
+        reads: returns True if the template reads the field with the given name.
     """
     messages = [
         entry for value in record.values() if is_conversation(value) for entry in value if role_of(entry)
@@ -328,12 +331,15 @@ def unrendered(record: Mapping[str, Any], reads: Callable[[str], bool]) -> set[s
 def scores_of(
     columns: Mapping[str, Any], responses: Sequence[str], score_key: str | None, where: str
 ) -> list[float]:
-    """Return the scores of a record's responses. With `score_key`, they are the values of this column.
-    Without it, the score of a single response with a column `label` is 1 if the label is true, else 0. In all
-    other cases, the first response has the score 1, the others 0.
+    """Return one score per response of a record:
+
+    * If `score_key` names a column: the numbers in this column.
+    * If there is one response and a column `label`: 1 for a true label, 0 for a false label.
+    * Otherwise: 1 for the first response, 0 for each further response.
 
     Raises:
-        DataError: the scores are not one number per response, or a label is neither true nor false.
+        DataError: the column of scores does not hold one number per response, or a label is neither true nor
+            false.
     """
     if score_key is None and len(responses) == 1 and "label" in columns:
         label = _TRUTHS.get(str(columns["label"]).lower())
@@ -358,8 +364,8 @@ def scores_of(
 
 
 def number_of(value: Any) -> float | None:
-    """Return the finite number that a value is, or that it holds as text (as in CSV); 1 for true and 0 for
-    false; None for any other value."""
+    """Return a value as a finite number: a number, a number written as text (as in CSV), 1 for true, or 0 for
+    false. Return None for any other value."""
     truth = _TRUTHS.get(str(value).lower())
     try:
         found = (
@@ -371,8 +377,8 @@ def number_of(value: Any) -> float | None:
 
 
 def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, ...]:
-    """Return the known formats with the column names of a layout. Formats with a column of the prompt come
-    first; among them, and among the others, those with more columns."""
+    """Return the known formats with the column names of a layout. They are sorted: first the formats with a
+    prompt's column, and within each kind the formats with more columns."""
     return (
         Format(PREFERENCE, (prompt, *pair), prompt),
         Format(UNPAIRED, (prompt, single, "label"), prompt),
@@ -385,10 +391,10 @@ def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, .
 
 
 def checked(record: Any, where: str) -> dict[str, Any]:
-    """Check that a record holds only plain values that can be stored, and return it as a dict.
+    """Check that a record holds only plain values that can be stored, and return the record as a dict.
 
     Raises:
-        DataError: the record is no mapping, or has another value. The message names the field.
+        DataError: the record is no mapping, or one of its fields holds a value that cannot be stored.
     """
     if not isinstance(record, Mapping):
         raise DataError(
@@ -406,7 +412,8 @@ def checked(record: Any, where: str) -> dict[str, Any]:
 
 
 def _trouble(value: Any, depth: int = 0) -> str | None:
-    """Return a description of the first part of a value that cannot be stored, or None if all can."""
+    """Return a description of the first part of a value that cannot be stored; None if every part can be
+    stored."""
     if depth > _MAX_DEPTH:
         return f"values nested deeper than {_MAX_DEPTH}"
     if type(value) not in KINDS:

@@ -1,12 +1,12 @@
-"""The first pass over a source. It reads, checks and renders every record once before the run starts, so the
-run meets no malformed record later. The pass makes an index with 24 bytes per kept record.
+"""The first pass over a source. It reads, checks and renders every record once before the run starts, so
+malformed records are found early. The pass makes an index with 24 bytes per kept record: place, row and
+checksum. When the record is read again, the checksum shows whether its prompt has changed.
 `data/index_cache.py` stores the indexes of large files.
 
-A pass that takes longer than three seconds continues in worker processes, one for each core, up to 16. They
-are processes, because most of the time is spent in Python code and templates, which threads of one
-interpreter cannot run in parallel. The workers' results are joined in the order of the records. So the index
-and the first error are the same as with a single process. When a record is read again, its checksum shows
-whether it is still the record that the pass checked.
+A pass that takes longer than three seconds continues in worker processes, one per core, at most 16. Threads
+would not help: most of the time is spent in Python code, which threads of one interpreter cannot run in
+parallel. The workers' results are joined in the order of the records, so index and first error are the same
+as with a single process.
 """
 
 import os
@@ -31,37 +31,37 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt
 
 ALONE_S = 3.0
-"""Seconds after which a pass continues in workers. Workers need about that long to start."""
+"""Seconds after which a pass continues in workers. Workers need about three seconds to start."""
 _BLOCK = 64
 """Number of records that a worker gets at once."""
 _FIRST = 3
-"""Number of malformed records that a note names."""
+"""Largest number of malformed records that a note names."""
 _MAX_WORKERS = 16
 _PATIENCE_S = 600.0
 _NO_LIMIT_GB = 1e5
 
 Item = tuple[int, int, Any]
-"""Place, row and record, as a `RecordReader` yields them. A record that cannot be parsed is replaced by a
-DataError."""
+"""Place, row and content of a record, as a `RecordReader` yields them. If the record cannot be parsed, the
+content is a DataError."""
 
 
 @dataclass
 class Index:
-    """The result of a pass over a source's records, or over some of them.
+    """The result of a pass over all records of a source, or over a block of them.
 
     Attributes:
-        places, rows, checksums: for each kept record, its place, its row, and the checksum of its prompt.
+        places, rows, checksums: place, row and checksum of the prompt of each kept record.
         read: number of well-formed records.
         skipped: number of malformed records that are left out.
         malformed: row and error of the first three malformed records.
         columns: names of the columns, other than the prompt's, that at least one kept record has.
-        unrendered: for each column or field that is not rendered, the number of records that have it.
+        unrendered: number of records that have a column or field that is not rendered, by its name.
         format: format of all records; None before the first well-formed record.
-        longest: tokens of the longest kept prompt, with its longest response if responses are read.
+        longest: length of the longest kept record, in tokens, as `data/fit.py` defines it.
         over: number of kept records that do not fit into the model's context.
         first_over: row and number of tokens of the first record that does not fit.
         cut: number of kept records that are cut.
-        has_references: whether at least one kept prompt has a reference.
+        has_references: True if at least one kept prompt has a reference.
     """
 
     places: "array[int]" = field(default_factory=lambda: array("q"))
@@ -83,7 +83,7 @@ class Index:
         return len(self.places)
 
     def add(self, later: "Index") -> None:
-        """Append the index of the records that follow."""
+        """Append the index of the records that follow those of this index."""
         self.places += later.places
         self.rows += later.rows
         self.checksums += later.checksums
@@ -100,7 +100,7 @@ class Index:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The index as plain data and bytes, from which `of` makes an equal index."""
+        """The index as plain data and bytes. `of` makes an equal index from this value."""
         kept = {name: getattr(self, name).tobytes() for name in _ARRAYS}
         form = self.format and [self.format.name, list(self.format.columns), self.format.prompt]
         return {
@@ -113,10 +113,10 @@ class Index:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Index":
-        """Return the index that `plain` describes.
+        """Return the index whose property `plain` has the given value.
 
         Raises:
-            KeyError, TypeError, ValueError: `plain` does not have the form of the property `Index.plain`.
+            KeyError, TypeError, ValueError: the value does not have the form of the property `plain`.
         """
         found = cls(array("q", plain["places"]), array("q", plain["rows"]), array("q", plain["checksums"]))
         if not len(found.places) == len(found.rows) == len(found.checksums):
@@ -138,15 +138,16 @@ _ARRAYS = ("places", "rows", "checksums")
 
 @dataclass
 class Pass:
-    """A pass over a source's records, and the settings that decide its index.
+    """A pass over a source's records, with its settings.
 
     Attributes:
         name: name of the source, for messages.
-        is_array: the records are objects of a JSON array. Messages then give a record's number, not its line.
-        is_json: the records hold only values that JSON can express.
+        is_array: True if the records are objects of a JSON array. Messages then name a record by its number
+            instead of its line.
+        is_json: True if the records hold only values that JSON can express.
         layout: the columns of the records; the pass sets its format from the first well-formed record.
         fit: renderer and limits on length; None renders nothing and keeps every record.
-        skip: count malformed records instead of raising an error.
+        skip: True counts malformed records; False raises an error at a malformed record.
     """
 
     name: str
@@ -257,8 +258,8 @@ class Pass:
         }
 
     def _packed_blocks(self, items: Iterator[Item]) -> Iterator[bytes | dict[str, Any]]:
-        """Yield blocks of records for workers. A block that cannot be sent, for example because of a number
-        beyond 64 bits or a lone surrogate, is replaced by its result, computed in this process."""
+        """Yield blocks of records, encoded for workers. If a block cannot be encoded, such as one with a
+        number beyond 64 bits, compute its result in this process and yield the result instead."""
         while block := list(islice(items, _BLOCK)):
             try:
                 yield msgspec.msgpack.encode([self._packed(*item) for item in block])
@@ -266,8 +267,8 @@ class Pass:
                 yield self.result(block)
 
     def result(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Return the index of a block as plain data, or {"error": message} if a record is malformed and
-        `skip` is False."""
+        """Return the index of a block as plain data. If a record is malformed and `skip` is False, return
+        {"error": message}."""
         index = Index()
         try:
             for item in items:
@@ -286,8 +287,8 @@ class Pass:
 
 
 def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
-    """Return the function that a worker process calls with each packed block, and that returns `Pass.result`
-    of the block."""
+    """Return the function that a worker process calls with each encoded block. The function returns
+    `Pass.result` of the block."""
     layout = Layout(*arguments["layout"])
     layout.format = Format(arguments["format"][0], tuple(arguments["format"][1]), arguments["format"][2])
     renderer = unpacked(arguments["renderer"])
@@ -307,7 +308,7 @@ def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
 
 
 def packed(renderer: Renderer) -> dict[str, Any]:
-    """Return a renderer as plain data, from which `unpacked` makes an equal renderer in any process."""
+    """Return a renderer as plain data. `unpacked` makes an equal renderer from the data in any process."""
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
         renderer.tokenizer.save_pretrained(folder)
         files = {
@@ -319,7 +320,7 @@ def packed(renderer: Renderer) -> dict[str, Any]:
 
 
 def unpacked(plain: Mapping[str, Any]) -> Renderer:
-    """Return the renderer whose plain data `packed` returned."""
+    """Return the renderer that the plain data of `packed` describe."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory(prefix="oat-") as folder:
@@ -341,8 +342,8 @@ def _reads_none(name: str) -> bool:
 
 
 def _in_order(workers: Workers, blocks: Iterable[bytes | dict[str, Any]], limit: int) -> Iterator[Outcome]:
-    """Yield the results of blocks in the order of the blocks. At most `limit` blocks are in progress at
-    once."""
+    """Yield the results of blocks in the order of the blocks. At most `limit` blocks are in progress at a
+    time."""
     rest = iter(blocks)
     found = dict[str, Outcome]()
     sent = 0

@@ -1,14 +1,16 @@
-"""A cache of the indexes of large files. The name of an index is a checksum of everything that decides it:
-the data's bytes, the tokenizer, the template, the settings, the versions of libraries, and the code. So when
-a run is continued, or another run reads the same data, the records need not be checked and rendered again.
+"""A cache of the indexes of large files. When a run is continued, or another run reads the same data, it
+takes the stored index and need not check and render the records again.
 
-Indexes are stored in the run's directory and in `$XDG_CACHE_HOME/oat/indexes` (by default
-`~/.cache/oat/indexes`). A folder to which other users can write is not used. A file begins with the SHA-256
-of the rest, which is MessagePack. A damaged file is replaced. The files may be deleted at any time.
+The name of a stored index is a checksum of everything that decides the index: the data's bytes, tokenizer,
+template, settings, versions of libraries, and code. Computing the checksum reads all of the data, because
+sizes and modification times can mislead.
 
-Only indexes of data of a megabyte or more are stored. Computing the checksum reads all of the data, because
-modification times and sizes can mislead. Functions and iterators may return other records each time, so their
-indexes are never stored.
+* Folders: the run directory's `indexes`, and `$XDG_CACHE_HOME/oat/indexes` (by default
+  `~/.cache/oat/indexes`). A folder to which other users can write is not used.
+* Files: the SHA-256 of the content, and then the content in MessagePack. A damaged file is replaced. A user
+  may delete the files at any time.
+* Only the indexes of data of a megabyte or more are stored. Indexes of functions and iterators are never
+  stored, because these may return different records each time.
 """
 
 import hashlib
@@ -27,9 +29,9 @@ from oat.data.sources import RecordReader
 from oat.errors import warn
 
 LARGE = 2**20
-"""Least bytes of data whose index is remembered. Less data are read in a second."""
+"""Size of data, in bytes, from which the index is stored. Smaller data are read in a second."""
 MAX_BYTES = 2**30
-"""Limit on the bytes of all indexes in one folder. Beyond it, the least recently used are deleted."""
+"""Limit on the bytes of all indexes in one folder. Above it, the least recently used indexes are deleted."""
 _ENDING = ".index"
 _CODE = (
     "data/fit",
@@ -40,11 +42,12 @@ _CODE = (
     "data/sources",
     "data/text_files",
 )
-"""Modules whose code decides what an index holds. All of `text/` does so too."""
+"""Modules whose code decides the content of an index, beside all modules of `text/`."""
 
 
 def cache_folders() -> list[Path]:
-    """Return the folders of indexes that all runs share; an empty list if the user has no home folder."""
+    """Return the folder of indexes that all runs share, in a list; an empty list if the user has no home
+    folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not named.is_absolute():
         try:
@@ -58,6 +61,7 @@ class IndexCache:
     """The stored index of one pass over one source.
 
     Args:
+        reader: the reader of the source's records.
         max_records: largest number of records that the pass reads; None reads all.
         folders: folders of indexes, in the order of the search; if empty, nothing is stored.
     """
@@ -80,14 +84,14 @@ class IndexCache:
             with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
                 data = (folder / self._name).read_bytes()
                 if hashlib.sha256(data[32:]).digest() == data[:32]:
-                    with suppress(OSError):  # a file that may only be read is used too
+                    with suppress(OSError):  # a read-only file can be used too
                         os.utime(folder / self._name)
                     return Index.of(msgspec.msgpack.decode(data[32:]))
         return None
 
     def keep(self, index: Index) -> None:
         """Store an index in every folder that can be written to. If the data have changed since this object
-        was made, store nothing."""
+        was made, do nothing."""
         if not self._folders or _state(self._files) != self._state:
             return
         data = msgspec.msgpack.encode(index.plain)
@@ -109,7 +113,8 @@ class IndexCache:
 
 
 def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
-    """Return size and modification time of each file; an empty list if there are none or one is missing."""
+    """Return size and modification time of each file; an empty list if a file is missing or `files` is
+    None."""
     try:
         return [(each.stat().st_size, each.stat().st_mtime_ns) for each in files or ()]
     except OSError:
@@ -117,7 +122,8 @@ def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder of indexes, and its parents that belong to `oat`, writable by this user only."""
+    """Make a folder of indexes that only this user can read and write. If it is the shared folder, make its
+    parent `oat` in the same way."""
     if folder in cache_folders():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -125,8 +131,8 @@ def _make(folder: Path) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether nobody but this user can write to a folder, and warn if somebody can. A folder that does
-    not exist yet counts as private."""
+    """Return True if only this user can write to a folder, or if the folder does not exist. Otherwise warn
+    and return False."""
     try:
         found = folder.stat()
     except OSError:
@@ -173,7 +179,7 @@ def _settings(first_pass: Pass) -> Iterator[Any]:
 
 
 def _contents(first_pass: Pass, files: Sequence[Path]) -> Iterator[bytes]:
-    """Yield the contents of the tokenizer's files and of the data's."""
+    """Yield the contents of the tokenizer's files and of the data files, in pieces."""
     if first_pass.fit is not None:
         for name, content in sorted(packed(first_pass.fit.renderer)["tokenizer"].items()):
             yield f"{name} {len(content)}\n".encode() + content

@@ -1,5 +1,5 @@
-"""Reads messages in data: {"role", "content"}, ShareGPT's {"from", "value"}, contents in parts, further
-fields."""
+"""Reads the messages of records: {"role", "content"} or ShareGPT's {"from", "value"}, with contents as text
+or as a list of parts, and with further fields."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
@@ -36,7 +36,7 @@ def as_prompt(value: Any, where: str) -> tuple[Message, ...]:
 
     Raises:
         DataError: the value is neither a string nor a list of messages, a message is malformed, or the last
-            message is not from user or tool.
+            message is not a user's or a tool's.
     """
     return ending(
         conversation_of([{"role": "user", "content": value}] if isinstance(value, str) else value, where),
@@ -73,8 +73,9 @@ def conversation_of(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def first_learned(messages: tuple[Message, ...]) -> int:
-    """Return the index of the assistant's first message that answers a user or a tool and whose weight is not
-    0; if there is none, the index of the last message."""
+    """Return the index of the first message that is learned: an assistant's message of weight 1 (the default)
+    directly after a user's or a tool's message. If no message is learned, return the index of the last
+    message."""
     answers = (
         n
         for n in range(1, len(messages))
@@ -84,8 +85,8 @@ def first_learned(messages: tuple[Message, ...]) -> int:
 
 
 def _is_empty_system(entry: Any) -> bool:
-    """Return whether an entry is a system message without text. Tables have such entries for conversations
-    without a system message."""
+    """Return True if an entry is a system message without text. Some tables store a conversation that has no
+    system message in this way."""
     if role_of(entry) != "system":
         return False
     text = entry.get("value" if entry.get("from") is not None else "content", "?")
@@ -93,10 +94,10 @@ def _is_empty_system(entry: Any) -> bool:
 
 
 def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    """Check that a prompt ends with a message from user or tool, and return its messages.
+    """Check that a prompt ends with a user's or a tool's message, and return its messages.
 
     Raises:
-        DataError: the last message is from another role.
+        DataError: there is no message, or the last message has another role.
     """
     last = messages[-1].role if messages else "none"
     if last not in ("user", "tool"):
@@ -108,14 +109,14 @@ def ending(messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
 
 
 def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | list[dict[str, Any]]:
-    """Return a response as text, or as a list of messages that begins and ends with the assistant's. Messages
-    that repeat the prompt are removed.
+    """Return a response as text, or as a list of messages that begins and ends with an assistant's message.
+    If the response begins with the prompt's messages, these are removed.
 
-    A response may be empty: an empty text, or one message with an empty text and nothing else.
+    A response may be an empty text, or one empty message.
 
     Raises:
-        DataError: the response is malformed, has an empty message among several, has weight 0 on all of the
-            assistant's messages, or has two messages of the assistant in a row.
+        DataError: a message is malformed; one of several messages is empty; all of the assistant's messages
+            have weight 0; or two of the assistant's messages follow each other.
     """
     if isinstance(value, str):
         return value
@@ -141,12 +142,11 @@ def response_of(value: Any, prompt: tuple[Message, ...], where: str) -> str | li
 
 
 def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Message, ...]:
-    """Return the messages of a response, which is one message or a list. If the list begins with the prompt's
-    messages, these are removed.
+    """Return the messages of a response. `value` is one message or a list of messages. If the list begins
+    with the prompt's messages, these are removed.
 
     Raises:
-        DataError: a message is malformed, or the messages that are left do not begin and end with an
-            assistant's.
+        DataError: a message is malformed, or the first or last message of the result is not the assistant's.
     """
     messages = conversation_of([value] if isinstance(value, dict) else value, where)
     messages = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
@@ -160,8 +160,8 @@ def messages_of(value: Any, prompt: tuple[Message, ...], where: str) -> tuple[Me
 
 
 def _message(entry: Any, where: str) -> Message:
-    """Return an entry as a message. A null field counts as missing, since tables store missing fields as
-    null."""
+    """Return an entry as a message. A field that is null counts as missing, because tables store a missing
+    field as null."""
     keys = (
         ("from", "value")
         if isinstance(entry, dict) and entry.get("from") is not None
@@ -203,12 +203,13 @@ def _message(entry: Any, where: str) -> Message:
 
 
 def _says_otherwise(fields: Mapping[str, Any]) -> bool:
-    """Return whether an assistant's message has tool calls or reasoning, and so needs no text."""
+    """Return True if an assistant's message with these fields needs no text: one of them holds tool calls or
+    reasoning."""
     return any(fields.get(name) for name in _INSTEAD)
 
 
 def _text(content: Any, where: str) -> str:
-    """Return content as text; the texts of a list of parts are joined with nothing between them."""
+    """Return the content of a message as text. The texts of several parts are joined without a separator."""
     if isinstance(content, list):
         return "".join(_part(part, f"{where}, part {number}") for number, part in enumerate(content, start=1))
     if not isinstance(content, str):
@@ -236,7 +237,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _without_null(value: Any) -> Any:
-    """Remove null fields at every depth, since tables store missing fields as null at every depth."""
+    """Return a value without its null fields, at every depth. Tables store missing fields as null."""
     if isinstance(value, dict):
         return {name: _without_null(part) for name, part in value.items() if part is not None}
     return [_without_null(part) for part in value] if isinstance(value, list) else value
@@ -256,7 +257,7 @@ def is_conversation(value: Any) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """List names for a message, shortened: names in data may be long, and many."""
+    """Return the first 20 names as text for a message. A name longer than 80 characters is shortened."""
     return ", ".join(repr(name)[:80] for name in islice(names, 20)) or "none"
 
 

@@ -1,10 +1,10 @@
-"""The sources of prompts, and the prompts of one source, read on demand. `data/sources.py` reads files,
-datasets and Python; `data/formats.py` says which columns hold what.
+"""The prompts of one source, read on demand. `data/sources.py` reads records, and `data/formats.py` turns
+a record into a prompt.
 
-Records that can only be read in order (Parquet, streamed datasets, iterators) are copied as JSON lines to an
-unnamed file. It is made in the run directory or, without a run, in the system's folder for temporary files.
-So all such sources are read in the same way, no row group of Parquet is decoded for a single record, and
-nothing is left to clean up after a kill. When a run is continued, it writes the file again.
+Some records can only be read in order: Parquet, streamed datasets and iterators. They are copied as JSON
+lines to an unnamed file in the run directory or, if there is no run, in the system's folder for temporary
+files. A kill removes the file, and a continued run writes it again. Without the copy, each record of a
+Parquet file would need its whole row group to be decoded.
 """
 
 import hashlib
@@ -33,7 +33,8 @@ class Source:
 
     Attributes:
         records: a source as listed at the head of `data/sources.py`.
-        weight: the source's share of a run's prompts, relative to the weights of the other sources.
+        weight: a number above 0. The source's share of the prompts is its weight, divided by the sum of all
+            weights.
         split: split of a dataset that has several; None means `train`.
 
     Raises:
@@ -56,30 +57,30 @@ class Source:
         return str(self.records) if isinstance(self.records, str | Path) else "records"
 
     def place(self, row: int) -> str:
-        """Return the place of a record, for messages. In a JSON array, a row is no line."""
+        """Return the place of a record, for messages: file and line or, in a JSON array, file and number."""
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
     @cached_property
     def is_array(self) -> bool:
-        """Whether the records are the objects of a JSON array."""
+        """True if the records are the objects of a JSON array."""
         return isinstance(self.records, str | Path) and is_array(Path(self.records))
 
 
 class PromptSet:
-    """The prompts of one source, read from it on demand. Each prompt's place, row and checksum are in memory.
-    Records that the source gives as a list or a JSON array are in memory as well.
+    """A sequence of the prompts of one source, read on demand.
 
     If no cache has the source's index, the constructor reads, checks and renders every record once
-    (`data/index.py`). Afterwards, each record is read when it is needed: in JSONL and CSV files at its byte,
-    and in saved datasets, lists and JSON arrays by its number. Sources that can only be read in order
-    (Parquet, streamed datasets, iterators) are copied as JSON lines to an unnamed file, which vanishes with
-    the process. The data must not change: reading a record whose prompt has changed is an error.
+    (`data/index.py`). Afterwards, it keeps the place, row and checksum of each prompt in memory, and reads a
+    record when its prompt is needed. The records of a list or a JSON array stay in memory too. The data must
+    not change: reading a prompt that has changed is an error.
 
     Args:
+        layout: the columns of the records.
         fit: the renderer, and limits on length; None renders nothing and keeps all prompts.
         max_prompts: largest number of records that are read, from the first; None reads all.
-        skip: leave malformed records out and count them, instead of raising an error.
-        folder: folder for the unnamed file; by default the system's folder for temporary files.
+        skip: True leaves malformed records out; False raises an error at a malformed record.
+        folder: folder for the unnamed file that the head of this file describes; None means the system's
+            folder for temporary files.
         caches: folders of stored indexes (`IndexCache`).
 
     Attributes:
@@ -87,7 +88,7 @@ class PromptSet:
 
     Raises:
         DataError: the source cannot be read or has no well-formed record, or a record is malformed and `skip`
-            is False. The message names source, row and field, what was expected and found, and what to do.
+            is False.
         ConfigError: the function that the source names cannot be loaded.
     """
 
@@ -124,11 +125,10 @@ class PromptSet:
         return len(self.index)
 
     def __getitem__(self, number: int) -> Prompt:
-        """Return the prompt with index `number`, counted from 0. This index is also the prompt's occurrence.
-        The head of `data/sources.py` says what the prompt's row is.
+        """Return the prompt with index `number`, counted from 0. Its occurrence is this index.
 
         Raises:
-            DataError: the record can no longer be read, or has changed.
+            DataError: the record can no longer be read, or its prompt has changed.
         """
         place, row, checksum = (int(value) for value in self._entries[:, number])
         record = self._reader.at(place, row)
@@ -147,14 +147,14 @@ class PromptSet:
 
     @property
     def digest(self) -> str:
-        """A checksum of all prompts in order, the same wherever the data are stored. It detects mistakes, not
-        deliberate changes."""
+        """A checksum of all prompts in order. It does not depend on the path of the data. It detects
+        mistakes, not deliberate changes."""
         return hashlib.sha256(self._entries[1:].tobytes()).hexdigest()[:32]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people: one about the format; one about parts that are not rendered, and one about
-        malformed records that are left out, if there are any."""
+        """Sentences for people about the format, about parts of records that are not rendered, and about
+        malformed records that are left out."""
         form = self.layout.format
         assert form is not None, "a set has at least one record"
         further = (

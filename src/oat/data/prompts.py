@@ -1,5 +1,5 @@
-"""The order in which a run takes its prompts, and the cursor in that order. `data/prompt_set.py` reads a
-prompt only when the run takes it."""
+"""The order in which a run takes its prompts, and the run's position in this order. `data/prompt_set.py`
+reads a prompt when the run takes it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,52 +21,53 @@ from oat.types import Prompt
 
 
 class Prompts:
-    """The prompts of one or several sources, in a seeded order, with a cursor.
+    """The prompts of one or several sources in a seeded order, with a cursor: the number of prompts that were
+    taken.
 
     The n-th prompt of a run depends only on the data, the settings, the seed and n. If the prompts are
-    shuffled, each epoch of a source has its own permutation. For epoch e of the first source, the generator
-    at ("prompts", e) draws it; for that of a further source with index i, from 1, the generator at
-    ("prompts", e, i). At the end of an epoch, `take` continues with the next epoch, so no tail is dropped.
-    Several sources take turns as `interleave` says, each with its own epochs.
+    shuffled, each epoch of a source has its own random permutation. Several sources take turns
+    (`interleave`), and each source has its own epochs.
+
+    Random addresses: the generator at ("prompts", e) draws the permutation for epoch e of the first source;
+    the generator at ("prompts", e, i) draws it for epoch e of the source with index i > 0.
+
+    The constructor reads and renders every record, so a bad record is found before the run starts.
+    `data/fit.py` defines the length of a record.
 
     Args:
-        source: a source as listed at the head of `data/sources.py` (a path, a name, records or a function);
-            or several `Source`.
-        prompt_key, reference_key, responses, score_key, numbers: columns of a record, as `Layout` reads them.
-        on_bad_record: "stop" raises an error at a malformed record; "skip" leaves it out and counts it.
+        source: a source as listed at the head of `data/sources.py`, or a list of `Source`.
+        prompt_key, reference_key, responses, score_key, numbers: columns of a record, as in `Layout`.
+        on_bad_record: "stop" raises an error at a malformed record; "skip" leaves the record out.
         max_prompts: largest number of records that are read of each source; None reads all.
-        max_tokens: largest number of tokens of a rendered prompt, with its longest response if responses are
-            read; None sets no limit. If a longer prompt is not cut (`too_long`), it is left out. Every prompt
-            is rendered here, so a prompt that cannot be rendered is found before the run starts.
-        too_long: what becomes of recorded data that are too long, as in `Fit`.
-        room: largest number of tokens of a prompt, with its longest response if responses are read, that fits
-            into the model's context. If a longer prompt is neither cut nor left out, it is an error. None if
-            no context is known.
-        room_is: text about how `room` was computed, for messages.
-        epochs: the order ends after `epochs` times `size` prompts; None never ends it. The sources share
-            these prompts by weight, so a source with a large weight may be repeated more often than another.
+        max_tokens: largest length of a record; None sets no limit.
+        too_long: treatment of recorded data that are too long, as in `Fit`.
+        room: largest length that fits into the model's context; None if the context is unknown. A longer
+            record that is neither cut nor left out is an error.
+        room_is: text that says how `room` was computed, for messages.
+        epochs: the order ends after `epochs` times `size` prompts; None: it never ends. The sources share
+            these prompts by weight, so a source with a large weight may be repeated more often than others.
         shuffle: False takes the records of a source in their stored order, in every epoch.
         folder: folder for copies of sources that can only be read in order, as in `PromptSet`.
         caches: folders of stored indexes, as in `PromptSet`.
-        shard: (rank, count): take every `count`-th prompt of the order, from the one with index `rank`. Each
-            prompt of the order is in exactly one shard.
+        shard: (rank, count): of the whole order, `take` returns the prompts with the indices `rank`,
+            `rank` + `count`, `rank` + 2 `count` and so on.
 
     Attributes:
-        fit: limits on the length of prompts, and how recorded data are cut.
+        fit: renderer and limits on length.
         size: number of prompts in all sources, each counted once.
-        dropped: number of prompts left out because they are too long.
+        dropped: number of records left out because they are too long.
         cut: number of records whose prompt or responses are cut.
         skipped: number of malformed records left out.
-        longest: tokens of the longest prompt, with its longest response if responses are read.
+        longest: length of the longest record, in tokens.
         columns: names of the columns, other than the prompt's, that at least one prompt has.
-        has_references: whether at least one prompt has a reference answer.
-        has_responses: whether responses are read.
+        has_references: True if at least one prompt has a reference answer.
+        has_responses: True if responses are read.
         formats: names of the formats of the sources.
         notes: sentences for people about each source: its format, and what was not rendered, left out or cut.
 
     Raises:
         DataError: a source or a record cannot be used, a prompt cannot be rendered or does not fit into the
-            context, or no prompt of a source is left.
+            context, or all records of a source are too long.
         ConfigError: the function that a source names cannot be loaded.
     """
 
@@ -127,8 +128,8 @@ class Prompts:
         self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next n prompts; fewer, or none, when the epochs are used up. The occurrence of a prompt
-        is its index in the order of all shards."""
+        """Return the next n prompts and move the cursor. Return fewer than n, or none, when the epochs are
+        used up. The occurrence of a prompt is its index in the order before it is divided into shards."""
         rank, count = self._shard
         start = rank + self._taken * count
         end = start + n * count if self._end is None else min(start + n * count, self._end)
@@ -138,8 +139,8 @@ class Prompts:
         return taken
 
     def all(self) -> list[Prompt]:
-        """Return every prompt in stored order, one source after another, for evaluation. The occurrence of a
-        prompt is its index in this list. The cursor does not move."""
+        """Return every prompt in stored order, one source after another. The occurrence of a prompt is its
+        index in this list. The cursor does not move."""
         prompts = [prompt for pool in self._pools for prompt in pool.prompts]
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 
@@ -159,17 +160,19 @@ class Prompts:
 
     @property
     def digests(self) -> list[str]:
-        """For each source, the checksum of its prompts (`PromptSet.digest`)."""
+        """The checksum of each source's prompts (`PromptSet.digest`)."""
         return [pool.prompts.digest for pool in self._pools]
 
     @property
     def state(self) -> dict[str, Any]:
-        """The cursor: the number of prompts taken, and the digests of the sources."""
+        """The cursor and the digests of the sources, for a checkpoint."""
         return {"taken": self._taken, "data": self.digests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Set the cursor to the one in `state`, which another instance with the same data, seed and shard has
-        returned.
+        """Set the cursor to the stored one.
+
+        Args:
+            state: the property `state` of an instance with the same data, seed and shard.
 
         Raises:
             DataError: the data have changed.
@@ -178,7 +181,10 @@ class Prompts:
         self._taken = state["taken"]
 
     def refuse_others(self, digests: Sequence[str]) -> None:
-        """Compare the digest of each source with `digests`, those of the data that the run began with.
+        """Compare the digest of each source with a stored digest.
+
+        Args:
+            digests: the property `digests` when the run began.
 
         Raises:
             DataError: the data have changed.
@@ -199,10 +205,11 @@ class Prompts:
         return self._pools[number].at(turn)
 
     def _count(self, source: Source, index: Index) -> None:
-        """Add the counts of a source's index to those of all sources, and note what is left out or cut.
+        """Add the counts in a source's index to the attributes of this object, and add notes on the records
+        that are left out or cut.
 
         Raises:
-            DataError: no prompt of the source is left.
+            DataError: all records of the source are too long.
         """
         self.skipped += index.skipped
         self.longest = max(self.longest, index.longest)
@@ -235,7 +242,7 @@ class Prompts:
 
 
 class _Pool:
-    """The prompts of one source, in another order in each epoch if they are shuffled."""
+    """The prompts of one source, with one order per epoch."""
 
     def __init__(self, prompts: PromptSet, seeds: Seeds, number: int, shuffle: bool):
         self.prompts = prompts
@@ -245,7 +252,7 @@ class _Pool:
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=np.int64))
 
     def at(self, turn: int) -> Prompt:
-        """Return the prompt that this source gives after `turn` of its prompts."""
+        """Return the prompt that this source gives at its turn number `turn`, counted from 0."""
         epoch, place = divmod(turn, len(self.prompts))
         if not self._shuffle:
             return self.prompts[place]
@@ -272,24 +279,26 @@ def _no_room(source: Source, index: Index, layout: Layout, room: int, room_is: s
 
 
 def interleave(weights: Sequence[float], n: int, seeds: Seeds) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order in which several sources take turns: random, and in proportion to their weights.
+    """Return a random order in which several sources take turns in proportion to their weights.
 
-    Let w be a source's weight divided by the sum of all weights, and S the number of sources. Each source
-    divides the positive numbers into intervals of length 1/w, and draws one number uniformly from each
-    interval (key ("mixture", source), position: index of the interval). The numbers of all sources in
-    ascending order give the turns. So for every n, the number of prompts that a source has among the first n
-    differs from n w by at most 1 + w S. A larger n only adds turns at the end.
+    Let w be a source's weight divided by the sum of all weights, and S the number of sources. The positive
+    numbers are divided into intervals of length 1/w. For each interval, one number is drawn uniformly (key
+    ("mixture", source), position: index of the interval). The drawn numbers of all sources are sorted. Each
+    number is one turn of its source.
+
+    Among the first n turns, a source has n w turns, up to a difference of at most 1 + w S. A larger n appends
+    turns and leaves the first ones unchanged.
 
     Args:
         n: number of turns to return.
 
     Returns:
-        Two arrays, (n,) int64 each: for each turn, the index of the source, and the number of turns that this
-        source had before.
+        Two arrays, (n,) int64 each. The first has the index of the source of each turn. The second has the
+        number of earlier turns of this source.
     """
     shares = np.array(weights) / max(weights)
     shares /= math.fsum(shares)
-    end = n + len(weights)  # all sources together have n places before it
+    end = n + len(weights)  # at least n turns lie before `end`
     turns, places = [], []
     for number, share in enumerate(shares):
         stretches = np.arange(int(end * share) + 2)

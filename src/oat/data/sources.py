@@ -1,24 +1,24 @@
-"""Reads records from files, datasets and Python, in order and by place. If a record cannot be read, its error
-names the record's place.
+"""Reads records from files, datasets and Python, in order and by place.
 
-| source | is | row of a record |
+| source | content | row of a record |
 | --- | --- | --- |
 | `file.jsonl`, or a file with an ending not listed here | one JSON object per line, UTF-8 | line |
-| `file.json` | the same, or one array of such objects | line, or number from 1 |
+| `file.json` | one JSON object per line, or one array of objects | line; in an array: number, from 1 |
 | `file.csv` | a first line of column names, UTF-8; every value is text | its last line |
 | `file.parquet` | a table | number, from 1 |
-| a directory | what `datasets.save_to_disk` wrote, or a folder of data files as on the hub | number, from 1 |
+| a directory | written by `datasets.save_to_disk`, or a folder of data files as on the hub | number, from 1 |
 | `org/name`, `org/name@config` | a dataset of the hub, or of its local cache | number, from 1 |
 | `file.py:function`, `package.module:function` | a function without arguments | number, from 1 |
 | an iterable of records, a function, a dict of them by split | from Python only | number, from 1 |
 
-A byte-order mark, CRLF and blank lines are accepted. A function must return the same records every time.
-Packed files (gz, zip and the like) are refused; the user unpacks them.
+A byte-order mark, CRLF and blank lines are accepted. A function must return the same records at every call.
+Packed files (gz, zip and the like) are refused.
 
-No code that comes with a dataset is run: `datasets` has run none since 4.0, and older versions are refused.
+Code that comes with a dataset is never run: `datasets` stopped running it in version 4.0, and older versions
+are refused.
 
-For a record that cannot be parsed, a reader yields the error instead of raising it, since a generator that
-has raised cannot continue. So the caller can skip such a record (`on_bad_record: skip`) and read the next.
+If a record cannot be parsed, a reader yields the error instead of raising it, because a generator that has
+raised cannot continue. With `on_bad_record: skip`, the caller then skips the record and reads the next one.
 """
 
 import importlib
@@ -38,9 +38,9 @@ from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
 
 _MAX_DEPTH = 100
-"""Nesting depth beyond which `unboxed` leaves a value as it is; `formats.checked` refuses such depths."""
+"""Nesting depth beyond which `unboxed` returns a value unchanged; `formats.checked` refuses such values."""
 _ROWS = 128
-"""Rows of a Parquet file in memory at once."""
+"""Number of rows of a Parquet file that are in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Records = (
@@ -50,32 +50,32 @@ Records = (
     | Callable[[], Iterable[Mapping[str, Any]]]
     | Mapping[str, Iterable[Mapping[str, Any]]]
 )
-"""The sources that the head of this file lists."""
+"""Type of a source; the head of this file lists the sources."""
 
 
 class RecordReader(Protocol):
-    """Records with their places.
+    """The records of a source, read in order or by place. A place is a number by which `at` finds a record.
 
     Attributes:
-        is_json: every record holds only values that JSON can express.
+        is_json: True if every record holds only values that JSON can express.
     """
 
     is_json: bool
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield each record with its place, by which `at` finds it again, and its row. A record that cannot
-        be parsed is replaced by a DataError."""
+        """Yield place, row and content of each record. If a record cannot be parsed, its content is a
+        DataError."""
 
     def at(self, place: int, row: int) -> Any:
-        """Return the record at a place, or a DataError if it cannot be parsed. Call it only after all records
-        have been read in order, or after `prepare`."""
+        """Return the record at a place, or a DataError if the record cannot be parsed. Read all records in
+        order, or call `prepare`, before the first call of `at`."""
 
     def prepare(self) -> None:
-        """Do the work that `at` needs, for a caller that does not read all records in order first."""
+        """Prepare this reader for `at`. A caller that has read all records in order need not call it."""
 
     def files(self) -> Sequence[Path] | None:
-        """Return the files that decide, together with the source's name, which records it has; None if
-        something else decides too, such as a function."""
+        """Return the files that hold all records; None if the records also depend on something else, such as
+        a function."""
 
 
 def open_records(
@@ -86,7 +86,7 @@ def open_records(
     Args:
         name: the source's name in messages.
         split: split of a dataset that has several; None means `train`.
-        folder: folder for the copy of a source that can only be read in order; by default the system's folder
+        folder: folder for the copy of a source that can only be read in order; None means the system's folder
             for temporary files.
 
     Raises:
@@ -125,11 +125,11 @@ def open_records(
 
 
 class _Indexed:
-    """Records that are found by their index.
+    """A reader of records that Python finds by index: a list, a tuple, a JSON array or a dataset.
 
     Args:
         file: the file of a JSON array; None for other records.
-        is_stored: the records are a dataset whose files stay on disk.
+        is_stored: True if the records are a dataset that was loaded from disk or from the hub.
     """
 
     def __init__(self, records: Any, name: str, file: Path | None = None, *, is_stored: bool = False):
@@ -143,8 +143,7 @@ class _Indexed:
         pass
 
     def files(self) -> Sequence[Path] | None:
-        """Return the file of a JSON array, or the files that a stored dataset maps into memory; None for
-        other records."""
+        """Return the file of a JSON array, or the files of a stored dataset; None for other records."""
         if self.file is not None:
             return [self.file]
         return [Path(each["filename"]) for each in self.records.cache_files] if self.is_stored else None
@@ -160,7 +159,7 @@ class _Indexed:
 
 
 class _Spooled:
-    """Records that can only be read in order. They are copied to disk, where `at` finds them by place.
+    """A reader of records that can only be read in order. It copies them to disk, where `at` finds them.
 
     Args:
         file: the Parquet file that holds the records; None for other sources.
@@ -184,7 +183,7 @@ class _Spooled:
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         try:
-            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (it stays open as long as this lives)
+            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (open as long as this object)
             for row, record in self.records:
                 place = self._file.tell()
                 with suppress(
@@ -207,8 +206,8 @@ class _Spooled:
 def _opened(
     function: Callable[[], Any], name: str, folder: Path | None, *, is_stored: bool = False
 ) -> RecordReader:
-    """Open the records that `function` returns. Lists, tuples and datasets with a length are read by index;
-    all others are copied."""
+    """Open the records that `function` returns. A list, a tuple or a dataset with a length is read by index;
+    other iterables are copied to disk."""
     (found,) = _guarded(lambda: [_plain(function())], name)
     if isinstance(found, list | tuple) or (hasattr(found, "with_format") and hasattr(found, "__len__")):
         return _Indexed(found, name, is_stored=is_stored)
@@ -216,7 +215,8 @@ def _opened(
 
 
 def unboxed(value: Any, depth: int = 0) -> Any:
-    """Return a value with numbers of numpy and torch as Python's, and arrays and tuples as lists."""
+    """Return a value with the numbers of numpy and torch turned into Python's, and arrays and tuples turned
+    into lists."""
     if depth > _MAX_DEPTH or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -227,8 +227,8 @@ def unboxed(value: Any, depth: int = 0) -> Any:
 
 
 def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
-    """Yield the records of the iterable that `function` returns. An exception of the user's code becomes a
-    DataError."""
+    """Yield the records of the iterable that `function` returns. If the user's code raises an exception,
+    raise a DataError."""
 
     def refuse(what: str) -> DataError:
         return DataError(
@@ -268,7 +268,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _plain(found: Any) -> Any:
-    """Return a dataset set to give plain values instead of arrays or tensors; return other records
+    """Return a dataset that gives plain values instead of arrays or tensors. Return other records
     unchanged."""
     return found.with_format(None) if hasattr(found, "with_format") else found
 
@@ -333,7 +333,7 @@ def _library(module: str, name: str | Path) -> Any:
 
 
 def is_named(text: str) -> bool:
-    """Return whether a text can name a source: a file, a dataset, or a function."""
+    """Return True if a text can name a source: a file, a dataset, or a function."""
     is_function = text.rpartition(":")[2].isidentifier() and bool(text.rpartition(":")[0])
     return seen(text).exists() or _is_dataset(text) or is_function or Path(text).suffix.lower() in ENDINGS
 

@@ -1,5 +1,4 @@
-"""Reads JSON lines, JSON arrays and CSV. The records of JSON lines and CSV can be read again by place. If a
-record cannot be read, its error names the record's place."""
+"""Reads JSON lines, JSON arrays and CSV. A record of JSON lines or CSV can be read again by its place."""
 
 import codecs
 import csv
@@ -16,11 +15,11 @@ from oat.files import seen
 _MAX_FIELD = 2**31 - 1
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
 ENDINGS = (".jsonl", ".json", ".csv", ".parquet", *PACKED)
-"""Known endings of files; a file of any other ending is read as JSONL."""
+"""Endings of files with a known format; a file with any other ending is read as JSONL."""
 
 
 class Jsonl:
-    """The records of a file with one JSON object per line. A record's place is the byte where its line
+    """A reader of a file with one JSON object per line. A record's place is the byte at which its line
     begins."""
 
     kind = "JSONL"
@@ -65,7 +64,8 @@ class Jsonl:
 
 
 class Csv(Jsonl):
-    """The records of a CSV file. A record may take several lines; its place is the byte where it begins."""
+    """A reader of a CSV file. A record may take several lines. A record's place is the byte at which it
+    begins."""
 
     kind = "CSV"
 
@@ -89,8 +89,8 @@ class Csv(Jsonl):
                 yield start, row, self._named(record, row)
 
     def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
-        """Yield place, row and values of each record. The values of a record that cannot be read are replaced
-        by a DataError, and reading continues with the next line."""
+        """Yield place, row and values of each record. If a record cannot be read, yield a DataError instead
+        of its values, and continue with the next line."""
         csv.field_size_limit(_MAX_FIELD)
         while True:
             start, before = lines.place, lines.row
@@ -129,7 +129,7 @@ class Csv(Jsonl):
 
 
 class _Lines:
-    """The lines of a file as text. `place` is the byte after the line that was read last."""
+    """An iterator of a file's lines as text. `place` is the byte after the line that was read last."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file = file
@@ -156,10 +156,10 @@ class _Lines:
 
 
 def is_array(path: Path) -> bool:
-    """Return whether a file is one JSON array: its name ends in `.json`, and its content begins with `[`.
+    """Return True if a file is one JSON array: its name ends in `.json`, and its content begins with `[`.
 
     Raises:
-        DataError: a file whose name ends in `.json` cannot be read.
+        DataError: the name ends in `.json`, and the file cannot be read.
     """
     if path.suffix.lower() != ".json" or seen(path).is_dir():
         return False
@@ -184,7 +184,7 @@ def array_of(path: Path) -> list[Any]:
 
 
 def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
-    """Return the value of a JSON text, or a DataError if the text cannot be parsed."""
+    """Parse JSON text and return its value; return a DataError if the text cannot be parsed."""
     try:
         return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
@@ -206,7 +206,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """Return the first name that occurs a second time, or None."""
+    """Return the first name that occurs a second time; None if all names differ."""
     return (
         None
         if len(set(names)) == len(names)
