@@ -19,11 +19,11 @@ _HOMES = {"Trainer": "oat.trainer", "load_run": "oat.rundir.reading"}
 
 
 def _move_compiler_cache() -> None:
-    """Set the cache folder of torch's compiler to a folder of the user's own, unless the environment sets it.
-    Files in this folder are loaded as code, so nobody else may be able to write there.
+    """If the environment does not set the cache folder of torch's compiler, set it to a folder that only the
+    user can write to. Files in this folder are loaded as code.
 
-    transformers imports the compiler, which makes the folder even though our code compiles nothing. By
-    default the folder would be in TMPDIR, and every run would leave one there.
+    By default, the folder would be in TMPDIR, and every run would leave one there: transformers imports the
+    compiler, and the import makes the folder even if the run compiles nothing.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "torch" / "inductor"
     existing = next(folder for folder in (cache, *cache.parents) if os.path.exists(folder))
@@ -35,7 +35,7 @@ _move_compiler_cache()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import oat` is quick and does not import torch."""
+    """Import a public name when it is first used. So `import oat` is quick and does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'oat' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

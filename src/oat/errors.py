@@ -1,13 +1,12 @@
-"""Errors and warnings: what a user can do wrong, and what can go wrong around a run.
+"""Errors and warnings of the package.
 
-Every message says what happened, where, and what to do. Each class is also a subclass of the nearest class of
-the standard library, so that, for example, `except ValueError` works. Errors survive pickling, since their
-arguments are their whole state.
-
-`warn` attributes a warning to the line outside the package that called into it, through whatever number of
-frames. A fixed `stacklevel` would not suffice, since decorators and threads change the number of frames. The
-command line prints only the text of a warning. `printable` escapes dangerous characters when a text is shown.
-So files, data and the ledger keep the original text.
+* Every message says what happened, where, and what to do.
+* Each class is also a subclass of the nearest class of the standard library, so `except ValueError` works.
+* Errors can be pickled, because their arguments are their complete state.
+* `warn` attributes a warning to the user's line that called the package. A fixed `stacklevel` would not do
+  this, because decorators and threads change the number of frames. The command line prints only the text.
+* `printable` escapes dangerous characters when a text is shown. Files, data and the ledger keep the original
+  text.
 """
 
 import difflib
@@ -21,19 +20,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_MESSAGE = 10_000
-"""Largest number of characters in a message. A longer message loses its middle, since its end says what to
+"""Largest number of characters in a message. A longer message loses its middle, because its end says what to
 do."""
 _MAX_ERROR = 300
-"""Largest number of characters quoted of an error in a user's or a library's code."""
+"""Largest number of characters that are quoted from an error in a user's or a library's code."""
 _MOST_NAMES, _LONGEST_NAME = 200, 1000
-"""Largest number of names that are listed, and the length of the longest name for which a similar one is
-looked for."""
+"""Limits of `did_you_mean`: the number of names that it lists, and the length of a name, in characters, for
+which it seeks a similar one."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class OatError(Exception):
-    """The base of all our exceptions. The command line prints its message without a traceback and exits with
-    `exit_code`."""
+    """The base class of the package's exceptions. The command line prints the message without a traceback
+    and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -42,8 +41,8 @@ class OatError(Exception):
 
 
 class ConfigError(OatError, ValueError):
-    """The configuration, an argument or a file that it names cannot be used: for example, a field is unknown,
-    unread, of the wrong type, or contradicts another one."""
+    """A configuration or an argument cannot be used, or names a file that cannot be used. For example, a
+    field is unknown, is not read, has the wrong type, or contradicts another field."""
 
 
 class DataError(OatError, ValueError):
@@ -51,7 +50,7 @@ class DataError(OatError, ValueError):
 
 
 class TemplateError(OatError, ValueError):
-    """A conversation cannot be rendered as it must be: for example, the chat template is missing, fails, or
+    """A conversation cannot be rendered correctly: for example, the chat template is missing, fails, or
     changes earlier messages."""
 
 
@@ -60,7 +59,7 @@ class ShapeError(OatError, ValueError):
 
 
 class ModelError(OatError, ValueError):
-    """A model or tokenizer cannot be loaded, or computes in a way that this code does not support."""
+    """A model or tokenizer cannot be loaded, or the package does not support its computation."""
 
 
 class EngineError(OatError, ValueError):
@@ -74,7 +73,7 @@ class OracleError(OatError, RuntimeError):
 
 
 class NoReplyError(OracleError):
-    """A service gave no usable reply to a question; the replies to others may be usable."""
+    """A service gave no usable reply to one question. Its replies to other questions may be usable."""
 
 
 class RefusalError(OracleError):
@@ -82,7 +81,7 @@ class RefusalError(OracleError):
 
     Attributes:
         status: HTTP status of the service's reply.
-        said: the beginning of the text of the reply.
+        said: beginning of the reply's text.
     """
 
     def __init__(self, message: str, status: int, said: str):
@@ -106,7 +105,7 @@ class EpisodeError(OatError, RuntimeError):
 
 
 class RecordError(OatError, OSError):
-    """The records of an evaluation cannot be written."""
+    """The records of an evaluation cannot be written to disk."""
 
     exit_code = 1
 
@@ -118,49 +117,48 @@ class DirectoryError(OatError, OSError):
 
 
 class ExportError(OatError, OSError):
-    """The model of a run cannot be written."""
+    """The model of a run cannot be exported, that is, written to a folder."""
 
     exit_code = 1
 
 
 class LedgerError(OatError, RuntimeError):
-    """The ledger cannot be opened, read or written, or contradicts the run."""
+    """The ledger cannot be opened, read or written, or its content contradicts the run."""
 
     exit_code = 1
 
 
 class CheckpointError(OatError, RuntimeError):
-    """No checkpoint of the run can be used, or one could not be written."""
+    """No checkpoint of the run can be used, or a checkpoint could not be written."""
 
     exit_code = 1
 
 
 class WeightsError(OatError, RuntimeError):
-    """An engine, or another box that answers with the learner's weights, does not hold the weights that were
-    sent to it."""
+    """A box does not hold the weights that the learner sent to it, such as an engine after a failed load."""
 
     exit_code = 1
 
 
 class NonFiniteError(OatError, ArithmeticError):
-    """A number that sampling or learning depends on is not finite. It is raised before the optimiser changes
-    a weight."""
+    """A number that sampling or learning depends on is not finite. The error is raised before the optimiser
+    changes a weight."""
 
     exit_code = 1
 
 
 class AlarmError(OatError, RuntimeError):
-    """An alarm ended the run; its state is on disk."""
+    """An alarm ended the run. The run's state is on disk."""
 
     exit_code = 3
 
 
 class WireError(OatError, ValueError):
-    """A value cannot be encoded, or bytes are not an encoded value of ours (`oat.wire`)."""
+    """`oat.wire` cannot encode a value, or cannot decode bytes."""
 
 
 class ContractError(OatError, AssertionError):
-    """A user's code, such as an explorer, an algorithm or a callback, does not keep its protocol."""
+    """A user's code, such as an explorer, an algorithm or a callback, breaks its protocol."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -176,15 +174,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Again(KeyboardInterrupt):
-    """A second Ctrl-C: the process ends without saving the run's state."""
+    """A second Ctrl-C was pressed. The process ends without saving the run's state."""
 
 
 class OatWarning(UserWarning):
-    """A warning of a run that goes on; the command line prints it as one line on stderr."""
+    """A warning; the run goes on. The command line prints it as one line on stderr."""
 
 
 def warn(text: str) -> None:
-    """Issue an `OatWarning`, attributed to the outermost line that called into this package from outside."""
+    """Issue an `OatWarning` and attribute it to the line outside this package that called the package."""
     ours, frame = sys._getframe(1), sys._getframe(1).f_back
     while frame is not None:
         ours = frame if frame.f_code.co_filename.startswith(_PACKAGE) else ours
@@ -202,9 +200,9 @@ def warn(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Return text that is safe in a terminal or a page. Characters that a terminal would obey, or that change
-    the order of letters (control codes, escapes, marks of direction), become JSON escapes such as `\\u001b`.
-    Line breaks, tabs and visible characters stay."""
+    """Return text that is safe in a terminal or a page. Characters that a terminal would obey, such as
+    control codes, and characters that change the order of letters become JSON escapes such as `\\u001b`. Line
+    breaks, tabs and visible characters stay."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] if ord(c) != 0x7F else "\\u007f"
         for c in text
@@ -212,8 +210,8 @@ def printable(text: str) -> str:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Return True if an error comes from Ctrl-C or from a signal to the run; False for other errors and for a
-    KeyboardInterrupt that user code raised itself."""
+    """Return True if an error comes from Ctrl-C or from a signal to the run. Return False for other errors,
+    also for a KeyboardInterrupt that user code raised itself."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
     return (
@@ -223,8 +221,8 @@ def is_signal(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return the class and the beginning of the text of an error in a user's or a library's code, in one
-    line; only the class if the text is empty or making it fails."""
+    """Return the class and the beginning of the text of an error, in one line. Return only the class if the
+    text is empty or cannot be made. The error comes from a user's or a library's code."""
     kind = shortened(type(error).__name__)
     try:
         text = " ".join(shortened(str(error), _MAX_ERROR).split())
@@ -236,7 +234,8 @@ def described(error: BaseException) -> str:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Return the beginning of a value's repr; a phrase with its class if the repr fails."""
+    """Return the beginning of a value's repr. If the repr fails, return a phrase that names the value's
+    class."""
     if isinstance(value, str):
         return repr(shortened(value, most))
     try:
@@ -248,8 +247,8 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return the first `most` characters of a text, with three dots if there are more. Methods that a
-    subclass of `str` overrides are not called."""
+    """Return the first `most` characters of a text, followed by three dots if the text is longer. No method
+    that a subclass of `str` overrides is called."""
     return str.__getitem__(text, slice(0, most)) + ("..." if str.__len__(text) > most else "")
 
 
@@ -272,7 +271,8 @@ def many(count: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Return a hint that lists the valid names. If one of them is similar to `name`, the hint begins with it.
+    """Return a hint that lists the valid names. If a valid name is similar to `name`, the hint begins with
+    the valid name.
 
     Returns:
         For example "did you mean `beta`? valid: beta, label_smoothing".

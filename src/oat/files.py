@@ -1,15 +1,17 @@
-"""Files: atomic writes, errors that name the free bytes of a disk, damaged JSON, the file systems on which a
-database may be, and relative paths.
+"""Functions about files: atomic writes, errors that name the free bytes of a disk, damaged JSON, network file
+systems, and relative paths.
 
-Relative paths are resolved against the folder in which a command, a `Trainer` or a run began, because a
-user's reward, callback or data function may change the working directory at any time. Wherever paths are
-stored or compared (`config.yaml`, cards, digests), they stay as the user wrote them, so a run may be moved.
-Code that opens a file makes its path absolute first, with the functions of this file.
+Relative paths:
 
-Two alternatives fail. Absolute paths in a configuration would put this machine's folders into the stored
-files. Going back to the folder after each call of user code would not help code that the user runs in another
-thread. Some settings take a path or a hub id. Such a name is made absolute only if the process has left the
-folder and the name exists there as a path.
+* A relative path is resolved against the folder in which a command, a `Trainer` or a run began. A user's
+  reward, callback or data function may change the working directory at any time.
+* In stored files (`config.yaml`, cards, digests), a path stays as the user wrote it, so a run can be moved.
+  Code that opens a file first makes the path absolute with the functions of this file.
+* Some settings take a path or a hub id. Such a name is made absolute only if the process has left the folder
+  in which it began and the name exists there as a path.
+
+Two alternatives fail. Absolute paths in a configuration would write this machine's folders into stored files.
+Restoring the working directory after each call of user code would not help code in other threads.
 """
 
 import errno
@@ -26,7 +28,7 @@ from typing import Any
 from oat.errors import LedgerError, OatError
 
 _COMPILED = re.compile(r"\(os error (\d+)\)")
-"""The form in which libraries written in Rust print the number of an error of the operating system."""
+"""Pattern of the text in which Rust libraries write the number of an error of the operating system."""
 _start: Path | None = None
 _MOUNTS = Path("/proc/self/mounts")
 _NETWORK = {
@@ -46,10 +48,10 @@ _NETWORK = {
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON text that people, or a disk, may have damaged.
+    """Parse JSON text that may be damaged.
 
     Raises:
-        ValueError: the text is not JSON, or is nested so deep that Python cannot read it.
+        ValueError: the text is not JSON, or is nested too deep for Python.
     """
     try:
         return json.loads(text)
@@ -58,19 +60,21 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees, and a kill leaves, either the complete old file or the complete
-    new one. The folder must exist; it is not made, since the directory of a run may have been removed."""
+    """Replace a file in one move. A reader, also one after a kill, finds the complete old file or the
+    complete new one. The folder is not made if it is missing, because somebody may have removed the run
+    directory."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file, in the same folder, for the body to write. If the body ends without an
-    error, the new file replaces the file at `path`; otherwise it is removed.
+    """Yield the path of a new file in the folder of `path`; the body of the `with` block writes this file. If
+    the body ends without an error, the new file replaces the file at `path`; otherwise the new file is
+    removed.
 
     Raises:
-        OSError: as `saying_what_is_free`.
+        OSError: as in `saying_what_is_free`.
     """
     new = path.with_name(f".new-{path.name}")
     try:
@@ -87,9 +91,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def saying_what_is_free(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system in the body into errors that also name the file and the bytes that
-    are free on its disk. Some libraries raise such errors in other classes: safetensors in its own class,
-    tokenizers as plain `Exception`. These are turned too.
+    """A context that adds the file's path and the free bytes of its disk to errors of the operating system.
+    This includes errors of safetensors and tokenizers, which are not subclasses of `OSError`.
 
     Raises:
         OSError: the body raised such an error.
@@ -109,20 +112,21 @@ def saying_what_is_free(path: Path) -> Iterator[None]:
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if an error says that the disk, or this user's quota of it, is full."""
+    """Return True if an error says that the disk or the user's quota of the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def bytes_free(directory: Path) -> int:
-    """Return the bytes free on the disk of a directory or, if it does not exist, of its nearest existing
-    parent."""
+    """Return the number of free bytes on the disk of a directory. If the directory does not exist, its
+    nearest existing parent decides the disk."""
     place = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.exists())
     return shutil.disk_usage(place).free
 
 
 class Standing:
-    """Remembers files or folders by their inodes, those among `paths` that exist when it is made. A path is
-    lost once its file or folder was moved away, removed or replaced by another."""
+    """The files or folders at some paths, identified by their inodes when this object is made. A path is lost
+    if its file or folder has been moved, removed or replaced since then. Paths at which nothing existed are
+    ignored."""
 
     def __init__(self, *paths: Path):
         self._known = {path.absolute(): found for path in paths if (found := _inode(path)) is not None}
@@ -132,10 +136,7 @@ class Standing:
         return all(_inode(path) == known for path, known in self._known.items())
 
     def refuse_lost(self, error: type[OatError]) -> None:
-        """Raise an error if a path is lost: what is written from now on would not be part of the run.
-
-        Args:
-            error: class of the error.
+        """Raise an error of the class `error` if a path is lost.
 
         Raises:
             error: a path is lost.
@@ -167,15 +168,18 @@ def sync_to_disk(path: Path) -> None:
 
 
 def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
-    """Return the address by which SQLite opens a database to read it.
+    """Return the address by which SQLite opens a database for reading.
 
-    To read a database that uses a write-ahead log, SQLite makes a file beside it. If no log exists, nobody is
-    working on the database, and its file is complete. If this user, in addition, may not make a file there,
-    the database is opened as immutable, for which SQLite makes no file.
+    The address has the mode `ro` or `immutable`. With `ro`, SQLite may make files beside the database. With
+    `immutable`, it makes none, but another process must not be writing to the database.
+
+    * If the database has a write-ahead log, the mode is `ro`.
+    * If it has no log, the database file is complete and not in use. The mode is `immutable` if the user may
+      not make a file in the folder, and `ro` otherwise.
 
     Args:
-        at_a_glance: True if the database is read at once, before anybody can begin to work on it. Then it is
-            opened as immutable if its log is missing or empty.
+        at_a_glance: True if the database is read immediately, before another process can begin to write. Then
+            an empty log counts as missing, and without a log the mode is `immutable`.
     """
     log = path.with_name(f"{path.name}-wal")
     has_log = log.exists() and (log.stat().st_size > 0 or not at_a_glance)
@@ -184,8 +188,8 @@ def read_only_address(path: Path, *, at_a_glance: bool = False) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """Refuse a file on a network file system. If several file systems are mounted at one place, the last one
-    in the list of mounts counts.
+    """Refuse a file on a network file system. If several file systems are mounted at one place, the last of
+    them in the system's list of mounts counts.
 
     Raises:
         LedgerError: the file is on a network file system.
@@ -204,7 +208,7 @@ def refuse_network(path: Path) -> None:
 
 
 def is_mounted(directory: Path) -> bool:
-    """Return True if something, even a folder of the same disk, is mounted at exactly this place.
+    """Return True if a file system, or a folder of the same disk, is mounted at exactly this directory.
 
     Args:
         directory: absolute, without symbolic links.
@@ -213,8 +217,8 @@ def is_mounted(directory: Path) -> bool:
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    """Yield the place and the kind of each mounted file system. The system's list writes blanks in a place as
-    octal escapes, which are decoded."""
+    """Yield the place and the kind of each mounted file system. Octal escapes, with which the system writes
+    blanks in a place, are decoded."""
     if _MOUNTS.exists():
         for line in _MOUNTS.read_text(errors="replace").splitlines():
             _, escaped, kind, *_ = line.split(" ")
@@ -222,7 +226,7 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityError) -> LedgerError:
-    """Turn an error of SQLite into the error of a ledger that cannot be written."""
+    """Return the `LedgerError` for an error that SQLite raised when it wrote the ledger."""
     if isinstance(error, sqlite3.IntegrityError):
         return LedgerError(
             f"{ledger}: another process has written what this one was about to write ({error}); one process "
@@ -238,8 +242,8 @@ def unwritten(ledger: Path, error: sqlite3.OperationalError | sqlite3.IntegrityE
 
 @contextmanager
 def seen_from(folder: Path | None = None) -> Iterator[None]:
-    """Resolve relative paths in the body against `folder`; by default against the folder of the enclosing
-    `seen_from`, or else against the working directory."""
+    """A context in which relative paths are resolved against `folder`. Without `folder`, the folder of the
+    enclosing `seen_from` is used; if there is none, the working directory at the start of the context."""
     global _start
     before, _start = _start, folder or start()
     try:
@@ -254,16 +258,16 @@ def start() -> Path:
 
 
 def seen(path: str | Path) -> Path:
-    """Return a path made absolute, without `..`. With `..`, the path of a new folder could also be another
-    name of an existing folder, which would be removed if the new one was made for nothing."""
+    """Return the absolute form of a path, without `..`. A path with `..` could be a second name of an
+    existing folder; a caller that cleans up a new folder at this path would remove the existing one."""
     found = Path(path) if os.path.isabs(path) else start() / path
     return found.resolve() if ".." in found.parts else found
 
 
 def located(name: str) -> str:
-    """Return a name for a library that resolves paths against the working directory. The name may be a path,
-    or something else such as a hub id. It becomes an absolute path if the process has left the folder of
-    `start` and the path exists there; otherwise it stays as it is."""
+    """Return a name for a library that resolves paths against the working directory. The name is a path or,
+    for example, a hub id. If the process has left the folder of `start` and the name exists there as a path,
+    return the absolute path; otherwise return the name unchanged."""
     there = seen(name)
     return name if _is_here() or not there.exists() else str(there)
 

@@ -3,8 +3,8 @@ a record into a prompt.
 
 Some records can only be read in order: Parquet, streamed datasets and iterators. They are copied as JSON
 lines to an unnamed file in the run directory or, if there is no run, in the system's folder for temporary
-files. A kill removes the file, and a continued run writes it again. Without the copy, each record of a
-Parquet file would need its whole row group to be decoded.
+files. The file vanishes when the process ends, and a continued run writes it again. Without the copy, reading
+one record of a Parquet file would decode a complete row group.
 """
 
 import hashlib

@@ -1,17 +1,17 @@
-"""Contexts for calls of users' code. Such code may raise anything, even what is not an `Exception`, and may
-change the state of the process.
+"""Contexts for calls of users' code. Users' code may raise any exception and may change the state of the
+process.
 
-The run's results and output depend on the following state. If a call has changed it, the state is put back
-after the call, with a warning:
+The results and the output of a run depend on the following state. If a call has changed the state, it is put
+back after the call, with a warning:
 
-* torch: whether gradients are recorded, default dtype and device, deterministic algorithms, precision of
-  products, autocast, and (on the main thread) the number of threads;
-* the process: the streams `sys.stdout` and `sys.stderr`, and (on the main thread) the handlers of SIGTERM and
+* torch: recording of gradients, default dtype and device, deterministic algorithms, precision of products,
+  autocast, and (on the main thread) the number of threads;
+* process: the streams `sys.stdout` and `sys.stderr`, and (on the main thread) the handlers of SIGTERM and
   Ctrl-C, and a timer of SIGALRM that the call has set.
 
-A state that cannot be put back (inference mode, a closed stream) is an error. The random generators of torch,
-numpy and Python may change, since no result of a run depends on them. The working directory may change, since
-relative paths do not start there (`files.py`).
+If the state cannot be put back (inference mode, a closed stream), the call is an error. A call may change the
+random generators of torch, numpy and Python, because no result of a run depends on them. It may also change
+the working directory, because relative paths do not start there (`files.py`).
 """
 
 import os
@@ -25,10 +25,11 @@ from typing import Any
 from oat.errors import OatError, described, is_signal, warn
 
 _replaced: list[Any] = []
-"""Streams that users' code has put in the place of ours. They are kept, since a stream that is deleted may
-close the file that it writes to."""
+"""Streams with which users' code has replaced `sys.stdout` or `sys.stderr`. They are kept, because a stream
+that is deleted may close the file to which it writes."""
 _FRESH = {"torch.set_grad_enabled": True, "torch.use_deterministic_algorithms": (False, False)}
-"""Settings of torch right after its import, for a call during which torch is imported for the first time."""
+"""Settings of torch directly after its import. They are put back if a call imports torch for the first
+time."""
 
 
 _OF_THE_THREAD = {
@@ -38,15 +39,15 @@ _OF_THE_THREAD = {
     "torch.set_num_threads",
 }
 """Settings that each thread has for itself, or that the run's own threads change. All other settings belong
-to the process."""
+to the process, and `_tell_others` corrects them."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
-"""The states kept for calls that have not returned yet, in all threads. The state of a call that never
-returns stays here, without effect."""
+"""States kept for the calls in progress, in all threads. The state of a call that never returns stays here
+and has no effect."""
 
 
 def _begin_alone() -> None:
-    """Forget all calls in a forked child, which does not have the parent's other threads."""
+    """Empty the list of calls in progress. A forked child does not have the parent's other threads."""
     global _lock
     _lock = threading.RLock()
     _under_way.clear()
@@ -55,47 +56,49 @@ def _begin_alone() -> None:
 os.register_at_fork(after_in_child=_begin_alone)
 
 Refuse = Callable[[str], OatError]
-"""Makes an error from a description of what the code did, such as "raised ValueError: no number"."""
+"""Type of a function that makes an error from a description of the failure, such as "raised ValueError: no
+number"."""
 Place = Callable[[BaseException], str]
-"""Returns the place where an error was raised, as text that is appended to this description."""
+"""Type of a function that returns the place of an exception, as text that is appended to the description of
+the failure."""
 
 
 def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
     """A context in which a user's code runs. It puts back the state of the process, and turns exceptions of
-    the code into errors of ours. Our own errors (`OatError`) pass through, and so do exceptions that a
-    person's signal such as Ctrl-C raises.
+    the code into an `OatError`. Two kinds of exceptions pass through unchanged: `OatError`, and exceptions
+    that come from a signal such as Ctrl-C.
 
     Args:
-        name: the name of the code, for messages.
+        name: name of the code, for messages.
         refuse: makes the error.
-        place: returns the place of an exception, which is added to the error; None: no place is added.
+        place: returns the place of an exception; None: the error does not name a place.
 
     Raises:
-        OatError: the code raised any other exception, or left a state that cannot be put back. The error is
-            the one that `refuse` makes.
+        OatError: the code raised another exception, or left a state that cannot be put back. `refuse` makes
+            the error.
     """
     return _Guarded(refuse, place, name)
 
 
 def raising(refuse: Refuse) -> AbstractContextManager[None, None]:
-    """A context like `guarded`, but for exceptions only; the state of the process is not looked at."""
+    """A context that turns exceptions into errors, as `guarded`, and does not put back the state."""
     return _Raising(refuse, None)
 
 
 def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
-    """A context like `guarded`, but for the state of the process only; exceptions pass through."""
+    """A context that puts back the state of the process, as `guarded`, and lets all exceptions pass."""
     return _Restoring(refuse, None, name)
 
 
 def bare(what: str) -> str:
-    """Return a description of what code did without the word "raised", for a sentence that already says that
-    the code failed."""
+    """Return a description of a failure without the word "raised" at its beginning, for a sentence that
+    already says that the code failed."""
     return what.removeprefix("raised ")
 
 
 class _Raising(AbstractContextManager[None, None]):
-    """Turns an exception of users' code into the error that `refuse` makes. This is a class and not a
-    generator, since `contextlib` mistakes a RuntimeError that was raised from a StopIteration for that
+    """A context that turns an exception of users' code into the error that `refuse` makes. It is a class,
+    because `contextlib.contextmanager` takes a RuntimeError raised from a StopIteration for the
     StopIteration."""
 
     def __init__(self, refuse: Refuse, place: Place | None):
@@ -135,7 +138,7 @@ class _Kept:
     """The state of the process when this object is made.
 
     Attributes:
-        lost: the change that cannot be put back, in words; "" if there is none. `put_back` sets this.
+        lost: description of a change that `put_back` could not put back; "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -163,7 +166,7 @@ class _Kept:
         """Put back the state that has changed, and warn of the changes.
 
         Args:
-            name: the name of the code that made the changes.
+            name: name of the code that made the changes.
         """
         with _lock:
             if self in _under_way:
@@ -211,21 +214,21 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """Correct the states kept for other calls under way. A call that began while this call had the
-        setting changed has kept the changed value, and would put that back.
+        """Correct the states kept for other calls in progress. A call that began while the setting was
+        changed has kept the changed value and would put it back.
 
         Args:
-            left: the value that this call left.
-            put_back: the value from before this call.
+            left: value of the setting at the end of this call.
+            put_back: value of the setting before this call.
         """
         for other in _under_way if setting not in _OF_THE_THREAD else ():
             if other._torch is not None and other._torch[setting] == left:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """Return the functions that read and set each setting, by the name of torch's function. The number of
-        threads is a setting only on the main thread, since the run changes it while calls of other threads
-        are under way."""
+        """Return two functions per setting, one that reads it and one that sets it, by the name of torch's
+        function. The number of threads is included only on the main thread, because the run changes it while
+        other threads make calls."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:
@@ -261,5 +264,5 @@ class _Kept:
 
 
 def _rings() -> bool:
-    """True if a timer of SIGALRM is running. The handler of this signal may raise at any place."""
+    """Return True if a timer of SIGALRM is running. The handler of this signal may raise at any place."""
     return signal.getitimer(signal.ITIMER_REAL)[0] > 0

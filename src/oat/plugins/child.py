@@ -1,24 +1,25 @@
-"""The program of one worker: a process that makes a function once and then answers calls of the function,
+"""The program of one worker: a process that makes a function once, and then answers calls of the function
 until its input ends. `plugins/pool.py` starts the process and may kill it.
 
-Both sides send frames: the length in four bytes, then MessagePack of plain data; nothing is pickled. The
-first frame to the worker says what to make and within which limits. The first frame back says whether the
-function was made. Each later frame to the worker has the arguments of a call, and the answer is one of
+Messages: Both sides send frames: a length in four bytes, then plain data in MessagePack. Nothing is pickled.
+The first frame to the worker names the function's factory and the limits. The worker's first frame says
+whether it could make the function. Each later frame to the worker holds the arguments of a call, and the
+answer is one of
 
-    {"value": ...}      the function returned this
-    {"error": text}     the function raised an error of ours: somebody must repair something (`OatError`)
-    {"failure": text}   the function raised anything else, or an error of ours because it ran out of memory,
-                        recursed too deeply or called for the exit
+    {"value": ...}      the return value of the function
+    {"error": text}     the function raised an `OatError`: a person must repair something
+    {"failure": text}   the function raised another exception, or an `OatError` that was caused by a
+                        MemoryError, RecursionError or SystemExit
 
-What the function prints goes to stderr, so that it is never mistaken for an answer.
+The function's prints go to stderr, because stdout carries the answers.
 
-Every worker has limits, which the kernel enforces: on its memory, and on the seconds and the processor
-seconds of each call. After the seconds of a call SIGALRM ends the process, even if the parent has died. No
-worker writes core files.
+Limits: The kernel limits the memory of every worker, and the seconds and the processor seconds of each call.
+When the seconds of a call are over, SIGALRM ends the process, even if the parent process has ended. Workers
+write no core files.
 
-A confined worker is for code of ours that reads texts of models. It also has no network, if the system allows
-it a namespace of its own. Limits of the kernel and an audit hook keep it from writing files and starting
-processes. The hook is no sandbox: it stops what a hostile text may make a parser do, but it does not stop
+Confined workers: These run only the package's own code, on texts of models. If the system allows namespaces,
+a confined worker has no network. Limits of the kernel and an audit hook stop it from writing files and
+starting processes. The hook stops the effects that a hostile text may have through a parser. It does not stop
 native code.
 """
 
@@ -53,12 +54,12 @@ def frame(value: Any) -> bytes:
 
 
 def main() -> None:
-    """Answer calls of the process at the other end of stdin and stdout."""
+    """Answer the calls that arrive on stdin, until stdin ends."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    # so that a KeyboardInterrupt can only come from the function itself
+    # afterwards, only the function itself can raise a KeyboardInterrupt
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     order = read_frame(calls)
     if order is None:
@@ -101,8 +102,8 @@ def _attempt(action: Callable[[], Any], *, is_call: bool = True) -> dict[str, An
 
 
 def _begin(seconds: float) -> None:
-    """Have the kernel end this process if the call takes longer than `seconds`. A function may catch the
-    signal, but cannot escape the limit of processor seconds."""
+    """Set a timer and a limit of processor seconds, with which the kernel ends this process if the call takes
+    longer than `seconds`. A function can catch the timer's signal; it cannot escape the limit."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -116,8 +117,8 @@ def _limit(what: int, most: int, *, is_final: bool = True) -> None:
 
 
 def _leave_network() -> None:
-    """Move this process into namespaces without a network, where it also loses root's powers. On a system
-    that forbids this, the process keeps its network."""
+    """Move this process into a namespace without a network and without root's powers. If the system forbids
+    this, the process keeps its network."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK)
 
@@ -135,7 +136,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def read_frame(file: BinaryIO) -> Any:
-    """Return the next message; None if the other side is gone."""
+    """Return the next message; None if the file has ended."""
     head = file.read(HEADER.size)
     body = file.read(HEADER.unpack(head)[0]) if len(head) == HEADER.size else b""
     return msgspec.msgpack.decode(body) if body else None

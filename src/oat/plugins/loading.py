@@ -1,5 +1,5 @@
 """Loads users' code by name: `path/to/file.py:Name`, `package.module:Name`, or `python:Name` for an object
-that was given from Python."""
+that a Python program passed to `oat.Trainer`."""
 
 import hashlib
 import importlib
@@ -20,21 +20,21 @@ from oat.files import seen
 from oat.plugins.calls import bare, guarded
 
 given: dict[str, Any] = {}
-"""The objects of this process that `python:Name` names (`oat.Trainer`)."""
+"""The objects that `python:Name` names, by `Name`."""
 
 elsewhere: dict[str, str] = {}
-"""The hashes that `own_files` returned in worker processes of this process, by name."""
+"""The results of `own_files` in worker processes of this process: hashes by name."""
 
 _PREFIX = "oat_plugin_"
 _named: dict[Path, str] = {}
-"""The files that `load_symbol` has loaded, each with the hash of the content that was asked for last."""
+"""The files that `load_symbol` has loaded, each with the hash of the content that was loaded last."""
 _folders: dict[Path, None] = {}
 """The folders of the files and modules that `load_symbol` has loaded."""
 _seen: dict[str, tuple[Any, Path, str]] = {}
 """For each file of an imported module: the module's spec, the resolved path, and the hash of the content when
-`own_files` first met this spec. If the module is imported again, it has a new spec."""
+`own_files` first found this spec. A new import of the module makes a new spec."""
 _installed: dict[str, ModuleType] = {}
-"""Imported modules that are known to be installed ones, by their unique names."""
+"""Imported modules that `own_files` has found to be installed, by their names in `sys.modules`."""
 _INSTALLED = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     f"{Path(__file__).parent.parent}/",
@@ -43,7 +43,7 @@ _INSTALLED = (
 
 @contextmanager
 def naming(objects: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which `python:Name` also names these objects."""
+    """A context in which `python:Name` also finds these objects, given by name."""
     before = dict(given)
     given.update(objects)
     try:
@@ -54,16 +54,18 @@ def naming(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def same_by_file(stored: Any, now: Any) -> Any:
-    """Return `now`, with each `file.py:Name` or `module:Name` replaced by `python:Name` if `stored` has
-    `python:Name` at the same place. The object is loaded from the file or module, and `python:Name` names it
-    until the enclosing `naming` ends.
+    """Return `now`, in which a `file.py:Name` or `module:Name` is replaced by `python:Name` wherever `stored`
+    has `python:Name` with an equal `Name`. Load each replaced object; `python:Name` finds the object until
+    the enclosing `naming` ends.
+
+    With this function, a run that was begun from Python can be continued with a configuration file.
 
     Args:
-        stored: a value in the configuration of the run that is continued, as plain data.
-        now: the value of the same setting in the present configuration.
+        stored: value of a setting in the stored configuration of the run, as plain data.
+        now: value of this setting in the present configuration.
 
     Raises:
-        ConfigError: as in `load_symbol`.
+        ConfigError: an object cannot be loaded, as in `load_symbol`.
     """
     if isinstance(stored, dict) and isinstance(now, dict):
         return {name: same_by_file(stored.get(name), value) for name, value in now.items()}
@@ -83,12 +85,12 @@ def same_by_file(stored: Any, now: Any) -> Any:
 def load_symbol(spec: str) -> Any:
     """Return the object that `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
-    A file is run once for each content that it has; loading it again with the same content gives the same
-    objects. The author of a configuration is trusted: the code runs.
+    The code of the file or module runs in this process. If a file is loaded again with a content that it had
+    before, its code does not run again, and the earlier objects are returned.
 
     Raises:
         ConfigError: `spec` has none of these forms, the file or module is missing or fails while it is
-            imported, or there is no such attribute or object.
+            imported, or it has no attribute `Name`.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
@@ -118,12 +120,13 @@ def load_symbol(spec: str) -> Any:
 
 
 def own_files(base: Path) -> dict[str, str]:
-    """Return the hashes of the user's own files in this process and its workers, by `shown_name`.
+    """Return the hashes of the user's own files in this process and its workers, by `shown_name`. These are:
 
-    A file is a user's own if `load_symbol` has loaded it. So is a file from which another module was
-    imported, if it is below the working directory or below the folder of a loaded file or module. The hash of
-    such an imported file is that of its content when this function first met it. Installed files and the main
-    script are left out.
+    * the files that `load_symbol` has loaded;
+    * the files of imported modules below the working directory, or below the folder of a file or module that
+      `load_symbol` has loaded. The hash is that of the content when this function first found the file.
+
+    Installed files and the main script are left out.
 
     Args:
         base: the working directory.
@@ -148,9 +151,13 @@ def own_files(base: Path) -> dict[str, str]:
 
 
 def shown_name(path: Path, base: Path) -> str | None:
-    """Return the name under which a user's file is shown and stored. For a file below `base`, this is its
-    path relative to `base`. For another file below the folder of a loaded file or module, this is the
-    folder's name with the path in the folder. For installed files, and for files anywhere else, return None.
+    """Return the name under which a user's file is shown and stored:
+
+    * for an installed file: None;
+    * for a file below `base`: its path relative to `base`;
+    * for a file below the folder of a file or module that `load_symbol` has loaded: the folder's name,
+      followed by the path in the folder;
+    * for any other file: None.
     """
     if _is_installed(str(path)):
         return None
@@ -170,9 +177,8 @@ def _hash(content: bytes) -> str:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Compiles a user's file at each import, without Python's bytecode cache. The cache identifies a version
-    of a file by its size and its modification time in whole seconds, so it can mistake a new version for an
-    old one."""
+    """A loader that compiles a user's file at each import, without Python's bytecode cache. The cache
+    compares only size and modification time in whole seconds, so it could return an old version."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -189,7 +195,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
             "to where you are"
         ) from error
     _named.pop(file, None)
-    _named[file] = _hash(content)  # last, so that `own_files` prefers it to an equal name of another run
+    _named[file] = _hash(content)  # now the last: `own_files` prefers it to an equal name of another run
     _folders[file.parent] = None
     digest = hashlib.blake2b(str(file).encode() + b"\0" + content, digest_size=8).hexdigest()
     unique = f"{_PREFIX}{path.stem}_{digest}"
@@ -228,8 +234,9 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the last place of an error's traceback that is in a loaded file, or below the folder of a loaded
-    file or module, as "line 7 of file.py"; None if there is none."""
+    """Return the last place in the user's code of an error's traceback, such as "line 7 of file.py"; None if
+    no frame is in the user's code. The user's code is in the files that `load_symbol` has loaded, or below
+    the folders of the loaded files and modules."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
 
@@ -241,7 +248,7 @@ def _is_named(file: Path) -> bool:
 
 
 def _line(error: BaseException, file: str | None) -> str:
-    """Return the last line of an error's traceback that is in a file, as text to end a message; "" if there
-    is none."""
+    """Return the last line in `file` of an error's traceback, such as " (line 7)"; "" if no frame is in this
+    file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]})" if lines else ""

@@ -1,9 +1,9 @@
-"""Workers: processes that call code which may hang, crash or fill the memory. If the code does so, its worker
-is killed and replaced.
+"""Workers: processes that call code which may hang, crash or fill the memory. If this happens, the worker is
+killed, and another worker takes its place.
 
-A worker is a new interpreter. It is never forked from this process, since it must not have this process's
-threads and models. The docstring of `plugins/child.py` says what a worker may do, and SECURITY.md what cannot
-be promised.
+A worker is a new interpreter. It is not forked from this process, because it must not inherit the process's
+threads and models. The head of `plugins/child.py` gives a worker's limits. SECURITY.md says which attacks
+these limits do not stop.
 """
 
 import os
@@ -26,13 +26,13 @@ from oat.files import start
 from oat.plugins.child import HEADER, frame
 
 _START_S = 120.0
-"""Seconds after its start within which a worker must be ready; its imports may be large."""
+"""Seconds within which a started worker must be ready. Large imports take long."""
 _GRACE = 1.5
-"""A worker whose call has not ended is killed after this multiple of `timeout_s`, plus 0.1 s."""
+"""If a call has not ended after this multiple of `timeout_s`, plus 0.1 s, its worker is killed."""
 _MAX_BYTES = 64 * 2**20
 """Largest number of bytes in an answer."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
-"""The environment variables of this process that confined workers get; secret keys are not among them."""
+"""Environment variables that a confined worker inherits. Variables with secret keys are not passed on."""
 
 
 class Outcome(NamedTuple):
@@ -40,7 +40,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         value: the returned value; None if the call failed.
-        failure: what happened instead, as the end of a sentence about the call; "" if the call returned.
+        failure: reason of the failure, as the end of a sentence such as "ran past 5 s"; "" if the call
+            returned.
     """
 
     value: Any
@@ -51,7 +52,7 @@ def check_limits(**limits: float) -> None:
     """Refuse limits of workers (`workers`, `timeout_s`, `memory_gb`) that are not numbers above 0.
 
     Raises:
-        ConfigError: names the limit.
+        ConfigError: a limit is not a number above 0.
     """
     for name, number in limits.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e6:
@@ -68,12 +69,12 @@ class Workers:
         target: `path/to/file.py:Name` or `package.module:Name` of a factory. Each worker loads the factory
             and calls it once; the factory returns the function.
         arguments: the arguments of the factory; plain data.
-        count: largest number of workers at a time. The first one starts immediately, the others when there is
-            work for them.
-        timeout_s: seconds of a call, after which the call has failed.
-        memory_gb: the memory that a worker may address, in 10^9 bytes, shared libraries included.
-        is_confined: True for code of ours: the workers have no network, get no keys from the environment, and
-            cannot write files or start processes.
+        count: largest number of workers at a time. The first worker starts immediately; a further worker
+            starts when a call has to wait.
+        timeout_s: largest duration of a call, in seconds. A longer call fails.
+        memory_gb: memory that a worker may address, in 10^9 bytes, shared libraries included.
+        is_confined: True makes workers that cannot write files or start processes, get no keys from the
+            environment and, if the system allows it, have no network. This suits only the package's own code.
 
     Attributes:
         about: the attribute `about` of the function, as plain data; None if there is none.
@@ -118,8 +119,13 @@ class Workers:
         self.about = first.about
 
     def send(self, ticket: str, *arguments: Any) -> None:
-        """Call the function with these arguments, which are plain data, as soon as a worker is free. If the
-        arguments cannot be encoded (for example a lone surrogate), the call has failed."""
+        """Queue a call of the function. The call begins when a worker is free. If the arguments cannot be
+        encoded, such as a text with a lone surrogate, the call fails.
+
+        Args:
+            ticket: name of the call, which `collect` returns with the outcome.
+            arguments: plain data.
+        """
         try:
             self._waiting.append((ticket, frame(arguments)))
         except (TypeError, ValueError, OverflowError):
@@ -127,9 +133,9 @@ class Workers:
         self._dispatch()
 
     def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
-        """Return the outcomes of the calls that have ended since the last `collect`, each with its ticket. If
-        there are none, wait at most `seconds` for the first. Messages of workers are read, and late workers
-        are killed, in two places: in this method, and in the constructor until the first worker is ready.
+        """Return ticket and outcome of each call that has ended since the last `collect`. If no call has
+        ended, wait at most `seconds` for the first. Workers whose calls are too long are killed while this
+        method runs.
 
         Raises:
             OracleError: the function raised an error of ours, or a worker ended before it was ready.
@@ -159,7 +165,7 @@ class Workers:
         return [found[str(number)] for number in range(len(calls))]
 
     def close(self) -> None:
-        """End all workers. This also happens when the object is deleted, and at the end of the process."""
+        """End all workers. They also end when this object is deleted and when the process ends."""
         self._end()
 
     def _dispatch(self) -> None:
@@ -169,7 +175,7 @@ class Workers:
             ticket, message = self._waiting.popleft()
             try:
                 worker.call(ticket, message, self.timeout_s)
-            except OSError:  # the worker has died while it had nothing to do
+            except OSError:  # the worker ended while it had no call
                 self._waiting.appendleft((ticket, message))
                 self._drop(worker)
         starting = sum(not worker.is_ready for worker in self._workers)
@@ -183,8 +189,8 @@ class Workers:
         return worker
 
     def _wait(self, end: float) -> None:
-        """Wait until a worker writes, at most until `end` or until a worker is late. Take the messages that
-        are there, and kill the workers that are late."""
+        """Wait until a worker writes, until the first deadline of a worker, or until `end`. Take the messages
+        that have arrived, and kill the workers that are past their deadlines."""
         late = min((worker.deadline for worker in self._workers if worker.deadline), default=end)
         for key, _ in self._selector.select(max(0.0, min(end, late) - time.monotonic())):
             self._take_message(key.data)
@@ -223,15 +229,15 @@ class Workers:
             worker.ticket, worker.deadline = None, 0.0
 
     def _lose(self, worker: "_Worker", failure: str) -> None:
-        """Kill a worker that cannot be used any more; its call has failed."""
+        """Kill a worker that can no longer be used, and record its call as failed."""
         self._drop(worker)
         self._on_worker_exit(worker, failure)
 
     def _on_worker_exit(self, worker: "_Worker", failure: str) -> None:
-        """Record that a worker has ended. If it had a call, the call has failed.
+        """If a worker that has ended had a call, record the call as failed.
 
         Raises:
-            OracleError: the worker ended before it was ready, so another worker would do the same.
+            OracleError: the worker ended before it was ready. Another worker would end in the same way.
         """
         if not worker.is_ready:
             raise OracleError(
@@ -248,13 +254,13 @@ class Workers:
 
 
 class _Worker:
-    """One process.
+    """One worker process.
 
     Attributes:
-        is_ready: True once the worker has made the function.
-        about: the attribute `about` of this function, once the worker is ready.
-        ticket: the ticket of the worker's call; None if it has no call.
-        deadline: the time at which the worker is killed, in monotonic seconds; 0.0 if it has no deadline.
+        is_ready: True if the worker has made the function.
+        about: the attribute `about` of the function; None before the worker is ready.
+        ticket: ticket of the call in progress; None if there is none.
+        deadline: time at which the worker is killed, in seconds of `time.monotonic`; 0.0 means no deadline.
     """
 
     def __init__(self, order: Mapping[str, Any]):
@@ -272,7 +278,7 @@ class _Worker:
             stderr=subprocess.DEVNULL if order["is_confined"] else None,
             env={**kept, **one, "PYTHONPATH": package},
             cwd=start(),
-            process_group=0,  # so that the processes that the worker starts end with it
+            process_group=0,  # processes that the worker starts are killed with it
         )
         assert self.process.stdin is not None, "a pipe was asked for"
         assert self.process.stdout is not None, "a pipe was asked for"
@@ -282,20 +288,20 @@ class _Worker:
         self.about: Any = None
         self.ticket: str | None = None
         self.deadline = time.monotonic() + _START_S
-        with suppress(OSError):  # if the worker is dead already, the end of its output tells
+        with suppress(OSError):  # if the worker has ended, `read` returns False
             self._write(frame(order))
 
     def call(self, ticket: str, message: bytes, seconds: float) -> None:
-        """Have the worker call the function.
+        """Send a call to the worker.
 
         Raises:
-            OSError: the worker is dead.
+            OSError: the worker has ended.
         """
         self._write(message)
         self.ticket, self.deadline = ticket, time.monotonic() + _GRACE * seconds + 0.1
 
     def read(self) -> bool:
-        """Read what the worker has written so far; return False if its output has ended."""
+        """Read the bytes that the worker has written. Return False if its output has ended."""
         with suppress(BlockingIOError):
             said = os.read(self.output.fileno(), 2**20)
             self._heard += said
@@ -303,8 +309,8 @@ class _Worker:
         return True
 
     def message(self) -> Any:
-        """Return the next message of the worker; None as long as the message is incomplete. If the bytes are
-        no message, return something that is not a dictionary."""
+        """Return the next message of the worker; None if the message is incomplete. If the bytes are not a
+        valid message, return a value that is not a dict."""
         if len(self._heard) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self._heard)
@@ -323,7 +329,7 @@ class _Worker:
         """Kill the worker and the processes that it started, and wait until the worker has ended.
 
         Args:
-            patience: seconds in which the worker may end by itself.
+            patience: seconds to wait for the worker to end by itself before it is killed.
 
         Returns:
             The exit code, or minus the number of the signal that ended the worker.
@@ -335,7 +341,7 @@ class _Worker:
         ):
             time.sleep(0.002)
         with suppress(ProcessLookupError, PermissionError):
-            # before the wait for the process: after it another group may get the same number
+            # kill the group before `wait`: afterwards, a new group may have the same number
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(OSError):
             self.input.close()

@@ -1,5 +1,4 @@
-"""Our parts by name, one table for each kind. The module of a part is imported when the part is first read
-from its table.
+"""The package's parts by name, in one table per kind. Reading a part from its table imports its module.
 
 A new part is one file, and one line here. `Registry.load` also loads a user's own part, which is named as
 `path/to/file.py:Name` or `package.module:Name`.
@@ -18,10 +17,11 @@ class Registry(Mapping[str, Any]):
     """The parts of one kind. Iteration and `in` use only the names; reading an item imports its module.
 
     Args:
-        unknown: the message about a name that no part has, with the fields `{name}` and `{nearest}`, a
-            proposal of similar names.
-        symbols: the place of each part by name, as `package.module:Name`.
-        users: a regular expression of the names of users' own parts; None: users have no parts of this kind.
+        unknown: message about an unknown name. It has the fields `{name}` and `{nearest}`; the second is a
+            hint with similar names.
+        symbols: place of each part by name, as `package.module:Name`.
+        users: regular expression for the names of users' own parts; None: users cannot add parts of this
+            kind.
     """
 
     def __init__(self, unknown: str, symbols: Mapping[str, str], *, users: str | None = ".*:.*"):
@@ -43,22 +43,22 @@ class Registry(Mapping[str, Any]):
         return len(self._symbols)
 
     def symbol(self, name: str) -> str:
-        """Return the place of a part, for another process to load: of one of ours as `package.module:Name`,
-        of a user's part its name."""
+        """Return the place from which another process can load a part: `package.module:Name` for one of the
+        package's parts, or the name itself for a user's part."""
         return self._symbols.get(name, name)
 
     def refuse_unknown(self, name: str) -> None:
         """Check the form of a name.
 
         Raises:
-            ConfigError: the name is neither one of ours nor of the form of a user's part.
+            ConfigError: the name is not in the table and does not have the form of a user's part.
         """
         is_users = self._users is not None and re.fullmatch(self._users, name, re.DOTALL)
         if name not in self._symbols and not is_users:
             raise ConfigError(self._unknown.format(name=name, nearest=did_you_mean(name, self._symbols)))
 
     def load(self, name: str) -> Any:
-        """Return the part of this name: one of ours, or a user's.
+        """Return the part with a name, either one of the package's parts or a user's part.
 
         Raises:
             ConfigError: the name is unknown (`refuse_unknown`), or a user's part cannot be loaded

@@ -1,4 +1,4 @@
-"""A chat template with one tokenizer: it renders conversations to text, and turns this text into ids."""
+"""Chat templates with a tokenizer: conversations are rendered to text, and the text is turned into ids."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens that a model writes within its turn. In an assistant's message, and in a system message, which may
-ask for them, they keep their meaning and are not marked as ordinary text."""
+"""Control tokens that a model writes within its turn. They are not marked as ordinary text in an assistant's
+message, nor in a system message, which may ask for them."""
 
 USER = Message("user", "oatuser")
-"""A message to put before a response when only the response matters."""
+"""A stand-in for the user's message, for renderings of which only the response is used."""
 RESPONSE = Message("assistant", "oatassistant")
-"""A response to render when only the text before and after it matters."""
+"""A stand-in for a response, for renderings of which only the text around the response is used."""
 
 
 class ChatTemplate:
-    """Renders conversations with one template and one tokenizer. At first, the tokenizer's special tokens are
-    the control tokens.
+    """A renderer of conversations with one template and one tokenizer. Before `set_control`, the control
+    tokens are the tokenizer's special tokens.
 
     Args:
         source: the template's text, with the date written into it.
@@ -38,7 +38,7 @@ class ChatTemplate:
         self.set_control(special_tokens(tokenizer))
 
     def set_control(self, tokens: Collection[str]) -> None:
-        """Set the control tokens, which count as ordinary text in messages."""
+        """Set the control tokens. In messages, they become ordinary text."""
         self._control = any_of(tokens)
         self._control_but_own = any_of({*tokens} - OWN)
 
@@ -52,7 +52,7 @@ class ChatTemplate:
         """Return the text of a conversation, with the control tokens of its messages marked.
 
         Args:
-            generate: end the text with the generation prompt.
+            generate: True ends the text with the generation prompt.
 
         Raises:
             TemplateError: the template fails.
@@ -65,7 +65,7 @@ class ChatTemplate:
             text = self.tokenizer.apply_chat_template(
                 conversation, chat_template=self.source, tokenize=False, add_generation_prompt=generate
             )
-        except Exception as error:  # a template is a program of its own, which may raise any error
+        except Exception as error:  # a template is a program and may raise any error
             roles = shortened(", ".join(message.role for message in messages), 200)
             raise TemplateError(
                 f"the chat template cannot render a conversation of {roles} ({described(error)}); choose "
@@ -74,8 +74,10 @@ class ChatTemplate:
         return without_json_escapes(str(text)) if "tojson" in self.source else str(text)
 
     def behind_response(self, messages: Sequence[Message] = (), *, generate: bool) -> str:
-        """Return the text that follows a response: the end of its turn, then `messages`, then the generation
-        prompt if `generate`.
+        """Return the text that follows a response: the end of its turn, then `messages`.
+
+        Args:
+            generate: True ends the text with the generation prompt.
 
         Raises:
             TemplateError: the template fails, or leaves the response out.

@@ -1,9 +1,9 @@
-"""Control tokens in data stay ordinary text, so data cannot end a turn or open another.
+"""Functions that make control tokens in messages ordinary text, so data cannot end a turn or begin another.
 
-A template renders messages to one text. In this text, a control token that the template wrote looks like one
-that was in a message. So the control tokens of messages are marked before rendering, by a character before
-and one after, and `marked_ids` reads marked text as ordinary text. A message that contains one of the two
-characters gets U+FFFD in its place.
+A template renders messages to one text. In this text, a control token from the template cannot be told from a
+control token in a message. So the control tokens in messages are marked before rendering: one special
+character is put before the token, and another after it. `marked_ids` reads marked text as ordinary text. If a
+message itself contains one of the two characters, the character is replaced by U+FFFD.
 """
 
 import json
@@ -15,21 +15,21 @@ import numpy as np
 
 from oat.text.encoding import Encoder
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters of Unicode, which texts should not contain
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # Unicode's noncharacters, which texts should not contain
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds any of these texts. If several match at one place, it finds the longest.
-    Without texts it finds nothing."""
+    """Return a pattern that finds each of the texts. If several texts match at one place, it finds the
+    longest. If `texts` is empty, it finds nothing."""
     return re.compile(
         "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)"
     )
 
 
 def marked(value: Any, control: re.Pattern[str]) -> Any:
-    """Return a copy of a value in which control tokens are marked in every string, also within lists and
-    dicts. The characters that mark are replaced by U+FFFD if a string contains them."""
+    """Return a copy of a value with the control tokens marked in every string, also within lists and dicts.
+    If a string contains one of the marking characters, the character is replaced by U+FFFD."""
     if isinstance(value, str):
         clean = value.replace(_OPEN, "\ufffd").replace(_CLOSE, "\ufffd")
         return control.sub(lambda match: _OPEN + match[0] + _CLOSE, clean)
@@ -39,8 +39,8 @@ def marked(value: Any, control: re.Pattern[str]) -> Any:
 
 
 def without_json_escapes(text: str) -> str:
-    """Return a text with the marking characters restored where a template wrote them as escapes of JSON
-    (`\\ufdd0`)."""
+    """Return a text in which the JSON escapes of the marking characters, such as `\\ufdd0`, are replaced by
+    the characters."""
     for mark in (_OPEN, _CLOSE):
         text = text.replace(json.dumps(mark)[1:-1], mark)
     return text
@@ -50,12 +50,12 @@ def marked_ids(encoder: Encoder, text: str) -> np.ndarray:
     """Return the ids of a text, (T,) int32. Its marked parts are read as ordinary text.
 
     Raises:
-        TemplateError: the tokenizer does not know the text.
+        TemplateError: the tokenizer cannot encode the text.
     """
     ids: list[int] = []
     for place, piece in enumerate(_MARKED.split(text)):
         piece = piece.replace(_OPEN, "").replace(_CLOSE, "")
-        # `splits` affects special tokens only, so a marked token is also cut in two
+        # `splits` affects special tokens only, so a marked token is also divided in two
         for part in (piece[:1], piece[1:]) if place % 2 else (piece,):
             ids += encoder.ids(part, adds=False, splits=bool(place % 2))[0]
     return np.array(ids, dtype=np.int32)

@@ -1,5 +1,5 @@
-"""The encoding of one text. If a tokenizer's class has no code of its own for this, the library `tokenizers`
-is called directly, without transformers; this takes two thirds of the time."""
+"""The encoding of a text to ids. If a tokenizer's class has no code of its own for the encoding, the library
+`tokenizers` is called directly. This takes two thirds of the time that a call through transformers takes."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """Encodes texts with one tokenizer, without truncation or padding."""
+    """An encoder of texts with one tokenizer, without truncation or padding."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
         from transformers import PreTrainedTokenizerFast
@@ -22,16 +22,16 @@ class Encoder:
         )
 
     def ids(self, text: str, *, adds: bool, splits: bool | None = None) -> tuple[list[int], list[int]]:
-        """Return the ids of a text, and a mask that is 1 for each special token that the tokenizer added,
-        else 0.
+        """Return the ids of a text, and a mask: 1 for each special token that the tokenizer added, 0 for each
+        other token.
 
         Args:
-            adds: add the special tokens that the tokenizer puts before or after a text.
-            splits: read special tokens within the text as ordinary text; None: as the tokenizer's own setting
-                says.
+            adds: True adds the special tokens that the tokenizer puts before or after a text.
+            splits: True reads special tokens within the text as ordinary text; None follows the tokenizer's
+                own setting.
 
         Raises:
-            TemplateError: the tokenizer does not know the text.
+            TemplateError: the tokenizer cannot encode the text.
         """
         try:
             return (

@@ -1,5 +1,6 @@
-"""Forms of a question for models that were not tuned to follow instructions. A form has an instruction,
-worked examples, the question, and a cue, after which the answer begins. The examples are our own.
+"""Forms of a question for models that were not tuned to follow instructions. A form consists of an
+instruction, worked examples, the question, and a cue, after which the answer begins. The examples were
+written for this package.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ class Example:
     """A worked example.
 
     Attributes:
-        worked: the complete response to the question; it contains the answer.
+        worked: the complete response to the question, with the answer in it.
         answer: the answer alone.
     """
 
@@ -24,11 +25,11 @@ class Form:
     """The parts of one form.
 
     Attributes:
-        instruction: the first text of a prompt, which says how to give an answer.
-        before: the word before each question.
-        cue: the word after each question; the answer follows it.
-        examples: worked examples. A prompt shows the first ones.
-        stop: strings that end a response. Each begins a further question, so the model has answered.
+        instruction: the first text of a prompt; it says how to give an answer.
+        before: the word before each question, such as "Question:".
+        cue: the word after each question, such as "Answer:".
+        examples: worked examples; a prompt shows the first `few_shot` of them.
+        stop: strings that end a response, such as the beginning of a further question.
     """
 
     instruction: str
@@ -38,7 +39,7 @@ class Form:
     stop: tuple[str, ...]
 
     def render(self, question: str, few_shot: int = 0) -> str:
-        """Return the text that a model continues. It ends with the cue, without a blank.
+        """Return the text that a model continues. It ends with the cue, without a space after the cue.
 
         Args:
             few_shot: number of worked examples to show, from 0 to `len(examples)`.

@@ -1,16 +1,17 @@
-"""The renderer: turns text into token ids, and ids into text. All text that the policy reads or learns from
-becomes tokens here.
+"""The renderer, which turns text into token ids and ids into text. All text that the policy reads or learns
+from becomes tokens here.
 
-A response that a model sampled is not tokenised again. A later message is appended to its ids, so the learner
-trains on exactly the ids that were sampled.
+A sampled response is not tokenised again: a later message is appended to its ids. So the learner trains on
+exactly the ids that were sampled.
 
-Control tokens in chat messages stay ordinary text, so data cannot end a turn or open another
-(`text/control_tokens.py`). A control token is a special token of the tokenizer, or an added token that the
-template names or writes. There is one exception: the tokens of `chat_template.OWN` keep their meaning in the
-content of an assistant's message, and in that of a system message, which may ask for them.
+A control token is a special token of the tokenizer, or an added token that the template names or writes.
+Control tokens in chat messages become ordinary text, so data cannot end a turn or begin another
+(`text/control_tokens.py`). There are three exceptions:
 
-This protection has two limits. In plain prompts (`template=None`) the tokenizer reads special tokens as such,
-since people write their own formats there. And a template may build control tokens out of a message's role.
+* In the content of an assistant's or a system message, the tokens of `chat_template.OWN` keep their meaning.
+* In plain prompts (`template=None`), special tokens keep their meaning, because people write their own
+  formats there.
+* A template may make a control token from a message's role.
 """
 
 import datetime
@@ -40,35 +41,33 @@ _REASONING = re.compile(r"\s*<think>\n?")
 
 
 class Renderer:
-    """Renders messages with one tokenizer and one template.
+    """A renderer of messages with one tokenizer and one template.
 
     Args:
-        template: "chatml"; "tokenizer" for the tokenizer's own template; the path of a .jinja file; or None
-            for plain prompts, which are one user message whose content is the prompt.
-        system: content of a system message that is put before a conversation without one; needs a template.
-        date: the day that a template reads with `strftime_now("...")`, at midnight; None: today.
-        stop: strings that end a response. The text of a response is cut before the first of these strings in
-            it.
+        template: "chatml"; "tokenizer" for the tokenizer's template; the path of a .jinja file; or None for
+            plain prompts. A plain prompt is the content of one user message.
+        system: content of a system message for conversations that have none; it needs a template.
+        date: day that a template reads with `strftime_now("...")`, at midnight; None: today.
+        stop: strings that end a response. The text of a response ends before the first of them.
         eos_ids: further ids that end a response, usually those of the model's generation config.
-        question: the form into which a prompt's only user message is put before it is rendered; None: no
-            form.
+        question: form into which the user message of a prompt is put before it is rendered; None: no form.
         few_shot: number of worked examples that the form shows.
-        has_turns: true if messages may follow a response. A template that rewrites history is then an error,
-            and otherwise a warning.
+        has_turns: True if messages may follow a response. Then a template that rewrites history is an error;
+            otherwise it is a warning.
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and
             `eos_ids`.
         num_tokens: highest id of the tokenizer plus 1, added tokens included.
-        template: the text of the chat template, or None.
-        source: the text of the chat template with the date written into it; "" without a template.
-        definition: the arguments except the tokenizer, as plain data. From the tokenizer and these, `of`
-            makes an equal renderer.
+        template: text of the chat template; None for plain prompts.
+        source: text of the chat template with the date written into it; "" for plain prompts.
+        definition: the arguments except the tokenizer, as plain data, from which `of` makes an equal
+            renderer.
 
     Raises:
         TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, or rewrites
-            history although `has_turns`; or `date` is given and the template does not read it; or `system` is
-            given without a template.
+            history with `has_turns`; the template does not read the given `date`; or `system` is given
+            without a template.
     """
 
     def __init__(
@@ -142,14 +141,14 @@ class Renderer:
         )
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return the ids that a model continues, (T,) int32. In a chat they end with the generation prompt.
-        The last result is kept, since the recorded responses to a prompt come one after another.
+        """Return the ids that a model continues, (T,) int32. With a chat template, they end with the
+        generation prompt. The result of the last call is cached.
 
         Raises:
-            TemplateError: one of four faults. (1) The template refuses the conversation. (2) There is no
-                template, and the conversation is not one user message. (3) `question` is set, and the
-                conversation is not one user message, with or without system messages before it. (4) The
-                conversation becomes no token, or cannot be encoded.
+            TemplateError: there are four possible faults. (1) The template refuses the conversation.
+                (2) There is no template, and the conversation is not one user message. (3) The renderer has
+                a form, and the conversation is not one user message after any system messages. (4) The
+                conversation has no tokens, or cannot be encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
@@ -168,17 +167,17 @@ class Renderer:
         return ids
 
     def extend(self, ids: np.ndarray, message: Message) -> np.ndarray:
-        """Append a message, and the generation prompt for the next response, to a conversation that ends with
-        a sampled response.
+        """Append a message and the next generation prompt to a conversation that ends with a sampled
+        response.
 
-        If the response did not end its turn, for example because it was cut at its length, the template's end
-        of turn is added first. Without a template, only the message's content is appended.
+        If the response has not ended its turn, such as a response that was cut at its largest length, the
+        template's end of turn is added first. Without a template, only the message's content is appended.
 
         Args:
-            ids: (T,) ids of the conversation up to the response.
+            ids: (T,) ids of the conversation, up to the end of the response.
 
         Returns:
-            (T + S,) int32; begins with `ids`.
+            (T + S,) int32: `ids`, followed by S appended ids.
 
         Raises:
             TemplateError: the message is an assistant's, or the template refuses it.
@@ -186,9 +185,12 @@ class Renderer:
         return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], self._is_ended(ids))])
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
-        """Return the ids of a conversation with its last response, (T,) int32, as the template writes the
-        complete conversation. Without a template they are the ids of prompt, response and end-of-text. Reward
-        models read these ids.
+        """Return the ids of a complete conversation for a reward model, (T,) int32. With a chat template, the
+        template renders all messages at once. Without a template, the ids are those of the prompt, the
+        response and the end-of-text.
+
+        Args:
+            messages: the messages before the response.
 
         Raises:
             TemplateError: the template refuses the conversation, or the conversation needs a template.
@@ -204,31 +206,29 @@ class Renderer:
         return self._ids(self._turn.trailing)
 
     def reads(self, field: str) -> bool:
-        """Return true if the template names the field `field` of messages, such as `tool_calls`."""
+        """Return True if the template names a field of messages, such as `tool_calls`."""
         return self.template is not None and re.search(rf"\b{re.escape(field)}\b", self.template) is not None
 
     def response(self, message: str | Message) -> np.ndarray:
-        """Return the ids of a response that was not sampled but comes from a person or a file, with its end
-        of turn, (T,) int32.
+        """Return the ids of a response from a person or a file, with its end of turn, (T,) int32.
 
-        In a chat, the template renders a short prompt with this response. The ids are those of the text
-        between the prompt and the end of the response's turn. (Qwen3's template adds an empty reasoning block
-        to a response without reasoning, and breaks the lines around other reasoning; Llama 3's trims the
-        text.)
+        With a chat template, the template renders a short prompt with this response, and the text after the
+        prompt is taken. It may differ from the response: Qwen3's template adds an empty block of reasoning,
+        and Llama 3's template trims the text.
 
-        This rendering is not used if it does not begin with the rendered prompt and end as other responses
-        do, or if it leaves out more of the response than white space. The response's own text is then used as
-        it is, but an opening <think> is removed if the prompt ends in one.
+        The rendering is discarded in two cases: its beginning or end differs from that of other responses, or
+        it leaves out a part of the response other than white space. Then the response's own text is used. If
+        the generation prompt ends in <think>, a <think> at the beginning of this text is removed.
 
         Args:
-            message: a text, or an assistant's message, whose further fields (reasoning, tool calls) the
-                template may write.
+            message: a text, or an assistant's message. The template may write the further fields of a
+                message, such as reasoning and tool calls.
 
         Raises:
-            TemplateError: one of three faults. (1) The prompt opens reasoning, and neither the response nor
-                the template closes it. (2) The template writes fields of the response, but its rendering
-                cannot be used. (3) The response has fields that the template does not write, but no text, and
-                its weight is not 0.
+            TemplateError: there are three possible faults. (1) The prompt opens reasoning, and neither the
+                response nor the template closes it. (2) The template writes fields of the response, and the
+                rendering is discarded. (3) The response has no text, the template writes none of its fields,
+                and its weight is not 0.
         """
         response = Message("assistant", message) if isinstance(message, str) else message
         is_text = not response.fields or self._is_text(response)
@@ -246,19 +246,19 @@ class Renderer:
     def recorded(
         self, prompt: Sequence[Message], response: str | Sequence[Mapping[str, Any]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids and the mask of a prompt with a recorded response.
+        """Return the ids and the loss mask of a prompt with a recorded response.
 
         Args:
-            prompt: the messages of the prompt. If there are none, every token of the response but the first
-                is learned.
-            response: a text, or messages; only a text if there is no prompt.
+            prompt: the messages of the prompt. If there are none, every token of the response except the
+                first is learned.
+            response: a text or a list of messages. If there is no prompt, it must be a text.
 
         Returns:
-            (T,) int32 ids; and (T,) bool, true for each token that is learned, as in `loss_mask`.
+            (T,) int32 ids; and (T,) bool, True for each token that is learned, as in `loss_mask`.
 
         Raises:
             TemplateError: an error of `loss_mask`; or the response has several messages, and the template
-                changes an earlier message when later ones follow.
+                changes an earlier message when further messages follow.
         """
         if not prompt:
             assert isinstance(response, str), "only a text has no prompt"
@@ -275,23 +275,22 @@ class Renderer:
         return ids, mask
 
     def loss_mask(self, messages: Sequence[Message], prompt: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids and the mask of a complete conversation. They are built message by message, so the
-        boundaries of messages are exact.
+        """Return the ids and the loss mask of a complete conversation. The ids are built message by message,
+        so the boundaries of messages are exact.
 
         Args:
             messages: a conversation that ends with an assistant's message. After the prompt, no two
                 assistant's messages follow each other. If `prompt` is 0, the first message is not an
-                assistant's. Without a template, the conversation begins with one user message, and the next
-                message is the first response.
-            prompt: number of messages at the beginning that are the prompt. The method `prompt` renders these
-                messages, and none of their tokens is learned.
+                assistant's. Without a template, the conversation begins with one user message and one
+                response.
+            prompt: number of messages at the beginning that are the prompt. None of their tokens is learned.
 
         Returns:
-            (T,) int32 ids; and (T,) bool, true for tokens of the assistant's messages, with the ends of their
-            turns, except for messages of weight 0.
+            (T,) int32 ids; and (T,) bool, True for the tokens of an assistant's message and for the end of
+            its turn. For a message of weight 0, the values are False.
 
         Raises:
-            TemplateError: the messages do not follow each other in this way, or the template refuses them.
+            TemplateError: the order of the messages breaks these rules, or the template refuses the messages.
         """
         turns = [
             (is_response, list(group))
@@ -325,14 +324,14 @@ class Renderer:
         return np.concatenate(parts), mask
 
     def text(self, ids: np.ndarray) -> str:
-        """Return the text of a response for oracles and people: without special tokens, and cut before the
+        """Return the text of a response for oracles and people. It has no special tokens and ends before the
         first stop string."""
         kept = [int(i) for i in ids if int(i) not in self.stop_ids]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of ids, special tokens included. The engine looks for stop strings in this text."""
+        """Return the text of ids, special tokens included. The engine searches this text for stop strings."""
         return str(
             self.tokenizer.decode(
                 [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -340,11 +339,12 @@ class Renderer:
         )
 
     def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the conversation with its user message put into the form `question`, if there is a form.
+        """If this renderer has a form, return the conversation with its user message put into the form.
+        Otherwise return the conversation unchanged.
 
         Raises:
-            TemplateError: there is a form, and the conversation is not one user message, with or without
-                system messages before it.
+            TemplateError: there is a form, and the conversation is not one user message after any system
+                messages.
         """
         if self._question is None:
             return messages
@@ -371,12 +371,13 @@ class Renderer:
         return np.array(ids, dtype=np.int32)
 
     def _is_ended(self, ids: np.ndarray) -> bool:
-        """Return true if ids end with the token that ends a turn."""
+        """Return True if ids end with the token that ends a turn."""
         return len(ids) > 0 and int(ids[-1]) == self._turn.end_id
 
     def _tail(self, messages: Sequence[Message], is_ended: bool) -> np.ndarray:
-        """Return the ids that follow a response: the end of its turn unless `is_ended`, the messages, and the
-        generation prompt. Without a template, they are the ids of the messages' content."""
+        """Return the ids that follow a response: the end of its turn, the messages, and the generation
+        prompt. If `is_ended`, the response has the end of its turn already, and the result does not repeat
+        it. Without a template, return the ids of the messages' content."""
         if any(message.role == "assistant" for message in messages):
             raise TemplateError(
                 "an assistant message cannot be appended to a response; append what the user or the "
@@ -417,8 +418,8 @@ class Renderer:
         return turn.lead + written
 
     def _check_history(self, chat: ChatTemplate, messages: Sequence[Message], ids: np.ndarray) -> None:
-        """Check that the ids, which were built turn by turn, have the same text as the template's rendering
-        of the complete conversation. White space is ignored, and the template may write more at the end.
+        """Check that the text of the ids, which were built turn by turn, is the beginning of the template's
+        rendering of the complete conversation. White space is ignored.
 
         Raises:
             TemplateError: the texts differ.
@@ -437,8 +438,8 @@ class Renderer:
         )
 
     def _is_text(self, response: Message) -> bool:
-        """Return true if there is no template, or the template writes nothing of the further fields of a
-        response."""
+        """Return True if there is no template, or if the template writes none of the response's further
+        fields."""
         if self._chat is None:
             return True
         whole = self._chat.render([USER, response], generate=False)

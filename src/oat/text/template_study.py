@@ -1,5 +1,5 @@
-"""The study of a chat template. The functions below render conversations with it to find three things: how it
-begins and ends a response, which tokens are its control tokens, and whether it rewrites earlier messages."""
+"""The study of a chat template. The functions render conversations with the template to find three things:
+the text around a response, the template's control tokens, and changes that it makes to earlier messages."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,17 +18,18 @@ _TOOL = Message("tool", "oattool")
 
 @dataclass(frozen=True)
 class Turn:
-    """The text that a template writes before and after a response. The defaults are those of plain prompts,
-    without a template.
+    """The text that a template writes before and after a response. The defaults are for plain prompts, which
+    have no template.
 
     Attributes:
-        end_id: id of the token that ends a response; None if there is none.
-        end_text: the part of `closing` up to and including this token. If the template writes no such token,
-            it is the tokenizer's end-of-text, or "" if there is none.
-        opening: the text before a response to `USER`: this message and the generation prompt.
+        end_id: id of the token that ends a turn: the first added token in `closing` that may be a control
+            token; otherwise the tokenizer's end-of-text; None if the tokenizer has no end-of-text.
+        end_text: the part of `closing` up to the end of this token, or the text of the end-of-text; "" if
+            `end_id` is None.
+        opening: the text before a response to `USER`: the message and the generation prompt.
         lead: white space that the template writes between `opening` and the text of a response.
         closing: the text from the end of a response to the end of the conversation.
-        opens_reasoning: true if `opening` ends in <think>.
+        opens_reasoning: True if `opening` ends in <think>.
     """
 
     end_id: int | None
@@ -45,7 +46,7 @@ class Turn:
 
 
 def study_turn(chat: ChatTemplate) -> Turn:
-    """Find how a template begins and ends a response.
+    """Return the text that a template writes before and after a response.
 
     Raises:
         TemplateError: the template cannot render a response, or leaves it out.
@@ -73,8 +74,8 @@ def study_turn(chat: ChatTemplate) -> Turn:
 
 
 def study_control(chat: ChatTemplate, template: str) -> set[str]:
-    """Return the texts of a template's control tokens: the tokenizer's special tokens, and its added tokens
-    that the template names or writes. Added tokens that are plain words do not count.
+    """Return the texts of a template's control tokens: the tokenizer's special tokens, and the added tokens
+    that the template names or writes. An added token that is a plain word is not a control token.
 
     Args:
         template: the template's text, before a date is written into it.
@@ -93,11 +94,11 @@ def study_control(chat: ChatTemplate, template: str) -> set[str]:
 
 
 def look_for_rewriting(chat: ChatTemplate, *, is_refused: bool) -> None:
-    """Warn if a template rewrites history, that is, if it changes or shortens earlier messages when later
-    ones follow.
+    """Warn if a template rewrites history: it changes or shortens earlier messages when further messages
+    follow.
 
     Args:
-        is_refused: raise an error instead of the warning.
+        is_refused: True raises an error instead of the warning.
 
     Raises:
         TemplateError: the template rewrites history and `is_refused`, or it cannot render a conversation.
@@ -139,8 +140,7 @@ def common_length(first: str, second: str) -> int:
 
 
 def _marks(tokenizer: "PreTrainedTokenizerFast") -> dict[int, str]:
-    """Return the added tokens by id, without those that are blank or plain words. Any of the others may be a
-    control token."""
+    """Return the added tokens that may be control tokens, by id: all except blank tokens and plain words."""
     return {
         int(id): token.content
         for id, token in tokenizer.added_tokens_decoder.items()

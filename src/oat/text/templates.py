@@ -1,4 +1,4 @@
-"""The texts of chat templates, in Jinja: the built-in template, a tokenizer's own, or one from a file."""
+"""The texts of chat templates, in Jinja: the built-in template, a tokenizer's template, or a file."""
 
 import datetime
 import re
@@ -18,14 +18,14 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""ChatML (OpenAI, 2023; the format of Qwen and others), without a default system prompt."""
+"""Template of ChatML (OpenAI, 2023; the format of Qwen and others), without a default system prompt."""
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 """Texts that a tokenizer must encode as single tokens if it is used with ChatML."""
 
 
 def reads_date(template: str, tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Return true if a template writes the current date into the text that it renders.
+    """Return True if a template writes the current date into the text that it renders.
 
     Args:
         template: "chatml", "tokenizer" or the path of a .jinja file.
@@ -40,7 +40,7 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
     """Return the text of a template.
 
     Args:
-        template: "chatml", "tokenizer" for the tokenizer's own, or the path of a .jinja file.
+        template: "chatml", "tokenizer" for the tokenizer's template, or the path of a .jinja file.
 
     Raises:
         TemplateError: there is no such template, or its file cannot be read.
@@ -69,11 +69,11 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def on_day(template: str, date: datetime.date) -> str:
-    """Return the text of a template with calls of `strftime_now("...")` replaced by the given date. In an
-    unchanged template, transformers would use the present time.
+    """Return the text of a template in which each call of `strftime_now("...")` is replaced by the given
+    date. In an unchanged template, transformers would use the present time.
 
     Raises:
-        TemplateError: the format of a date is not written in the template as a string.
+        TemplateError: a call of `strftime_now` has an argument that is not a string literal.
     """
     source = _DATE.sub(lambda match: repr(date.strftime(match[1] or match[2] or "")), template)
     if re.search(r"\bstrftime_now\s*\(", source):
@@ -85,7 +85,7 @@ def on_day(template: str, date: datetime.date) -> str:
 
 
 def proposal(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Return advice for error messages: the templates that can work with a tokenizer."""
+    """Return advice for an error message. It names the templates that can work with a tokenizer."""
     ours = [
         *(["tokenizer"] if tokenizer.chat_template else []),
         *(["chatml"] if {*CHATML_TOKENS} <= tokenizer.added_tokens_encoder.keys() else []),

@@ -1,11 +1,14 @@
-"""Checks whether a tokenizer and a model can belong together: the tokenizer's number of tokens is compared
-with the number of rows of the model's embeddings.
+"""A check that a tokenizer and a model can belong together. It compares the tokenizer's number of tokens with
+the number of rows of the model's embeddings.
 
-Many published models have more rows of embeddings than their tokenizer has tokens. Some round the number of
-rows up to a multiple (OPT has 50,272 rows for 50,265 tokens, HyenaDNA 16 for 12). Others leave room for later
-tokens (BLOOM has 250,880 for 250,680, DeepSeek's first models 102,400 for 100,015). The lowest share of rows
-with a token is 0.977 among the language models that we know; SELFormer, which reads molecules, has 800 rows
-for 428 tokens. Rows without a token are never sampled.
+Many published models have more rows than tokens. Rows without a token are never sampled. Examples:
+
+* rows rounded up to a multiple: OPT has 50,272 rows for 50,265 tokens, HyenaDNA has 16 for 12;
+* room for later tokens: BLOOM has 250,880 rows for 250,680 tokens, DeepSeek's first models have 102,400 for
+  100,015.
+
+Among the language models that were examined, the lowest share of rows with a token is 0.977. SELFormer, which
+reads molecules, has 800 rows for 428 tokens.
 """
 
 from typing import Any
@@ -13,10 +16,9 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""If fewer rows than this have no token, they are taken to come from rounding up, however few tokens there
-are."""
+"""If fewer rows than this have no token, the check takes them for rounding and accepts the model."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
-"""Shares of rows with a token. Below the first, there is a warning; below the second, an error."""
+"""Limits on the share of rows with a token: below the first is a warning, below the second an error."""
 
 
 def num_ids(tokenizer: Any) -> int:
@@ -25,8 +27,8 @@ def num_ids(tokenizer: Any) -> int:
 
 
 def check_vocabulary(tokenizer: Any, rows: int, whose: str) -> None:
-    """Compare the size of a tokenizer with that of a model's embeddings, and warn if the two are unlikely to
-    belong together.
+    """Compare the size of a tokenizer with the size of a model's embeddings. Warn if tokenizer and model are
+    unlikely to belong together.
 
     Args:
         rows: number of rows of the embeddings.
