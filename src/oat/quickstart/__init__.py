@@ -1,19 +1,20 @@
 """The quickstart: a tiny model, a supervised start by a poor teacher, and two online alignments that overtake
 it, beside their controls.
 
-    start     a Llama of 0.66 million parameters learns two-digit sums from demonstrations that forget the
-              carry 75 times in 100
-    dpo       the start, aligned online by preferences of the rule oracle between 2 responses to each prompt
-    grpo      the start, aligned online by the rule oracle's scores of 8 responses to each prompt
-    controls  both alignments again, with the rewards of each step permuted over its responses: what is gained
-              here does not come from feedback
+    start     a Llama of 0.66 million parameters learns two-digit sums from a teacher's demonstrations; 75 of
+              100 demonstrations lack the carry
+    dpo       aligns the start online; a rule oracle says which of 2 responses to each prompt is better
+    grpo      aligns the start online; a rule oracle scores 8 responses to each prompt
+    controls  repeat both alignments with rewards that are permuted over the responses of each step, so
+              their accuracy cannot rise through feedback
 
 Each run is an ordinary `oat train CONFIG.yaml` in a process of its own. Its configuration is written next to
-its directory, and may be copied.
+the run directory, and users may copy it.
 
-Both algorithms keep the policy closer to the start than usual (beta is 1 in DPO; GRPO has a KL term). The
-start is unsure about one thing: the carry. Under permuted rewards an unbound policy would drift at random
-towards carrying or not carrying, so the accuracy of the controls would not stay flat.
+Both algorithms keep the policy closer to the start than usual (beta is 1 in DPO, and GRPO has a KL term). The
+reason is the controls. The start gives high probability both to the answer with the carry and to the answer
+without it. With permuted rewards, a free policy would drift at random to one of the two answers, and the
+accuracy of the controls would change.
 """
 
 import importlib.util
@@ -52,7 +53,7 @@ _PLACES = {
 
 
 def quickstart(out: Path, seed: int = SEED) -> int:
-    """Run the whole quickstart in the folder `out`, or continue an earlier call with the same seed. Print the
+    """Run the quickstart in the folder `out`, or continue an earlier call with the same seed. Print the
     progress, the results and a list of the files.
 
     Returns:
@@ -99,8 +100,8 @@ def quickstart(out: Path, seed: int = SEED) -> int:
 
 
 def make_start(out: Path, seed: int) -> None:
-    """Write the data, and then the trained start model, into the folder `out`. The model is trained on one
-    thread, and its folder appears only once it is complete."""
+    """Write the data into the folder `out`, train the start model on one thread, and write it there. The
+    model's folder appears when all its files are written."""
     import torch
 
     from oat.models.loading import save_lm
@@ -161,7 +162,8 @@ def configurations(out: Path, seed: int = SEED) -> dict[str, dict[str, Any]]:
 
 
 def _claim(out: Path) -> str:
-    """Mark the folder as a quickstart's with a list of its files, and return that list.
+    """Write a list of the quickstart's files into the folder's README.txt, and return the list. The file
+    marks the folder as a quickstart's.
 
     Raises:
         ConfigError: the folder holds something other than a quickstart.
@@ -182,7 +184,7 @@ def _claim(out: Path) -> str:
 
 
 def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:
-    """Return True if an earlier call finished a run of this configuration, and print this."""
+    """Return True, and print a line, if an earlier call finished a run with this configuration."""
     file = out / f"{name}.yaml"
     is_same = file.exists() and file.read_bytes() == _text(tree).encode()
     is_done = is_same and (out / name / "checkpoints" / f"step_{MAX_STEPS:08d}").exists()

@@ -1,4 +1,4 @@
-"""The oracle of the quickstart's controls: it gives the right rewards to the wrong responses."""
+"""The oracle of the quickstart's controls. It gives each response the reward of a random response."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +12,13 @@ from oat.types import Answer, Kind, Question
 
 
 class PermutedRewards(Oracle):
-    """An oracle that scores as `exact_match` does, and then permutes the scores at random over all candidates
-    of a training round. So a score says nothing about the response that gets it.
+    """An oracle that computes the scores of `exact_match`, and permutes them at random over all candidates of
+    a training round. So a score says nothing about the response that gets it.
 
-    The permutation leaves the number of scores of each value in a round unchanged. A preference made from two
-    different scores favours either response with probability 1/2. Questions of evaluations keep their own
-    scores. The answers depend only on the questions that are submitted together and on the seed.
+    * A round has as many right and wrong scores as without the permutation.
+    * If the scores of two responses differ, each is the preferred one with probability 1/2.
+    * The scores of evaluations are not permuted.
+    * The answers depend only on the seed and on the questions that are submitted together.
 
     Args:
         seed: seed of the permutations.

@@ -1,4 +1,4 @@
-"""Running of several programs at a time. If one fails, the others are ended."""
+"""Functions that run several programs at a time. If a program fails, the other programs are ended."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ _TAIL_LINES = 20
 
 
 class ChildError(OatError, RuntimeError):
-    """A program that the quickstart started failed."""
+    """A program of the quickstart failed."""
 
     exit_code = 1
 
@@ -29,14 +29,14 @@ def run_all(
     at_a_time: int,
     report: Callable[[str, float | None], None] = lambda name, seconds: None,
 ) -> None:
-    """Run commands in their order, at most `at_a_time` at once, each with one thread. When this call ends, no
-    command is running any more.
+    """Run commands in order, each with one thread. When this call ends, no command is running.
 
     Args:
         commands: words of each command, by name.
         logs: folder of the files NAME.log, to which the outputs are written. Existing files are overwritten.
+        at_a_time: largest number of commands that run at a time.
         report: called with (name, None) when a command starts, and with (name, its duration in seconds) when
-            it has succeeded.
+            the command has succeeded.
 
     Raises:
         ChildError: a command failed; the message shows the last lines of its output. The other commands are
@@ -66,8 +66,8 @@ def run_all(
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into a KeyboardInterrupt within this context, so that child processes are ended. Outside
-    the main thread this does nothing, since only the main thread can handle signals."""
+    """A context in which SIGTERM raises a KeyboardInterrupt, so that the child processes are ended. In a
+    thread other than the main thread, it does nothing, because only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

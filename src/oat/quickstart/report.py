@@ -12,13 +12,13 @@ COLOURS = {"dpo": "tab:blue", "grpo": "tab:orange", "dpo-control": "0.35", "grpo
 
 @dataclass(frozen=True)
 class Curve:
-    """Held-out accuracy of one run at each of its evaluations.
+    """The held-out accuracy of one run at each evaluation. The first evaluation measures the start model.
 
     Attributes:
         queries: number of oracle queries that training had spent before each evaluation.
-        sampled, greedy: mean score of sampled and of greedy responses in each evaluation; the first one is
-            that of the start.
-        seconds: duration of all steps and evaluations together.
+        sampled: mean score of sampled responses in each evaluation.
+        greedy: mean score of greedy responses in each evaluation.
+        seconds: sum of the durations of all steps and evaluations, in seconds.
     """
 
     queries: tuple[float, ...]
@@ -52,8 +52,8 @@ def read_curve(run_dir: Path) -> Curve:
 
 
 def table(curves: Mapping[str, Curve]) -> str:
-    """Return a table with a line for each run: queries, held-out accuracy at the start and at the end, and
-    seconds."""
+    """Return a table with one line per run: number of queries, held-out accuracy at the start and at the end,
+    and seconds."""
     lines = [f"{'run':<14}{'queries':>8}   {'sampled':<14} {'greedy':<14} {'seconds':>7}"]
     for name, curve in curves.items():
         accuracies = (f"{values[0]:.3f} -> {values[-1]:.3f}" for values in (curve.sampled, curve.greedy))
@@ -62,7 +62,7 @@ def table(curves: Mapping[str, Curve]) -> str:
 
 
 def plot(curves: Mapping[str, Curve], path: Path) -> None:
-    """Plot the held-out accuracy of every run over its oracle queries, and write a PNG. This needs
+    """Plot each run's held-out accuracy against its number of oracle queries, and write a PNG. This needs
     matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

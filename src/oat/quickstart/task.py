@@ -1,15 +1,15 @@
-"""The task of the quickstart: two-digit sums that need a carry, first shown by a teacher who mostly
-forgets it.
+"""The task of the quickstart: two-digit sums that need a carry. A teacher demonstrates them, and mostly
+leaves out the carry.
 
-The tokenizer has one token for each character. The start is a small Llama that learned from the teacher's
-demonstrations. Most of these are wrong, so the start answers as the teacher does; only the rule oracle knows
-the right answers. Sums are held out as unordered pairs of numbers: if 37+48 is held out, training contains
-neither 37+48 nor 48+37.
+* The tokenizer has one token per character.
+* The start is a small Llama that learned from the teacher's demonstrations. Like the teacher, it mostly
+  answers without the carry. Alignment learns the right answers from the rule oracle.
+* Sums are held out as unordered pairs of numbers: if 37+48 is held out, training contains neither 37+48 nor
+  48+37.
 
-The teacher forgets the carry in 75 of 100 sums. With 65 of 100, the start's greedy answers were nearly a tie
-between carrying and not carrying, so the slightest change, such as floating-point rounding, flipped many
-answers at once. The runs end after 40 steps, where the curve is flat, because a control drifts at random for
-as long as it runs.
+The teacher leaves out the carry in 75 of 100 sums. With 65 of 100, the start gave nearly equal probability to
+the answers with and without the carry, and floating-point rounding changed many greedy answers. The runs end
+after 40 steps, because the accuracy then no longer rises, and a control drifts at random as long as it runs.
 """
 
 import json
@@ -33,17 +33,16 @@ PAD = "<pad>"
 BOS = "<bos>"
 EOS = "<eos>"
 MAX_NEW_TOKENS = 4
-"""Three digits and the end of text."""
+"""Number of tokens in the longest answer: three digits and the end of text."""
 BATCH = 128
-"""Number of demonstrations in a step of the supervised start."""
+"""Number of demonstrations in one step of supervised learning."""
 FORGETS = 0.75
-"""Share of the demonstrations without the carry. It is so large that nearly all greedy answers of the start
-lack the carry, and rounding cannot change that."""
+"""Probability that a demonstration lacks the carry. The head of this file gives the reason for 0.75."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A prompt with the right answer, and with the answer that forgets the carry."""
+    """A sum, with its prompt, its right answer, and its answer without the carry."""
 
     first: int
     second: int
@@ -64,11 +63,12 @@ class Sum:
 
 @dataclass(frozen=True)
 class Task:
-    """The data: sums to train on (both orders of each pair), held-out sums (one order of each pair), and the
-    teacher's demonstrations.
+    """The data of the quickstart.
 
     Attributes:
-        demonstrations: pairs of a sum and the teacher's answer, in the order in which the start learns them.
+        train: sums for training, with both orders of each pair of numbers.
+        heldout: held-out sums, with one order of each pair of numbers.
+        demonstrations: sums with the teacher's answers, in the order in which the start learns them.
     """
 
     train: tuple[Sum, ...]
@@ -85,12 +85,11 @@ class Task:
 
 
 def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200) -> Task:
-    """Make the data of a seed.
+    """Make the data for a seed.
 
     Args:
-        heldout: number of pairs that are held out, of 1,845 pairs in all.
-        demonstrations: number of demonstrations. Their sums are drawn from those of training, with
-            replacement.
+        heldout: number of held-out pairs. There are 1,845 pairs in all.
+        demonstrations: number of demonstrations. Their sums are drawn with replacement from `Task.train`.
     """
     seeds = Seeds(seed)
     pairs = [(a, b) for a in range(10, 100) for b in range(a, 100) if a % 10 + b % 10 >= 10]
@@ -118,7 +117,7 @@ def write_records(path: Path, records: Iterable[tuple[str, str]]) -> None:
 
 
 def build_tokenizer() -> Any:
-    """Make a tokenizer with one token for each character; prompts begin with <bos>."""
+    """Make a tokenizer with one token per character. Prompts begin with <bos>."""
     vocabulary = {token: index for index, token in enumerate([*CHARACTERS, PAD, BOS, EOS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -132,7 +131,7 @@ def build_tokenizer() -> Any:
 
 
 def build_model(tokenizer: Any, seed: int, *, hidden: int = 128, layers: int = 4) -> CausalLM:
-    """Make a Llama with random weights; 0.66 million parameters by default."""
+    """Make a Llama with random weights. By default, it has 0.66 million parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -187,8 +186,9 @@ def supervise(
 def _token_ids(
     tokenizer: Any, demonstrations: Sequence[tuple[Sum, str]]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the ids of the prompts, which have equal lengths; the ids of the answers with their end of text,
-    padded on the right; and a mask of the answers' tokens that are not padding."""
+    """Return three tensors with one row per demonstration: the ids of the prompt; the ids of the answer and
+    its end of text, padded on the right; and a mask that is True for an answer's tokens, False for padding.
+    All prompts have equal lengths."""
     renderer = Renderer(tokenizer, template=None)
     prompt_ids = {s.prompt: renderer.prompt([Message("user", s.prompt)]).tolist() for s, _ in demonstrations}
     answer_ids = {shown: renderer.response(shown).tolist() for _, shown in demonstrations}

@@ -1,4 +1,4 @@
-"""The protocol of a sink, and the values that a sink gets: the run, and its rows."""
+"""The protocol of a sink, and the values that a sink gets: the run and its rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Opening:
-    """The run that a sink is opened for.
+    """The run for which a sink is opened.
 
     Attributes:
         folder: the run directory, absolute.
         config: the resolved configuration, without secrets.
-        id: the name that `open` returned in the previous process of this run. None in the first process of a
-            run or of a fork; None if `open` returned none; and None if the options that say where rows go
-            have changed since.
+        id: the name that `open` returned in the previous process of this run. None in three cases: this is
+            the first process of a run or a fork; `open` returned None; or the options that say where rows go
+            have changed.
     """
 
     folder: Path
@@ -29,9 +29,9 @@ class Row:
 
     Attributes:
         values: the metrics by name.
-        seconds: when the row was made, in seconds since 1970. For the rows that were there before the sink's
-            process started, the time is computed as if the run had never paused.
-        samples: the records of the step in `samples.jsonl`; empty unless `samples: true`.
+        seconds: time at which the row was made, in seconds since 1970. For rows that are older than the
+            sink's process, this is an estimate from their durations, as if the run had never paused.
+        samples: the records of the step in `samples.jsonl`; empty without the option `samples: true`.
     """
 
     step: int
@@ -41,23 +41,25 @@ class Row:
 
 
 class Sink(Protocol):
-    """Another place for the rows of a run. A sink is constructed from its options and opened, gets rows of
-    the run in the order of the steps, and is closed. If it raises, users are warned once, and the run goes on
-    without it.
+    """Another place for the rows of a run. A sink is constructed from its options, is opened, gets rows in
+    the order of the steps, and is closed. If a sink raises, the user is warned once, and the run goes on
+    without the sink.
 
-    The next process of the run sends the sink the rows after the last one that it took. So a sink gets each
-    row at most once, with two exceptions. If the options that say where rows go have changed, the sink gets
-    all rows again. If the class attribute `begins_anew` is True, the sink starts over in every process:
-    `open` deletes what earlier processes wrote, and the sink then gets all rows of the run.
+    When a run is continued, a new process opens the sink and sends it the rows that it has not had. So a sink
+    gets each row at most once, with two exceptions:
 
-    Our own sinks also declare `Config` (the class of their options), `extra` (the extra of this package that
-    installs their library), `place` (the options that say where the rows go) and `told` (the options that
-    `oat check` shows).
+    * If the options that say where rows go have changed, the sink gets all rows again.
+    * If the class attribute `begins_anew` is True, `open` must delete the output of earlier processes, and
+      every process sends all rows.
+
+    The package's own sinks also declare four attributes. `Config` is the class of the options. `extra` is the
+    extra of this package that installs the library. `place` names the options that say where the rows go.
+    `told` names the options that `oat check` shows.
     """
 
     def open(self, run: Opening) -> str | None:
-        """Prepare to take rows. Return the name by which a later process of the run finds what this process
-        wrote, or None if no name is needed."""
+        """Prepare to take rows. Return a name by which a later process of the run can continue the output of
+        this process; None if no name is needed."""
 
     def row(self, row: Row) -> None: ...
 

@@ -1,8 +1,8 @@
-"""Training's side of a sink: starts the process of the sink, sends it rows, and ends it.
+"""Training's side of a sink. It starts the process of the sink, sends it rows, and ends it.
 
-While it runs, training never waits for a sink. Rows that the sink's process has not taken yet are kept here.
-If too many rows wait, the sink has failed. When a sink fails in any way, users are warned once, its process
-is killed, and the run goes on without it. At the end of the run, every sink has `wait_s` seconds to take the
+Training does not wait for a sink between its steps: rows that the sink's process has not taken yet are kept
+here. If too many rows wait, the sink has failed. If a sink fails, its process is killed, the user is warned
+once, and the run goes on without the sink. At the end of the run, every sink has `wait_s` seconds for the
 remaining rows; then its processes are killed.
 """
 
@@ -31,23 +31,23 @@ from oat.plugins.child import HEADER, frame
 from oat.tracking.leftovers import VARIABLE, end_all_marked
 
 _MOST_ROWS, _MOST_BYTES = 10_000, 64 * 2**20
-"""Limits on the rows that a sink has not taken yet, and on their bytes."""
+"""Limits on the number of rows that a sink has not taken yet, and on their size in bytes."""
 _TICK_S = 0.02
 _SHOWN = 300
-"""Number of characters of a sink's error that the warning shows."""
+"""Largest number of characters of a sink's error that the warning shows."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """A sink as it is configured.
+    """The configuration of a sink.
 
     Attributes:
         key: the sink's name in messages, and the name of its files in `RUN/sinks`.
-        symbol: `package.module:Class` or `path/to/file.py:Class`.
+        symbol: the sink's class, as `package.module:Class` or `path/to/file.py:Class`.
         options: the options for the sink's constructor, as plain data.
         place: the options that say where the sink's rows go.
-        samples: whether the sink gets the samples of each step.
-        wait_s: seconds that the sink has at the end of the run.
+        samples: True if the sink gets the samples of each step.
+        wait_s: seconds that the sink has for the remaining rows at the end of the run.
     """
 
     key: str
@@ -78,11 +78,11 @@ class SinkProcess:
         self._is_closed = False
 
     def open(self, kept: int) -> None:
-        """Start the process. First it gives the sink the rows in `metrics.jsonl` before the step `kept` that
-        the sink has not had.
+        """Start the process. It first gives the sink the missing rows of earlier steps from `metrics.jsonl`.
 
         Args:
-            kept: the step of the first row that `row` will send.
+            kept: step of the first row that `row` will send. The rows before this step are in
+                `metrics.jsonl`.
         """
         sink, place = self.sink, self.folder / "sinks"
         self._mark = uuid.uuid4().hex
@@ -97,7 +97,7 @@ class SinkProcess:
                     stderr=log,
                     env=self._environment(),
                     cwd=start(),
-                    process_group=0,  # so that Ctrl-C in a terminal is for training alone
+                    process_group=0,  # then Ctrl-C in a terminal reaches training only
                 )
         except OSError as error:
             self._fail(f"could not be started: {error}")
@@ -125,7 +125,12 @@ class SinkProcess:
         self._pump()
 
     def row(self, step: int, metrics: str, samples: Sequence[str]) -> None:
-        """Send a row: its line of `metrics.jsonl`, and its lines of `samples.jsonl`."""
+        """Send a row to the sink.
+
+        Args:
+            metrics: the row's line of `metrics.jsonl`.
+            samples: the row's lines of `samples.jsonl`.
+        """
         if self._process is None:
             return
         texts = [self._hider.text(line) for line in samples] if self.sink.samples else []
@@ -140,11 +145,11 @@ class SinkProcess:
             )
 
     def is_done(self, since: float) -> bool:
-        """Return whether the sink's process has ended or has used up `wait_s`. If the sink is not closed when
-        the time is used up, warn that rows may be missing, and kill the process.
+        """Return True if the sink's process has ended or `wait_s` seconds have passed since the last row. If
+        the time is over and the sink is not closed, kill the process and warn that rows may be missing.
 
         Args:
-            since: when the last row was sent, monotonic seconds.
+            since: time at which the last row was sent, in seconds of `time.monotonic`.
         """
         if self._process is not None:
             self._pump()
@@ -158,7 +163,7 @@ class SinkProcess:
         return is_late or (self._is_closed and self._process is not None and self._process.poll() is not None)
 
     def end(self) -> None:
-        """Kill the process and those that it started, if they still run, and remove its temporary folder."""
+        """Kill the sink's process and the processes that it started, and remove its temporary folder."""
         process, self._process = self._process, None
         if process is not None:
             _open.discard(self)
@@ -175,7 +180,8 @@ class SinkProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def let_go(self) -> None:
-        """Close the pipes in a forked child, which must not keep them open."""
+        """Close the pipes to the sink's process. A forked child calls this, because it must not keep the
+        pipes open."""
         process, self._process = self._process, None
         for pipe in (process.stdin, process.stdout) if process is not None else ():
             if pipe is not None:
@@ -188,12 +194,12 @@ class SinkProcess:
         return {**os.environ, **one, "PYTHONPATH": package, "TMPDIR": self._scratch, VARIABLE: self._mark}
 
     def _pump(self) -> None:
-        """Write to the process and read from it, as much as is possible without waiting."""
+        """Write to the process and read from it, until either would have to wait."""
         assert self._process is not None, "it runs"
         reading, writing = self._process.stdout, self._process.stdin
         assert reading is not None, "pipes were asked for"
         if writing is not None and not writing.closed:
-            with suppress(BlockingIOError, BrokenPipeError):  # if it died, the output ends
+            with suppress(BlockingIOError, BrokenPipeError):  # a dead process is seen below
                 while self._pending:
                     del self._pending[: os.write(writing.fileno(), memoryview(bytes(self._pending[: 2**16])))]
         is_over = False
@@ -237,8 +243,8 @@ class SinkProcess:
 
 
 def finish_all(sinks: Sequence[SinkProcess]) -> None:
-    """Wait until every sink of a run is done, all at the same time, and end their processes, even if this
-    function is interrupted."""
+    """Wait for all sinks of a run at the same time until each is done, and end their processes. The processes
+    also end if this function is interrupted."""
     begin = time.monotonic()
     try:
         waiting = list(sinks)
@@ -254,7 +260,7 @@ def _ending(code: int) -> str:
 
 
 _open: "weakref.WeakSet[SinkProcess]" = weakref.WeakSet()
-"""The sinks of this process that are running."""
+"""The sinks of this process whose processes are running."""
 
 
 def _let_go() -> None:

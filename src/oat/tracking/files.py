@@ -1,6 +1,6 @@
-"""The files that people read while a run goes on: `metrics.jsonl` has one line per step, `samples.jsonl` some
-groups of each step, and `environment.json` the machine, versions and code that made them. Sinks get the same
-lines of metrics and samples."""
+"""The files that people read while a run goes on. `metrics.jsonl` has one line per step. `samples.jsonl` has
+some groups of each step. `environment.json` has the machine, versions and code of the run. Sinks get the
+lines of the first two files."""
 
 import json
 import os
@@ -17,19 +17,19 @@ from oat.tracking.child import SinkProcess, finish_all
 from oat.types import Feedback
 
 MAX_COLUMN = 4000
-"""Largest number of characters of a data column in `samples.jsonl`. Prompts and responses are not cut, since
-their numbers of tokens are limited."""
+"""Largest number of characters of a data column in `samples.jsonl`. Prompts and responses are not cut,
+because other settings limit their numbers of tokens."""
 
 
 class Tracking:
-    """Writes the run's two streams, `metrics.jsonl` and `samples.jsonl`. Row `step` has the state after
-    `step` steps, so row 0 is the start.
+    """The writer of the run's two streams, `metrics.jsonl` and `samples.jsonl`. Row n describes the state
+    after n steps, so row 0 describes the start.
 
     Args:
         samples: largest number of groups that are written for each step.
-        told: writes `environment.json`; None: the file is not written.
-        sinks: the processes of the sinks, which get the rows too.
-        standing: the files and folders that must still be there when a row is written.
+        told: writer of `environment.json`; None: the file is not written.
+        sinks: the processes of the sinks, which also get the rows.
+        standing: files and folders that must exist whenever a row is written.
     """
 
     def __init__(
@@ -50,17 +50,16 @@ class Tracking:
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Remove the rows after `step` from both streams, and open them for the next row. A run that begins
-        at step 0 writes row 0 again, so all rows are removed.
+        """Remove the rows after `step` from both streams, and open the streams for the next row. If `step` is
+        0, remove all rows, because the run writes row 0 again.
 
         Args:
             step: number of steps that are done.
-            is_closed: whether row `step` is complete and kept. If not, the row is removed, and is the next to
-                be written.
+            is_closed: True keeps row `step`. False removes it, because the run writes it again.
 
         Raises:
-            ConfigError: `environment.json` is not as the run wrote it.
-            DirectoryError: as `row`.
+            ConfigError: somebody has changed `environment.json`.
+            DirectoryError: as in `row`.
         """
         self.standing.refuse_lost(DirectoryError)
         kept_rows = step + is_closed if step > 0 else 0
@@ -85,11 +84,11 @@ class Tracking:
             self.told.tell()
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:
-        """Write the row of a step, and its samples.
+        """Write the row of a step and its samples.
 
         Raises:
-            DirectoryError: the run's directory, or one of the two streams, was removed or replaced, so the
-                row would be lost.
+            DirectoryError: the run directory or a stream was moved, removed or replaced, so the row would be
+                lost.
         """
         self._refuse_lost()
         if self.told is not None:
@@ -106,10 +105,11 @@ class Tracking:
             sink.row(step, metrics, shown)
 
     def flush(self) -> None:
-        """Force both streams to disk. This comes before a checkpoint, which relies on their last row.
+        """Force both streams to disk. The run calls this before it writes a checkpoint, because a continued
+        run needs the row of the checkpoint's step.
 
         Raises:
-            DirectoryError: as `row`.
+            DirectoryError: as in `row`.
         """
         self._refuse_lost()
         if self.told is not None:
@@ -120,8 +120,8 @@ class Tracking:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Close the streams, and let the sinks finish. Closing raises no error, since an error in writing was
-        raised when it happened."""
+        """Close the streams and wait for the sinks to finish. Errors of closing are ignored, because every
+        row has been written already."""
         for file in self.files.values():
             with suppress(OSError):
                 file.close()
@@ -159,7 +159,7 @@ def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
     """Return one line about a step, for people.
 
     Args:
-        last: the last step of the run; None if it has no such limit.
+        last: largest number of steps of the run; None if the run has no limit on steps.
     """
     return "  ".join(
         [
@@ -170,15 +170,16 @@ def step_line(step: int, last: int | None, values: Mapping[str, float]) -> str:
 
 
 def _metrics_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """Return the lines of the rows before step `end`, and a sentence about damage to them; "" if there is
-    none."""
+    """Return the lines of the rows before step `end`, and a sentence about damaged lines. The sentence is ""
+    if no line is damaged."""
     rows, damage = sound_rows(content, end)
     return [line for line, _ in rows], damage
 
 
 def _samples_before(content: bytes, end: int) -> tuple[list[bytes], str]:
-    """Return the lines of the steps before `end`, and a sentence about lines among them that cannot be read;
-    "" if there are none. Missing lines are not noticed, since a step may have any number of lines."""
+    """Return the lines of the steps before `end`, and a sentence about lines that cannot be read. The
+    sentence is "" if all lines can be read. A missing line goes unnoticed, because a step may have any number
+    of lines."""
     lines = content.split(b"\n")[:-1]
     steps = [_step_of(line) for line in lines]
     last = max((place for place, step in enumerate(steps) if step is not None and step < end), default=-1)
@@ -213,7 +214,7 @@ def _readable(item: Any) -> dict[str, Any]:
 
 
 def _bounded(value: Any) -> Any:
-    """Return the value; if it is longer than `MAX_COLUMN` as text or JSON, return the beginning of that, with
-    the number of characters at the end."""
+    """Return the value. If its text or JSON is longer than `MAX_COLUMN`, return the beginning of this text,
+    followed by the number of characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= MAX_COLUMN else f"{text[:MAX_COLUMN]}... ({len(text):,} characters)"

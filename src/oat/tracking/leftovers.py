@@ -1,5 +1,5 @@
-"""Finds and kills the processes that a sink has started, by a mark in an environment variable that only they
-have. So it also finds processes that left the sink's process group or session, or whose parent has ended."""
+"""Finds and kills the processes that a sink has started. They have a mark in an environment variable. The
+mark also identifies a process that has left the sink's process group or session, or has lost its parent."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ VARIABLE = "OAT_SINK"
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of the processes with this mark, except the calling process; an empty list if the system
-    has no /proc."""
+    """Return the ids of the processes with this mark, except the id of the calling process. If the system has
+    no /proc, return an empty list."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for place in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended meanwhile, or is another user's
+        with suppress(OSError):  # the process has ended, or is another user's
             if wanted in place.read_bytes().split(b"\0"):
                 found.append(int(place.parent.name))
     return [process for process in found if process != os.getpid()]

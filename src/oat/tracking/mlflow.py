@@ -1,13 +1,13 @@
-"""MLflow, through the small edition of its library: `oat-align[mlflow]` is mlflow-skinny.
+"""The sink MLflow, with the small edition of its library: `oat-align[mlflow]` installs mlflow-skinny.
 
-By default, rows go to files in `RUN/mlflow`. Every client of MLflow reads them, and `mlflow
-migrate-filestore` turns them into a database. `tracking_uri` names a server or a database instead. All
-processes of a run write to one run of MLflow, whose id is stored in `RUN/sinks/mlflow.json`; a fork is
-another run.
+* By default, rows go to files in `RUN/mlflow`. Every client of MLflow can read them, and `mlflow
+  migrate-filestore` turns them into a database. With `tracking_uri`, rows go to a server or a database.
+* All processes of a run write to one run of MLflow. Its id is stored in `RUN/sinks/mlflow.json`. A fork
+  writes to a new run of MLflow.
+* Training needs the library. Evaluating and exporting do not, because they send no rows to sinks.
 
-Files are the default although MLflow no longer develops this store: mlflow-skinny has no other store without
-a server, and the full mlflow brings a web server and needs an older pandas than ours. Training needs the
-library. Evaluating or exporting a run does not, since sinks get no rows then.
+MLflow no longer develops its store of files. It is the default here, because mlflow-skinny has no other store
+without a server. The full mlflow would install a web server and needs an older pandas than this package.
 """
 
 import os
@@ -21,10 +21,10 @@ from oat.tracking.base import Opening, Row
 _METRICS = 1000
 _PARAMETERS = 100
 _CHARACTERS = 500
-"""The largest numbers that every server accepts: metrics in a request, parameters in a request, and
-characters of a parameter's value."""
+"""Limits that every server accepts: number of metrics in a request (`_METRICS`), number of parameters in a
+request (`_PARAMETERS`), and number of characters of a parameter's value (`_CHARACTERS`)."""
 _STRANGE = re.compile(r"[^\w\-. :/]")
-"""Characters that a name in MLflow must not have."""
+"""Pattern of the characters that MLflow refuses in a name."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ class Mlflow:
         self._client.set_terminated(self._id)
 
     def _log_parameters(self, config: Mapping[str, Any]) -> None:
-        """Write every field of the configuration under its dotted name. This is done only once for a run,
-        since MLflow's parameters cannot change."""
+        """Write every field of the configuration as a parameter with a dotted name, such as `model.path`."""
         from mlflow.entities import Param
 
         found = [Param(name, str(value)[:_CHARACTERS]) for name, value in _fields(config)]

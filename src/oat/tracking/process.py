@@ -1,26 +1,27 @@
-"""The process in which a sink runs. `child.py` starts it, and may kill it.
+"""The process in which a sink runs. `child.py` starts the process and may kill it.
 
-Training sends frames on stdin (`plugins/child.py` defines them). The first frame has the sink, its options
-and the run; each later frame is a row. This process answers on stdout with one of
+Why a process: a sink's library may hang, crash, print, exit or start other processes. In a thread of
+training, each of these would disturb training.
+
+Messages: training sends frames on stdin (`plugins/child.py` defines them). The first frame holds the sink,
+its options and the run; each later frame is a row. This process answers on stdout with one of
 
     {"next": step}      the sink has all rows before this step
-    {"failed": text}    the sink raised; nothing follows
+    {"failed": text}    the sink raised an error; no further message follows
     {"closed": true}    the sink is closed; its libraries may still be ending
 
-Everything else that the process writes goes to `RUN/sinks/NAME.log`. When no more rows can come, because
-training has ended or was killed, the sink takes the rows that this process has received, and is closed. If
-this takes too long, this process ends itself. The sink's process of a continued run waits until this one has
-ended, so that no row is lost or taken twice unless such a process is killed.
+The process writes all other output to `RUN/sinks/NAME.log`.
 
-`RUN/sinks/NAME.json` has the run's id in the sink, and the step of the next row. This step is moved forward
-before the sink gets a row, and moved back if the sink raises. If this process is killed while the sink takes
-a row, the sink does not get the row again, and may lack it. A missing point is better than a doubled one,
-since no service lets a point be removed.
+End: this process ignores SIGTERM and Ctrl-C. When its input ends, because training has ended or was killed,
+the sink takes the rows that have arrived, and is closed. If this takes too long, the process kills itself.
+The sink's process of a continued run waits for this process to end. Processes that the library started are
+found by a mark in their environment (`leftovers.py`) and killed; wandb's process, for example, leaves the
+session.
 
-A sink's library may hang, crash, print, exit or start other processes. All of these would disturb training if
-the sink ran in a thread of training. This process ignores SIGTERM and Ctrl-C, and reads its input to the end.
-Processes that the library started are found by a mark in their environment (`leftovers.py`), since wandb's
-own process leaves the session.
+State: `RUN/sinks/NAME.json` has the run's id in the sink and the step of the next row. This step is moved
+forward before the sink gets a row, and is moved back if the sink raises. So if this process is killed while
+the sink takes a row, the row may be missing in the sink. The opposite order could write the row twice, and no
+service can remove a point.
 """
 
 import atexit
@@ -45,14 +46,14 @@ from oat.tracking.base import Opening, Row
 from oat.tracking.leftovers import end_all_marked
 
 _CALL_S = 600
-"""Seconds that a call of the sink may take. Then the kernel ends this process, even if the sink's code never
-returns to Python."""
+"""Seconds that a call of the sink may take. Afterwards, the kernel ends this process, even if the sink's code
+never returns to Python."""
 
 
 def main() -> None:
-    """Run a sink for the process at the other end of stdin and stdout."""
+    """Run a sink for the process that writes to stdin and reads from stdout."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for training, and stdin ends with it
+        signal.signal(number, signal.SIG_IGN)  # these are for training; stdin ends with it
     asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -61,18 +62,18 @@ def main() -> None:
     if order is None:
         return
     sys.path[:] = order["path"]
-    atexit.register(_leave_nothing, order)  # runs after the library's, which come later
+    atexit.register(_leave_nothing, order)  # registered first, so it runs last
     rows: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_hear, args=(asked, rows, order), daemon=True).start()
     serve(order, rows, told)
 
 
 def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) -> None:
-    """Open a sink, give it the rows of its run until there are no more, and close it.
+    """Open a sink, give it the rows of its run, and close it.
 
     Args:
         order: the first frame.
-        rows: the frames of rows that training sends; None after the last.
+        rows: queue of the frames that hold rows; None follows the last frame.
         told: stream for the answers to training.
     """
     doing = "be opened"
@@ -98,21 +99,23 @@ def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) ->
             doing = "be closed"
             with _limited():
                 sink.close()
-    except BaseException as error:  # also what a library's exit raises
+    except BaseException as error:  # a library may also call `sys.exit`
         _tell(told, {"failed": f"could not {doing}: {type(error).__name__}: {error}"[:2000]})
         return
     _tell(told, {"closed": True})
 
 
 class State:
-    """The state that this process leaves for the next one of the run: `RUN/sinks/NAME.json`.
+    """The state of a sink that this process stores in `RUN/sinks/NAME.json` for the run's next process.
 
     Args:
+        file: the file of the state.
         place: the options that say where the rows go. If they have changed, the sink gets all rows again.
-        begins_anew: the sink gets all rows in every process.
+        begins_anew: True if the sink gets all rows in every process.
 
     Attributes:
-        id: the name that the sink's `open` returned; None if `open` was not called yet or returned None.
+        id: the name that the sink's `open` returned, in this process or the previous one; None if there is
+            no name.
         next: step of the first row that the sink has not had.
     """
 
@@ -146,8 +149,8 @@ class State:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Lock a sink of a run in the context. First wait until no other process has the lock, such as the one
-    that an earlier process of the run started."""
+    """A context in which this process has the lock of a sink of a run. It first waits until no other process
+    has the lock, such as the sink's process from before the run was continued."""
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -155,7 +158,8 @@ def _alone(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Let the kernel end this process if the context takes longer than `_CALL_S`."""
+    """A context with a timer: if the body takes longer than `_CALL_S` seconds, the kernel ends this
+    process."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _CALL_S)
     try:
@@ -165,7 +169,7 @@ def _limited() -> Iterator[None]:
 
 
 def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Iterator[Row]:
-    """Yield the rows on disk from the step `first` on, and then the rows that training sends."""
+    """Yield the rows on disk from the step `first` onwards, and then the rows that training sends."""
     folder, kept = Path(order["folder"]), order["kept"]
     seconds = {
         row["step"]: sum(row.get(f"time/{name}_s", 0.0) for name in ("step", "evaluate", "save"))
@@ -190,7 +194,7 @@ def _rows(order: Mapping[str, Any], first: int, rows: "SimpleQueue[Any]") -> Ite
 
 def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
     """Yield the records of a stream (`metrics` or `samples`) before the step `kept`. Lines that cannot be
-    read are left out; the run has warned of them."""
+    read are left out without a warning, because the run has warned of them."""
     with (
         suppress(FileNotFoundError),
         (folder / f"{name}.jsonl").open(encoding="utf-8", errors="replace", newline="\n") as file,
@@ -203,8 +207,8 @@ def _lines(folder: Path, name: str, kept: int) -> Iterator[dict[str, Any]]:
 
 
 def _hear(asked: BinaryIO, rows: "SimpleQueue[Any]", order: Mapping[str, Any]) -> None:
-    """Put rows into the queue as soon as they come, whatever the sink does. When no more can come, wait a
-    little longer than training waits before it kills this process, and then end this process."""
+    """Read rows from training and put them into the queue, until the input ends. Then wait 1.5 `wait_s` + 2
+    seconds, and kill this process if it has not ended by itself."""
     with suppress(Exception):
         while (message := read_frame(asked)) is not None:
             rows.put(message)
@@ -220,7 +224,7 @@ def _leave_nothing(order: Mapping[str, Any]) -> None:
 
 
 def _tell(file: BinaryIO, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # training has gone
+    with suppress(OSError):  # training has ended
         file.write(frame(message))
         file.flush()
 

@@ -1,4 +1,5 @@
-"""The section `tracking.sinks`: reads each sink's options, and checks that the sink can be made."""
+"""Functions about the section `tracking.sinks`: they read each sink's options and check that the sink can be
+made."""
 
 import ast
 import importlib.util
@@ -15,12 +16,12 @@ from oat.plugins.registry import SINKS
 from oat.tracking.child import Described
 
 FILES = "files"
-"""The name of the run's own files among the sinks. They are always written, whether it is there or not."""
+"""Name in `tracking.sinks` for the run's own files. The files are written even if the name is not listed."""
 
 
 def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
-    """Return the section with each sink as a `SinkConfig`. Our own sinks get the defaults of the options that
-    are not set.
+    """Return the section with each sink as a `SinkConfig`. If an option of one of the package's own sinks is
+    not set, it gets its default.
 
     Raises:
         ConfigError: a sink is unknown or is named twice, or an option is unknown or has a wrong value.
@@ -43,7 +44,7 @@ def with_sinks(tracking: TrackingConfig, origins: Origins) -> TrackingConfig:
 
 
 def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[str, Any]:
-    """Return the options of one of our sinks, with the defaults of those that are not set."""
+    """Return the options of one of the package's own sinks. Options that are not set have their defaults."""
     cls = SINKS[sink.name].Config
     known = {f.name for f in fields(cls)}
     for option in sink.options.keys() - known:
@@ -52,8 +53,8 @@ def _options(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -> dict[
 
 
 def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
-    """Return the sinks that have a process: all but `files`, and TensorBoard if `tracking.tensorboard` is
-    true."""
+    """Return the sinks that have a process: all of `tracking.sinks` except `files`. If `tracking.tensorboard`
+    is true, add TensorBoard."""
     named = [SinkConfig(sink) if isinstance(sink, str) else sink for sink in tracking.sinks]
     alias = (
         [SinkConfig("tensorboard")]
@@ -64,13 +65,13 @@ def sinks_of(tracking: TrackingConfig) -> list[SinkConfig]:
 
 
 def described_sinks(tracking: TrackingConfig) -> list[Described]:
-    """Return the descriptions from which the processes of sinks are started."""
+    """Return a description of each sink, from which its process is started."""
     return [_described(sink) for sink in sinks_of(tracking)]
 
 
 def told_of(tracking: TrackingConfig) -> list[str]:
-    """Return a text about each sink for `oat check`: its name, the options that it declares as `told`, and
-    whether it gets samples."""
+    """Return a text about each sink for `oat check`: the sink's name, the values of the options in its
+    attribute `told`, and "with texts" if it gets samples."""
     found = []
     for sink in sinks_of(tracking):
         told = SINKS[sink.name].told if sink.name in SINKS else ()
@@ -81,7 +82,8 @@ def told_of(tracking: TrackingConfig) -> list[str]:
 
 
 def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
-    """Refuse sinks that cannot be made here. This function imports no sink; only the sink's process does.
+    """Refuse sinks that cannot be made on this machine. This function does not import the sinks; their
+    processes do.
 
     Raises:
         ConfigError: a library is missing, or the file, module or class of a user's sink does not exist.
@@ -106,8 +108,8 @@ def refuse_missing(tracking: TrackingConfig, origins: Origins) -> None:
 
 
 def key_of(name: str) -> str:
-    """Return the name of a sink's files: the sink's name or, for a user's sink, the names of the file or
-    module and of the class."""
+    """Return the name of a sink's files: `mlflow` for the sink `mlflow`, and `mine-Sink` for the user's sink
+    `path/to/mine.py:Sink`."""
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).stem if place.endswith('.py') else place}-{attribute}" if colon else name
 
@@ -147,8 +149,7 @@ def _refuse_unknown(sink: SinkConfig, path: tuple[str, ...], origins: Origins) -
 
 
 def _problem(name: str) -> str:
-    """Return why a user's sink cannot be made, as far as can be seen without running it; "" if nothing is
-    wrong."""
+    """Return the reason why a user's sink cannot be made; "" if none is found. The user's code is not run."""
     place, _, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         try:
@@ -175,7 +176,7 @@ def _problem(name: str) -> str:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file defines, at any depth."""
+    """Yield the names that a Python file defines or imports, also within its functions and classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name

@@ -1,11 +1,11 @@
-"""The metrics of a run for TensorBoard, in `RUN/tensorboard`, through its own library.
+"""The sink TensorBoard, with its own library. It writes the metrics of a run to `RUN/tensorboard`.
 
-The files are a copy of `metrics.jsonl`. Each process of a run writes the copy again from the start. So the
-copy has every point once, even after a kill or a fork, or if this sink is turned on late in a run.
+Each process of a run deletes the files and writes them again from row 0. So they have every point once, also
+after a kill or a fork, or if this sink is turned on late in a run. The library's option `purge_step` would
+not do this: it leaves the points of a killed process in the files, where readers other than TensorBoard find
+them.
 
-tensorboardX would be lighter, but people who turn this sink on want to look at the metrics, and only
-tensorboard has the viewer. With the option `purge_step` of its library, the points of a killed process would
-stay in the files: TensorBoard would hide them, but other readers would not.
+The library tensorboardX is smaller. It is not used, because it has no viewer.
 """
 
 import json
@@ -49,8 +49,8 @@ class TensorBoard:
 
 
 def _text(tag: str, sample: Mapping[str, Any]) -> Any:
-    """Return a sample for TensorBoard's page of texts. It is a block of code, in which no character is read
-    as Markdown."""
+    """Return a sample for TensorBoard's page of texts. The text is a block of code, because TensorBoard would
+    read other text as Markdown."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

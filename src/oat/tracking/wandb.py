@@ -1,10 +1,12 @@
-"""Weights & Biases, through its own library: `oat-align[wandb]`.
+"""The sink Weights & Biases, with its own library (`oat-align[wandb]`).
 
-Offline is the default: each process of the run writes to a folder of its own in `RUN/wandb`, and `wandb sync`
-uploads the folders. All processes of a run write to one run of Weights & Biases, whose id is stored in
-`RUN/sinks/wandb.json`; a fork is another run. The service gets the metrics, the configuration without
-secrets, and the samples if `samples: true`. It does not get code, git state, command line, names of machines
-or users, the list of packages, the console's output or the machine's load.
+* By default, the sink is offline: each process of the run writes to a new folder in `RUN/wandb`, and `wandb
+  sync` uploads the folders.
+* All processes of a run write to one run of Weights & Biases. Its id is stored in `RUN/sinks/wandb.json`. A
+  fork writes to a new run of Weights & Biases.
+* The service gets the metrics, the configuration without secrets and, with `samples: true`, the samples.
+* The service does not get code, git state, command line, names of machines or users, the list of packages,
+  the console's output, or the machine's load.
 """
 
 import json
@@ -61,7 +63,7 @@ class Wandb:
         self.config = WandbConfig(**options)
 
     def open(self, run: Opening) -> str:
-        # otherwise the library sends its errors to its makers, even offline
+        # without this, the library reports its errors to its makers, even offline
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
