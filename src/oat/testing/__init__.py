@@ -7,8 +7,8 @@ find what breaks a protocol before a run does, and a real run of a few seconds.
     def test_reward():
         check_oracle(reward, columns={"answer": "42"})
 
-If a check finds nothing, it returns None. Otherwise it raises one error, usually a `ContractError`, that says
-what was found, where, and what to do.
+If a check finds no fault, it returns None. Otherwise it raises an error, usually a `ContractError`. The
+message says what was found, where, and what to do.
 """
 
 from oat.testing.algorithms import check_algorithm

@@ -1,9 +1,9 @@
 """The check of an algorithm. It runs the algorithm on made-up feedback, with tiny models and the real
-learner, and compares what it does with the protocol of `Objective`.
+learner, and finds breaches of the protocol `Objective`.
 
-Only the real learner shows two faults: a gradient that depends on how rows are split into forward passes (the
-check compares two ways to split them), and a `state` that is not complete (the check continues from a saved
-state). The check ends with its first finding, since later ones mostly follow from it.
+The real learner is needed to find two faults. One is a gradient that depends on the split of rows into
+forward passes: the check compares two splits. The other is an incomplete `state`: the check continues from a
+saved state. The check ends with its first finding, because later findings mostly follow from the first.
 """
 
 import json
@@ -28,39 +28,39 @@ from oat.testing.part import Part
 from oat.types import Batch, Feedback, Plan, Requires
 
 _TOLERANCE = 1e-3
-"""Two gradients are equal up to rounding if the norm of their difference is at most this share of the first
-one's norm."""
+"""Two gradients count as equal if the norm of their difference, divided by the norm of the first gradient, is
+at most this number."""
 _SIZES = {"prompts": 6, "samples": 4, "max_length": 8}
 _OF_A_STEP = ("answers/", "response/", "reward/", "sft/accepted", "sft/solved", "pairs/empty", "pairs/halved")
 
 
 def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any) -> None:
-    """Run an algorithm on made-up feedback, and check it against the protocol of `Objective`.
+    """Run an algorithm on made-up feedback, and check it against the protocol `Objective`.
 
     The check finds these faults:
 
-    * a column or a loss has a wrong shape or axis;
-    * a trained model gets no gradient, or one that depends on the other rows of the forward pass;
-    * a loss or a gradient is not finite;
-    * a metric's name is not in our list and does not begin with `user/`;
-    * a method changes its arguments;
-    * the same feedback and seed give different results;
-    * `losses` or `metrics` read a value that `prepare` left in the objective instead of in the batch;
-    * feedback without a usable answer makes a method fail;
-    * `reuses` is set, and `prepare` makes no rows of older feedback, or counts them in metrics of the step;
+    * A column or a loss has a wrong shape or axis.
+    * A trained model gets no gradient, or its gradient depends on the split of rows into forward passes.
+    * A loss or a gradient is not finite.
+    * The name of a metric is not in the list of `oat.metrics` and does not begin with `user/`.
+    * A method changes its arguments.
+    * Two calls with the same feedback and seed give different results.
+    * `losses` or `metrics` read a value that `prepare` stored in the objective instead of in the batch.
+    * A method fails for feedback without a usable answer.
+    * `reuses` is True, and `prepare` makes no rows of older feedback, or includes them in the step's metrics.
     * `load_state` does not restore the state that `state` returned.
 
-    The check cannot tell whether the loss is the intended one.
+    The check cannot tell if the loss is the intended one.
 
     Args:
         algorithm: a class, or its name as in a configuration.
-        plan: the plan of a step, for an objective without a method `plan`, such as the ensemble's; None: the
-            objective's own plan.
-        options: fields of the algorithm's `Config`. Unless given here, `prompts`, `samples` and `max_length`
-            are at most 6, 4 and 8.
+        plan: the plan of a step, for an objective without a method `plan`, such as the ensemble's; None means
+            the objective's own plan.
+        options: fields of the algorithm's `Config`. The fields `prompts`, `samples` and `max_length` that are
+            not given are lowered to 6, 4 and 8.
 
     Raises:
-        ContractError: a fault was found; the message says which, where, and what to do.
+        ContractError: a fault was found.
     """
     cls = load_symbol(algorithm) if isinstance(algorithm, str) else algorithm
     check = _Check(cls, options, plan)
@@ -85,7 +85,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
 
 
 class _Check(Part):
-    """The check of one algorithm. Each part of the check makes its own objective, learner and models."""
+    """The check of one algorithm. Each method makes its own objective, learner and models."""
 
     def __init__(self, cls: Any, options: Mapping[str, Any], plan: Plan | None):
         super().__init__(cls.__qualname__)
@@ -116,8 +116,8 @@ class _Check(Part):
         self.needs(getattr(objective, "requires", None), getattr(objective, "wants", None))
 
     def settings(self, known: tuple[Field[Any], ...]) -> None:
-        """Add options that keep a step small, where the user gave none. Check that every other setting has a
-        default or was given."""
+        """Add options that keep a step small, for fields that the user did not give. Check that every further
+        field without a default was given."""
         for field in known:
             is_small = isinstance(field.default, int) and field.default <= _SIZES.get(field.name, 0)
             if field.name in _SIZES and not is_small:
@@ -135,7 +135,7 @@ class _Check(Part):
         )
 
     def needs(self, requires: Any, wants: Any) -> None:
-        """Check `requires` and `wants`, with which an objective says what it needs of a run."""
+        """Check the attributes `requires` and `wants` of an objective."""
         is_one = isinstance(requires, Requires)
         hint = "give what it needs of a run as oat.types.Requires"
         self.require(is_one, f"requires is {requires!r}; {hint}")
@@ -154,7 +154,7 @@ class _Check(Part):
         )
 
     def plans(self) -> None:
-        """Check that `plan` returns valid plans that depend only on the step's number."""
+        """Check that `plan` returns valid plans, and equal plans in two calls for one step."""
         if self.own_plan is not None:
             return
         objective = self.fresh()
@@ -188,8 +188,8 @@ class _Check(Part):
         return Learner(models, settings, micro_batch_size=micro_batch_size, seeds=Seeds(0))
 
     def prepared(self, feedback: Feedback) -> Batch:
-        """Return the batch that `prepare` makes of feedback. Check that it is valid, that a second call makes
-        the same batch, and that neither call changes the feedback."""
+        """Return the batch that `prepare` makes of feedback. Check that the batch is valid, that a second
+        call makes an equal batch, and that `prepare` does not change the feedback."""
         before = wire.encode(feedback)
         batches = []
         for _ in range(2):
@@ -214,15 +214,15 @@ class _Check(Part):
         return cast(Batch, batch)
 
     def batch(self, batch: Batch) -> None:
-        """Check that rows, units, groups and columns of a batch agree, and that its metrics have valid
-        names."""
+        """Check that the rows, units, groups and columns of a batch agree, and that the names of its metrics
+        are valid."""
         fault = fault_of(batch)
         self.require(fault is None, fault or "")
         check_names(self, "prepare reports", batch.metrics)
 
     def older(self, usual: Feedback) -> None:
-        """If the objective learns from older feedback, check that this feedback adds rows and changes no
-        metric of the step's own answers."""
+        """If the objective learns from older feedback, check that older feedback adds rows and does not
+        change the metrics of the step's own answers."""
         if not self.fresh().reuses:
             return
         alone = self.prepared(usual)
@@ -249,8 +249,8 @@ class _Check(Part):
         Mathematics(self.name, objective, self.learner(objective).models, batch).check()
 
     def gradients(self, feedback: Feedback) -> None:
-        """Check that the gradient of the first optimiser step is not 0, and that it is the same whether all
-        rows go through one forward pass or each unit through its own."""
+        """Check that the gradient of the first optimiser step is not 0, and that it is equal in two cases:
+        one forward pass for all rows, and one forward pass per unit."""
         whole, cut = (self.gradient(feedback, size) for size in (None, 1))
         difference, norm = float((whole - cut).norm()), float(whole.norm())
         self.require(norm > 0, "an update has a gradient of 0; see what masks and weights the batch has")
@@ -262,7 +262,7 @@ class _Check(Part):
         )
 
     def gradient(self, feedback: Feedback, micro_batch_size: int | None) -> torch.Tensor:
-        """Return the gradient of the first optimiser step, flat and over all trained models."""
+        """Return the gradient of the first optimiser step: one flat vector for all trained models."""
         objective = self.fresh()
         learner, found = self.learner(objective, micro_batch_size), []
 
@@ -276,7 +276,7 @@ class _Check(Part):
         return torch.cat([gradient for gradients in found[: len(learner.trained)] for gradient in gradients])
 
     def update(self, objective: Objective, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Learn from a batch, and return the metrics of this update, except those of speed."""
+        """Learn from a batch, and return the metrics of the update without the metrics of speed."""
         report = self.call("an update", learner.update, objective, batch)
         return {name: value for name, value in report.items() if not name.startswith("roofline/")}
 
@@ -288,8 +288,8 @@ class _Check(Part):
         return objective
 
     def apart(self) -> None:
-        """Check that `losses` and `metrics` read only the batch: an objective that has prepared nothing
-        learns the same from a batch as the objective that prepared it."""
+        """Check that `losses` and `metrics` read only the batch. For this, a new objective learns from a
+        batch that another objective has prepared."""
         one, other = self.after_two_steps(), self.fresh()
         batch = self.prepare(one, self.learner(one), self.feedback(3, "all"))
         own, others = (self.update(objective, self.learner(objective), batch) for objective in (one, other))
@@ -301,8 +301,8 @@ class _Check(Part):
         )
 
     def state(self) -> None:
-        """Check that an objective into which the state of another one is loaded does the same in the next
-        step as the other one."""
+        """Check that a new objective, after it has loaded the state of another objective, makes an equal next
+        step."""
         one, two = self.after_two_steps(), self.fresh()
         saved = one.state
         hint = "return a flat dict of tensors and JSON values by name"
@@ -331,8 +331,8 @@ class _Check(Part):
         )
 
     def after(self, objective: Objective, feedback: Feedback) -> tuple[Any, ...]:
-        """Let an objective make one step. Return the encoded batch, the metrics of the update, and the plan
-        of the next step (None if the check got a plan)."""
+        """Make one step with an objective. Return the encoded batch, the metrics of the update, and the plan
+        of the next step. The plan is None if the user gave a plan to the check."""
         learner = self.learner(objective)
         batch = self.prepare(objective, learner, feedback)
         report = self.update(objective, learner, batch)

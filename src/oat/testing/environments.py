@@ -1,4 +1,4 @@
-"""The check of an environment: it plays episodes with made-up responses, and checks them against the
+"""The check of an environment. It plays episodes with made-up responses, and checks them against the
 protocol."""
 
 import math
@@ -22,7 +22,7 @@ from oat.types import Message, Prompt
 _RESPONSES = ("4", "", "a b c\n", "four", "4\n<|im_end|>\x00", "vier, 四, ٤", "-1.5e9", "0" * 2_000)
 
 _Told = tuple[Message | None, float]
-"""The message and the reward of a turn."""
+"""Message and reward of a turn."""
 
 
 def check_environment(
@@ -32,17 +32,17 @@ def check_environment(
     responses: Sequence[str] | None = None,
     turns: int = 100,
 ) -> None:
-    """Play episodes with made-up responses, several times, and check them against the protocol.
+    """Play episodes with made-up responses, and check them against the protocol of environments.
 
     The check finds these faults:
 
-    * a state, a turn, a message or a reward has a wrong type, or a reward is not finite;
-    * an episode does not end;
-    * a response makes a method raise an exception, instead of getting a low reward;
-    * a method changes the prompt or the state that it gets (found only in states of plain data, arrays and
-      tensors);
-    * an episode differs when it is played again with the same seed, or together with others, because random
-      numbers do not come from the generator, or values are kept outside the state.
+    * A state, a turn, a message or a reward has a wrong type, or a reward is not finite.
+    * An episode does not end.
+    * A response makes a method raise an exception. The method should give a low reward instead.
+    * A method changes the prompt or the state that it gets. In a state, changes of plain data, arrays and
+      tensors are found.
+    * An episode differs when it is played again with the same seed, or together with other episodes. The
+      cause is a random number from another generator, or a value that is kept outside the state.
 
     The check cannot end a call that never returns.
 
@@ -50,15 +50,15 @@ def check_environment(
         environment: a class, or its name as in a configuration.
         prompts: texts, or records in a format that a run reads (docs/data.md), with the further columns that
             the environment reads.
-        responses: the model's responses, which are played in turn, from the beginning again after the last
-            one. For each prompt, one episode begins with each response. By default made-up texts: a number,
-            an empty text, a long text, texts in other scripts.
+        responses: the model's responses, played in a cycle. For each prompt, the check plays one episode
+            from each starting point in the cycle. The default has eight made-up texts, such as a number, an
+            empty text and a long text.
         turns: number of turns after which an episode counts as endless.
 
     Raises:
-        ContractError: a fault was found; the message says which, where, and what to do.
+        ContractError: a fault was found.
         DataError: a prompt has no format that a run can read.
-        ConfigError: the environment cannot be loaded or made without arguments, or lacks a method.
+        ConfigError: the environment cannot be loaded, cannot be made without arguments, or lacks a method.
     """
     said = _RESPONSES if responses is None else tuple(responses)
     found = load_symbol(environment) if isinstance(environment, str) else environment
@@ -88,7 +88,8 @@ class _Episode:
     """An episode to play.
 
     Attributes:
-        first: index of the response with which it begins.
+        seed: seed of the generator that `reset` gets.
+        first: index of the episode's first response.
     """
 
     prompt: Prompt
@@ -107,7 +108,7 @@ class _Check(Part):
         return make_environment(self.cls, self.name)
 
     def begun(self, environment: Environment, episode: _Episode) -> Mapping[str, Any]:
-        """Return the state before the first response, checked."""
+        """Call `reset`, check its result, and return it: the state before the first response."""
         before = wire.encode(episode.prompt)
         state = self.call("reset", environment.reset, episode.prompt, np.random.default_rng(episode.seed))
         self.require(
@@ -123,7 +124,7 @@ class _Check(Part):
     def played(
         self, environment: Environment, episode: _Episode, state: Mapping[str, Any]
     ) -> Iterator[_Told]:
-        """Play an episode, and yield message and reward of each turn, checked."""
+        """Play an episode, check each turn, and yield its message and reward."""
         where, before = f"an episode of {_text(episode.prompt)!r}", wire.encode(episode.prompt)
         for number in range(self.turns):
             response = self.responses[(episode.first + number) % len(self.responses)]
@@ -183,7 +184,7 @@ class _Check(Part):
         return turn
 
     def told(self, message: Message, where: str) -> None:
-        """Check that a message has a role that templates know, and text that can be tokenised and stored."""
+        """Check that a message has a valid role, and text that can be tokenised and stored."""
         role = message.role[:40]
         is_known = message.role in ROLES
         self.require(is_known, f"{where}: the message has the role {role!r}; {did_you_mean(role, ROLES)}")
@@ -193,14 +194,14 @@ class _Check(Part):
             raise ContractError(str(error)) from error
 
     def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """Return the turns of all episodes, played one after another."""
+        """Play the episodes one after another, and return the turns of each episode."""
         return [
             list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes
         ]
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """Return the turns of all episodes, played by a new environment as a run plays them: all episodes
-        begin, and then each of them has one turn after another in rounds."""
+        """Play the episodes with a new environment in a run's order, and return the turns of each episode. In
+        this order, all episodes begin first, and then each of them in turn makes one turn per round."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
         playing = [
@@ -241,12 +242,12 @@ class _Check(Part):
 def _is_finite(reward: Any) -> bool:
     try:
         return isinstance(reward, Real) and math.isfinite(reward)
-    except OverflowError:  # a whole number that is too large for a float
+    except OverflowError:  # an int that is too large for a float
         return False
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes | None:
-    """Return the bytes of a state, which show whether it changes; None if it cannot be encoded."""
+    """Return the bytes of a state, for comparison; None if the state cannot be encoded."""
     try:
         return wire.encode(dict(state))
     except WireError:

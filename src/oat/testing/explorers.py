@@ -1,5 +1,5 @@
-"""The check of an explorer: it lets the explorer choose among made-up responses, and checks its questions
-against the protocol."""
+"""The check of an explorer. It lets the explorer choose among made-up responses, and checks the explorer's
+questions against the protocol."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,29 +21,29 @@ _STEPS = (0, 1_000)
 def check_explorer(
     explorer: Any, kind: Kind = "compare", *, plan: Plan | None = None, **options: Any
 ) -> None:
-    """Let an explorer choose among made-up responses, several times, and check its questions against the
-    protocol.
+    """Let an explorer choose among made-up responses several times, and check its questions against the
+    protocol of explorers.
 
     The check finds these faults:
 
-    * the same groups, scores and seed give other questions, because random numbers do not come from the
-      generator, or values are kept between calls;
-    * a method changes its arguments;
-    * the texts of a question are not those of the responses that it picks;
-    * a question has a key that the explorer did not get, or one key has two questions;
-    * a question has the wrong kind, or asks an oracle to compare two equal texts;
-    * the explorer asks nothing;
-    * `needs` or the plan is not valid.
+    * Two calls with the same groups, scores and seed give different questions. The cause is a random number
+      from another generator, or a value that is kept between calls.
+    * A method changes its arguments.
+    * The texts of a question differ from the texts of the responses that the question picks.
+    * A question has a key that the explorer did not get, or two questions have the same key.
+    * A question has the wrong kind, or asks an oracle to compare two equal texts.
+    * The explorer asks no question.
+    * `needs` or the result of `widen` is not valid.
 
     Args:
         explorer: a class, or its name as in a configuration.
         kind: the kind of questions that the explorer has to ask.
-        plan: the algorithm's plan; by default 8 prompts, with 2 responses to each for comparisons and 4 for
-            scores.
+        plan: the algorithm's plan. The default has 8 prompts, each with 2 responses for comparisons or 4
+            responses for scores.
         options: fields of the explorer's `Config`.
 
     Raises:
-        ContractError: a fault was found; the message says which, where, and what to do.
+        ContractError: a fault was found.
     """
     cls = load_symbol(explorer) if isinstance(explorer, str) else explorer
     check = _Check(cls, kind, options)
@@ -62,7 +62,7 @@ class _Check(Part):
         self.options = options
 
     def fresh(self) -> Explorer:
-        """Return a new explorer, made as a run makes it."""
+        """Make a new explorer in the way in which a run makes it."""
         settings = getattr(self.cls, "Config", None)
         takes = settings is not None or not self.options
         self.require(
@@ -77,16 +77,17 @@ class _Check(Part):
         self.none(needs_faults(getattr(self.fresh(), "needs", None)))
 
     def none(self, faults: Iterator[str], method: str = "") -> None:
-        """Raise an error with the first fault, if there is any.
+        """If there is a fault, raise an error with the first one.
 
         Args:
-            method: the method's name and a space, put before the fault.
+            method: the method's name and a space, with which the message begins.
         """
         for fault in faults:
             self.require(False, method + fault)
 
     def widened(self, plan: Plan) -> Plan:
-        """Return the plan that `widen` makes of a plan. Check that it is valid, and the same in two calls."""
+        """Return the plan that `widen` makes of a plan. Check that the result is valid, and equal in two
+        calls."""
         before = wire.encode(plan)
         one, two = (self.call("widen", self.fresh().widen, plan) for _ in range(2))
         self.require(
@@ -102,8 +103,8 @@ class _Check(Part):
         return one
 
     def choice(self, plan: Plan, step: int) -> None:
-        """Check the questions about one round. `choose` is called twice on one explorer and once on another,
-        and must return the same questions each time."""
+        """Check the questions about one round. Call `choose` twice on one explorer and once on another
+        explorer, and check that all three calls return equal questions."""
         generator = np.random.default_rng(step)
         groups = [
             make_group(n, plan.samples, generator, text="same" if n == 0 else None)
@@ -154,7 +155,7 @@ class _Check(Part):
 def _scores(
     groups: Sequence[Group], needs: frozenset[str], generator: np.random.Generator
 ) -> dict[str, list[np.ndarray]]:
-    """Return made-up scores by name, as `Actor.score` returns scores."""
+    """Return made-up scores by name, in the form of the result of `Actor.score`."""
     scores: dict[str, list[np.ndarray]] = {}
     for name in sorted(needs):
         shape = (_MEMBERS,) if name == ENSEMBLE else ()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Said = float | Mark
-"""A value; or a mark, if there is no value."""
+"""A value, or a mark instead of a value."""
 Script = Callable[[Question], Said | Sequence[Said]]
 
 _PAUSE_S = 0.01
@@ -22,22 +22,22 @@ _VALUELESS = 0.5
 
 
 class FakeEngine:
-    """An engine without a model. It answers requests with ids from a script, and yields the answer to the
-    last request first.
+    """An engine without a model. It answers requests with ids from a script, and yields the answers in
+    reverse order of the requests.
 
-    Every token has the same raw and sampled log-probability, -log(`num_tokens`).
+    * The raw and sampled log-probability of every token is -log(`num_tokens`).
+    * A response with more than `max_new_tokens` ids is cut to this length.
+    * The finish reason is "stop" if the response was not cut and ends with a stop id; otherwise "length".
 
     Args:
         script: a function that gets the ids of a request and returns the ids of the response; or a list of
-            responses. Each request, of all calls, takes the next response of the list, and after the last one
-            the first again.
+            responses, which the requests of all calls take in a cycle.
         num_tokens: size of the vocabulary.
-        stop_ids: ids that end a response. A response with more than `max_new_tokens` ids is cut. If a
-            response was cut, or its last id is not a stop id, its finish reason is "length".
+        stop_ids: ids that end a response.
 
     Attributes:
         requests: all requests so far.
-        held: for each slot, the weights that were loaded last.
+        held: the weights that were loaded last into each slot.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class FakeEngine:
 
 
 class FakeOracle(Oracle):
-    """An oracle that answers from a script, at once or late, in any order, or never.
+    """An oracle that answers from a script. It can answer immediately, late, in reverse order, or never.
 
     Args:
-        script: a function that gets a question. For a comparison it returns the value. For a question to be
-            scored it returns a list with the value of each candidate, or one value for all candidates. A
-            value is a number, or a mark ("tie", "abstain" or "failed").
+        script: a function that gets a question. For a comparison, it returns one value. For scores, it
+            returns a list with one value per candidate, or one value for all candidates. Instead of a
+            number, a value may be a mark: "tie", "abstain" or "failed".
         answers: the kind of questions that the oracle takes.
-        late: a function that gets a question and returns how many calls of `collect` for it return nothing
-            before one returns the answer; None: the question is never answered. By default 0.
-        newest_first: `collect` returns the available answers in reverse order.
+        late: a function that gets a question and returns the number of calls of `collect` without its answer
+            before the call with its answer. None: the question is never answered. The default returns 0.
+        newest_first: True makes `collect` return the available answers in reverse order.
 
     Attributes:
         asked: all questions so far, in order.

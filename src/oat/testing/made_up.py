@@ -1,4 +1,4 @@
-"""The inputs of the check of an algorithm: made-up feedback, and tiny models."""
+"""Inputs for the check of an algorithm: made-up feedback and tiny models."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ from oat.types import Answer, Feedback, Group, Item, Key, Mark, Plan, Question, 
 Answered = Literal["all", "some", "none"]
 
 MODELS = ("policy", "reference", "critic", "ensemble", "reward")
-"""The names of the models that a run may have."""
+"""Names of the models that a run may have."""
 
 _FEATURES = 8
 _MARKS: dict[Answered, tuple[Mark, ...]] = {
@@ -29,14 +29,14 @@ _MARKS: dict[Answered, tuple[Mark, ...]] = {
 
 
 def made_up_feedback(kind: str, plan: Plan, step: int, answered: Answered) -> Feedback:
-    """Return made-up answers to questions about made-up responses. The recorded log-probabilities are those
-    of a tiny policy.
+    """Return made-up answers to questions about made-up responses. The recorded log-probabilities come from a
+    tiny policy.
 
     Args:
         kind: the kind of questions, "compare" or "score".
-        answered: "all": every answer has a value. "some": there are also ties, abstentions and failures; the
-            responses are from the weights of one version earlier, and all responses to one of the prompts are
-            equal. "none": all answers failed.
+        answered: "all": every answer has a value. "none": all answers failed. "some": there are values, ties,
+            abstentions and failures. The responses then come from the previous version of the weights, and
+            all responses to one of the prompts are equal.
     """
     return copy.deepcopy(_feedback(kind, plan.questions, tuple(plan.samples.items()), step, answered))
 
@@ -58,7 +58,7 @@ def _feedback(
 
 
 def tiny_model(name: str) -> Model:
-    """Return a tiny model with random weights, which are the same in every call."""
+    """Return a tiny model with random weights. The weights depend only on `name`."""
     return copy.deepcopy(_model(name))
 
 
@@ -88,7 +88,7 @@ def _model(name: str) -> Model:
 
 
 def _item(kind: str, group: Group, step: int, mark: Mark, generator: np.random.Generator) -> Item:
-    """Return a question about a group, with its answer."""
+    """Return a question about a group, with a made-up answer."""
     key, size = Key("train", step, 0, group.prompt.occurrence), len(group.trajectories)
     if kind == "compare":
         features = generator.normal(size=(2, _FEATURES)).astype(np.float32)
@@ -110,7 +110,7 @@ def _item(kind: str, group: Group, step: int, mark: Mark, generator: np.random.G
 
 @torch.no_grad()
 def _recorded(row: Trajectory, policy: LanguageModel) -> Trajectory:
-    """Return the trajectory with the log-probabilities of `policy`, as if that model had sampled it."""
+    """Return the trajectory with the log-probabilities of `policy` as the recorded ones."""
     logps = policy.outputs([row], {}, {"raw"})["raw"].numpy()
     return replace(
         row, segments=(row.segments[0], replace(row.segments[1], raw_logps=logps, sampled_logps=logps))

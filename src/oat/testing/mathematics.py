@@ -1,4 +1,4 @@
-"""The check of an objective's mathematics: `losses` and `metrics` of one batch in one forward pass."""
+"""The check of an objective's methods `losses` and `metrics`, on one batch in one forward pass."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -24,8 +24,8 @@ class Mathematics(Part):
 
     Args:
         name: name of the algorithm, for messages.
-        objective: an objective that has prepared nothing.
-        models: models by name; at least those that the objective trains.
+        objective: an objective on which `prepare` was never called.
+        models: models by name, with all models that the objective trains.
     """
 
     def __init__(self, name: str, objective: Objective, models: Mapping[str, Model], batch: Batch):
@@ -57,8 +57,8 @@ class Mathematics(Part):
         self.reached(leaves)
 
     def leaves(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return for each trained model the outputs that `wants` names. Each is a leaf tensor with a gradient
-        of its own."""
+        """Return the outputs that `wants` names, by trained model and name. Each output is a leaf tensor that
+        requires a gradient."""
         found: dict[str, dict[str, torch.Tensor]] = {}
         for model, wants in self.objective.wants.items():
             given = self.call("wants", self.models[model].outputs, self.batch.rows, self.batch.columns, wants)
@@ -69,7 +69,8 @@ class Mathematics(Part):
         """Return the result of `losses` or `metrics`.
 
         Raises:
-            ContractError: the method raised; for example it reads an attribute that only `prepare` sets.
+            ContractError: the method raised an exception, such as when it reads an attribute that `prepare`
+                sets.
         """
         try:
             return self.call(method, getattr(self.objective, method), outputs, self.view)
@@ -87,7 +88,7 @@ class Mathematics(Part):
         self.require(is_same, f"{what} was changed in place; make a new tensor")
 
     def losses(self, losses: Any) -> None:
-        """Check names, axes and kinds of reduction of all losses."""
+        """Check the names, axes and reductions of all losses."""
         is_dict = isinstance(losses, dict) and len(losses) > 0
         self.require(is_dict, f"losses returned {str(losses)[:60]}; return a dict of Loss by metric name")
         check_names(self, "losses reports", dict.fromkeys(losses, 0.0))
@@ -115,7 +116,7 @@ class Mathematics(Part):
         self.require(is_whole, f'the loss {name} is per "constant"; {hint}')
 
     def metrics(self, metrics: Mapping[str, tuple[torch.Tensor, str]]) -> None:
-        """Check names and axes of all metrics, and how their values are joined over a step."""
+        """Check the names, shapes and reductions of all metrics."""
         check_names(self, "metrics reports", dict.fromkeys(metrics, 0.0))
         for name, (values, how) in metrics.items():
             is_known = how in ("K", "N", "U", "max", "min")
@@ -127,7 +128,7 @@ class Mathematics(Part):
             self.require(fits, f"the metric {name} has shape {tuple(values.shape)}; {hint}")
 
     def total(self, losses: Mapping[str, Loss]) -> torch.Tensor:
-        """Return the loss of the batch, (). Check that it depends on the models and is finite."""
+        """Return the total loss of the batch, shape (). Check that it depends on the models and is finite."""
         reduction = Reduction(self.batch)
         groups = torch.from_numpy(self.batch.group_of_N)
         parts = [loss.coef * reduction(loss, self.view, groups, first=True) for loss in losses.values()]
@@ -141,7 +142,7 @@ class Mathematics(Part):
         return total
 
     def reached(self, leaves: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Check that every trained model has a gradient, and that it is finite."""
+        """Check that every trained model has a gradient, and that the gradient is finite and not 0."""
         for model, given in leaves.items():
             gradients = {
                 name: leaf.grad
@@ -158,7 +159,7 @@ class Mathematics(Part):
 
 
 def check_names(part: Part, what: str, metrics: Mapping[str, float]) -> None:
-    """Check that every metric's name is in our list (`oat.metrics`) or begins with `user/`."""
+    """Check that every metric's name is in the list of `oat.metrics` or begins with `user/`."""
     try:
         Metrics().add(metrics)
     except OatError as error:

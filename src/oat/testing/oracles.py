@@ -1,10 +1,9 @@
-"""The check of an oracle: it asks made-up questions in several ways, and checks the answers against the
+"""The check of an oracle. It asks made-up questions in several ways, and checks the answers against the
 protocol.
 
-The check asks the same questions again, in reverse order, and one by one. The answers must be equal, since
-the ledger uses answers again and asks only those questions whose answers it does not have. The check does not
-swap the two responses of a pair: an oracle with a position bias judges badly, but does not break the
-protocol.
+The check asks the same questions again, in reverse order, and one by one. The answers must be equal, because
+the ledger stores an answer and uses it for equal questions later. The check does not swap the two responses
+of a pair: an oracle with a position bias judges badly, but does not break the protocol.
 """
 
 import copy
@@ -43,30 +42,32 @@ def check_oracle(
     seconds: float = 30.0,
     tolerance: float = 1e-3,
 ) -> None:
-    """Ask an oracle, or a function that scores or compares, the same questions in several ways, and check its
-    answers against the protocol.
+    """Ask an oracle the same questions in several ways, and check its answers against the protocol of
+    oracles.
 
     The check finds these faults:
-    * an answer has too few or too many values, or one that no run can use (NaN, infinite, no probability);
-    * a question is answered twice or never, or an answer belongs to no question;
-    * an answer costs more than the oracle's price, or the oracle changes its arguments;
-    * unless the oracle says `cacheable = False`: the values differ when the same questions are asked again,
-      in reverse order, one by one, or about the same texts with other tokens.
-    The check does not compare p(first wins) of a pair with p(second wins) of the swapped pair.
+
+    * The oracle raises an exception.
+    * An answer has too few or too many values, or a value that a run cannot use, such as NaN.
+    * A question is answered twice or never, or an answer belongs to no question.
+    * An answer costs more than the oracle's price.
+    * The oracle changes its arguments.
+    * The values differ when the same questions are asked again, in reverse order, one by one, or with other
+      tokens for the same texts. If the oracle has `cacheable = False`, these are not compared.
 
     Args:
-        oracle: a function, a class, an object of such a class, or a name as in a configuration. An exception
-            that it raises is a finding too.
-        questions: the questions to ask; by default made-up ones about one prompt, with many kinds of texts.
+        oracle: a function that scores or compares, a class, an object of such a class, or a name as in a
+            configuration.
+        questions: the questions to ask; None: made-up questions about one prompt, with many kinds of texts.
         reference, columns: reference and columns of the made-up questions' prompt.
-        options: options of the oracle, if `oracle` is a class or a name.
+        options: options of the oracle. They need an `oracle` that is a class or a name.
         seconds: time to wait for the answer to the last question, and again for all other answers together.
         tolerance: largest difference, relative or absolute, between two answers to the same question.
 
     Raises:
-        ContractError: a fault was found; the message says which, where, and what to do.
+        ContractError: a fault was found.
         ConfigError: the oracle cannot be loaded or built.
-        OracleError: our own wrapper of a user's function or class found a fault.
+        OracleError: the package's wrapper of a user's function or class found a fault.
     """
     name = oracle if isinstance(oracle, str) else getattr(oracle, "__qualname__", type(oracle).__name__)
     is_made = hasattr(oracle, "submit") and not isinstance(oracle, type)
@@ -96,7 +97,7 @@ def check_oracle(
 
 
 class _Asking(Part):
-    """Asks questions, and checks each answer.
+    """A function that asks an oracle questions, checks each answer, and returns the answers.
 
     Args:
         name: name of the oracle, for messages.
@@ -112,7 +113,7 @@ class _Asking(Part):
             watched.function = _watched(oracle.function, self.changed)
 
     def __call__(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the answers in the order of the questions, checked."""
+        """Ask questions, check the answers, and return them in the order of the questions."""
         before, given = [_encoded(question) for question in questions], list(questions)
         tickets = self.call("submit", self.oracle.submit, given)
         is_same = [id(question) for question in given] == [id(question) for question in questions]
@@ -156,15 +157,15 @@ class _Asking(Part):
         return answers
 
     def hold(self, contract: Callable[..., Any], *arguments: Any) -> Any:
-        """Call one of the checks that the ledger makes of answers (`oat.oracles.contract`), and return its
-        result. Its error becomes a ContractError."""
+        """Call one of the ledger's checks (`oat.oracles.contract`) and return its result. If the check raises
+        an OracleError, raise a ContractError."""
         try:
             return contract(*arguments)
         except OracleError as error:
             raise ContractError(str(error)) from error
 
     def _check(self, question: Question, answer: Any) -> Answer:
-        """Return an answer with plain numbers, checked against its question."""
+        """Check an answer against its question and the oracle's price, and return it with plain numbers."""
         price = self.oracle.price(question)
         most = Budget.of(price) if self.oracle.names_price else Budget(price.queries)
         sound: Answer = self.hold(checked, answer, question, self.name, most)
@@ -172,8 +173,8 @@ class _Asking(Part):
 
 
 def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable[..., Any]:
-    """Return the function, wrapped. Each call adds to `changed` the names of the arguments that the function
-    has changed."""
+    """Return a wrapper of a function. If a call of the function changes an argument, the wrapper adds the
+    argument's name to `changed`."""
 
     def note(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         changed.update(
@@ -198,7 +199,7 @@ def _watched(function: Callable[..., Any], changed: dict[str, None]) -> Callable
 
 
 def _encoded(question: Question) -> dict[str, bytes]:
-    """Return the bytes of each field of a question, which show whether the field changes."""
+    """Return the bytes of each field of a question, for comparison."""
     return {field.name: wire.encode(getattr(question, field.name)) for field in fields(question)}
 
 
@@ -226,16 +227,16 @@ def _renamed(questions: Sequence[Question], by: int) -> list[Question]:
 
 
 def _retokenised(questions: Sequence[Question]) -> list[Question]:
-    """Return questions about the same texts with other tokens, as two episodes with the same last response
-    have them."""
+    """Return questions about the same texts with other tokens. Such questions arise from two episodes with
+    the same last response."""
     return [
         replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions
     ]
 
 
 def _alone(ask: _Asking, question: Question, place: int) -> Answer:
-    """Return the answer to a question that is asked alone. If the question asks for scores, each candidate is
-    asked about alone, as a run does if the ledger has the scores of the others."""
+    """Ask one question alone, and return the answer. If the question asks for scores, ask about each
+    candidate alone. A run asks in this way if the ledger has the scores of the other candidates."""
     if question.kind == "compare":
         return ask(_renamed([question], 3_000 + place))[0]
     singles = [

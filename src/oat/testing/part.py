@@ -1,4 +1,4 @@
-"""The base of the checks of users' parts."""
+"""The base class for the checks of users' parts."""
 
 import traceback
 from collections.abc import Callable
@@ -12,23 +12,23 @@ _OURS = Path(oat.__file__).parent
 
 
 class Part:
-    """A user's part under check. Every finding becomes a ContractError.
+    """A user's part that is checked. Every fault that is found raises a ContractError.
 
     Args:
-        name: the part's name, with which every message begins.
+        name: the part's name. Every message begins with it.
     """
 
     def __init__(self, name: str):
         self.name = name
 
     def require(self, holds: object, what: str) -> None:
-        """Raise a ContractError unless a condition holds."""
+        """Raise a ContractError with the description `what` if `holds` is false."""
         if not holds:
             raise ContractError(f"{self.name}: {what}")
 
     def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the part. An exception becomes a ContractError that names its place; our own
-        errors and Ctrl-C pass through."""
+        """Call a function of the part. If the function raises an exception, raise a ContractError that names
+        the exception's place. An `OatError` and Ctrl-C pass through unchanged."""
         try:
             return function(*arguments)
         except OatError:
@@ -43,8 +43,9 @@ class Part:
 
 
 def _place(error: BaseException) -> str:
-    """Return the place of an error in brackets: the first file of its traceback that is outside this package,
-    and the last line of the traceback in that file. Return "" if there is no such file."""
+    """Return the place of an error, such as " (reward.py:7)". The file is the first file of the traceback
+    outside this package, and the line is the traceback's last line in this file. Return "" if all files are
+    in this package."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

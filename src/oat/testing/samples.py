@@ -1,4 +1,4 @@
-"""Made-up prompts, responses and questions. Random ones are drawn from a generator that the caller gives."""
+"""Made-up prompts, responses and questions."""
 
 import string
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,13 @@ def make_question(
     reference: str | None = None,
     **columns: Any,
 ) -> Question:
-    """Return a question as an oracle gets it.
+    """Return a question to give to an oracle.
 
     Args:
-        prompt: a user's text; or a conversation, which a reward function then gets as a list of messages.
+        prompt: a user's text, or a conversation. A reward function gets a conversation as a list of messages.
         candidates: the responses that the question is about; two if `kind` is "compare".
-        occurrence: a number that distinguishes the question from others of the same submission.
+        occurrence: a number that distinguishes the question from other questions of the same submission.
+        reference: the reference answer of the prompt.
         columns: further columns of the prompt's record.
     """
     messages = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
@@ -50,10 +51,11 @@ def make_group(
     version: int = 0,
     text: str | None = None,
 ) -> Group:
-    """Return a group of random responses, of one to six letters, to a random prompt. Each letter is one
-    token. A response is cut off with probability 1/4: it has no end token, and its finish reason is "length".
+    """Return a random prompt with a group of random responses of one to six letters. Each letter is one
+    token. With probability 1/4, a response has no end token, and its finish reason is "length".
 
     Args:
+        occurrence: occurrence of the prompt.
         samples: number of responses from each slot.
         version: version of the weights that sampled the responses.
         text: the text of every response; None: random texts.

@@ -1,6 +1,6 @@
 """A tiny model of about twenty thousand random weights, and a real run that trains it in seconds.
 
-The run is started through the command line, so its settings are those that a user would type.
+The run is started through the command line, so it reads its settings as a user's run does.
 """
 
 import json
@@ -16,8 +16,8 @@ END = "<end>"
 
 
 def write_tiny_model(folder: Path, characters: str, *, seed: int = 0) -> None:
-    """Write a Llama with random weights into a folder, with a tokenizer that has a token for each character
-    and one for the end of text. A sequence may have at most 128 tokens.
+    """Write a Llama with random weights and its tokenizer into a folder. The tokenizer has one token per
+    character, and one for the end of text. A sequence may have at most 128 tokens.
 
     Args:
         characters: all characters that prompts and responses may have.
@@ -52,19 +52,19 @@ def tiny_run(
     flags: Sequence[str] = (),
     folder: Path | None = None,
 ) -> list[dict[str, float]]:
-    """Train a tiny model with random weights by `oat train`, on one thread. This shows whether a run can use
-    a part, and whether the model learns anything with it.
+    """Train a tiny model with random weights by `oat train`, on one thread. A test can use this to show that
+    a run can use a part, and that the model learns with it.
 
     Args:
         config: the text of a YAML file without `model`, `prompts.path` and `run_dir`.
-        prompts: texts, or records with a `prompt`, whose further columns go to oracles.
-        characters: characters that a response may have in addition to those of the prompts.
+        prompts: texts, or records with a `prompt`. Oracles get the further columns of a record.
+        characters: characters that a response may have in addition to the characters of the prompts.
         flags: flags of the command line, which override the configuration.
         folder: the folder to which `model`, `prompts.jsonl`, `config.yaml` and `run` are written; None: a new
             temporary folder, which is not removed.
 
     Returns:
-        The rows of the run's metrics.jsonl. The first row is the start, before any step.
+        The rows of the run's `metrics.jsonl`. The first row describes the model before the first step.
 
     Raises:
         ContractError: the run ended with an error, which it printed.
