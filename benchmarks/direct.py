@@ -1,23 +1,22 @@
-"""Offline DPO on recorded pairs against TRL's DPO trainer: whole steps of both, from texts, with the same
-loss at each.
+"""Offline DPO on recorded pairs, compared with TRL's DPO trainer. Both make complete steps from texts, with
+equal losses.
 
     python benchmarks/direct.py [--sizes 5M 50M] [--steps 20] [--peers PYTHON]
 
-Prompts have 16 to 64 tokens, and two responses each, of geometric lengths with mean 128 and at most 1,024
-tokens. Settings: beta 0.1, one step of AdamW on each batch of new pairs, float32, two threads. TRL computes
-the reference's log-probabilities of all pairs beforehand (`precompute_ref_log_probs`). These seconds are
-reported and are not part of its steps, while `oat` computes them in each step. TRL has no attention without
-padding here, because its trainer switches `padding_free` off. Its best micro-batch, in pairs, is therefore
-found in one pass, on two first batches. The side of `oat` is a run of `oat train` with recorded responses:
-its steps include reading, rendering, ledger, reference and update.
+Load: each prompt has 16 to 64 tokens and two responses, of geometric lengths with mean 128 and at most 1,024
+tokens. Settings: beta 0.1, one step of AdamW per batch of new pairs, float32, two threads.
 
-Both sides take the same batches in the same order. `same_ids` says whether they were the same token by token,
-and `loss_gap` is the greatest difference between the losses of a step. Memory is the highest peak of a step
-beyond the level after imports, models included. TRL is measured in a fresh process that tried no other
-settings. Sides take turns, step by step; figures are medians.
+* `oat`: a run of `oat train` with recorded responses. Its steps include reading, rendering, ledger, reference
+  and update.
+* TRL: it computes the reference's log-probabilities of all pairs before the first step
+  (`precompute_ref_log_probs`). These seconds are reported and are not part of its steps, which favours TRL.
+  Its trainer switches `padding_free` off, so it pads. Its best micro-batch, in pairs, is searched first with
+  runs of two steps. The measurement is in a new process.
 
-TRL's steps are timed without the pass that computes the reference, so the ratio is the lowest of all fair
-ones. The losses of both are compared in the same run, which shows that the work is the same.
+Both sides take the same batches in the same order, in turns, step by step. Figures are medians over the
+steps. `same_ids` is true if all token ids were equal. `loss_gap` is the greatest difference between the two
+losses of a step. Memory is the highest peak of a step minus the level after imports, so it includes the
+models.
 """
 
 import argparse
@@ -34,17 +33,17 @@ sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
 MICRO = {"5M": (1, 2, 4), "50M": (1, 2, 4), "tiny": (1, 2)}
-"""Micro-batches, in pairs, from which TRL's best is chosen."""
+"""Micro-batches, in pairs, that are tried for TRL."""
 PAIRS = {"5M": 16, "50M": 8, "tiny": 4}
-"""Pairs a step."""
+"""Number of pairs per step."""
 MICRO_TOKENS = {"5M": 1024, "50M": 512, "tiny": 1024}
 RATE = 1e-5
-"""High enough that the loss moves within 20 steps, low enough that AdamW does not amplify rounding."""
+"""Learning rate. The loss changes visibly within 20 steps, and AdamW does not amplify rounding."""
 LENGTHS = {"mean": 128, "cap": 1024}
 
 
 def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = LENGTHS) -> dict[str, Any]:
-    """Return one row of the table: samples (pairs) a second, padding, memory and losses by side, with
+    """Return one row of the table. It has the pairs per second, padding, memory and losses of each side, with
     settings and versions."""
     load = {"pair_count": PAIRS[size], "steps": steps, "rate": RATE, **lengths}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -82,7 +81,8 @@ def compare(size: str, steps: int, peers: str | None, lengths: dict[str, int] = 
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return TRL's fastest micro-batch, in pairs; and all that were tried, with the rate of a second step."""
+    """Return TRL's fastest micro-batch, in pairs, and TRL's settings with the pairs per second of each
+    micro-batch that was tried."""
     with Side(peers, "trl_direct_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
 

@@ -1,16 +1,18 @@
-"""Generation against transformers and vLLM, on rows of geometric lengths.
+"""Generation of rows with geometric lengths, compared with transformers and vLLM.
 
     python benchmarks/generation.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON] [--vllm PYTHON]
 
-The load is 64 prompts of 16 to 64 tokens, 4 samples each, at most 128 new tokens. The end-of-text has
-probability 1 / 32 at every step, so lengths are geometric with mean about 32. Temperature 1,
-log-probabilities of every token.
+Load: 64 prompts of 16 to 64 tokens, 4 samples per prompt, at most 128 new tokens. The end-of-text has
+probability 1 / 32 at every token, so lengths are geometric with mean about 32. Temperature 1, with the
+log-probabilities of all tokens.
 
-Each side gets all rows at once. The best batch size of transformers is found among 32, 64, 128, 256 in one
-pass, which ends at one that is a fifth slower than the best before it; if 32 is the best, 16 and 8 are tried
-too. vLLM compiles the model if there is a compiler. Sides take turns; figures are medians of tokens a second.
-The share of the machine is the least time a token that `oat`'s passes could take on it
-(`oat.hardware.roofline`), divided by the time a token that a side took.
+Each side gets all rows at once. The sides take turns. Figures are medians of tokens per second.
+
+* transformers: the batch sizes 32, 64, 128 and 256 are tried in this order, until one is a fifth slower than
+  the best before it. If 32 is the best, 16 and 8 are tried too. The fastest batch size is measured.
+* vLLM: it compiles the model if the machine has a compiler.
+* Share of the machine: the least time per token that `oat`'s passes could take on this machine
+  (`oat.hardware.roofline`), divided by the measured time per token of a side.
 """
 
 import argparse
@@ -36,7 +38,7 @@ LOAD = {"prompt_count": 64, "samples": 4, "cap": 128}
 def compare(
     size: str, dtype: str, repetitions: int, peers: str | None, vllm: str | None, load: dict[str, int] = LOAD
 ) -> dict[str, Any]:
-    """Return one row of the table: rates by side, settings, versions."""
+    """Return one row of the table, with the rates, settings and versions of each side."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
         sides = {}
@@ -74,7 +76,7 @@ def compare(
 
 
 def _best_batch(rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]:
-    """Return the fastest number of rows in a batch, and the rates of all that were tried."""
+    """Return the fastest number of rows in a batch, and the rate of each number that was tried."""
     best, tried = best_of(BATCHES, rate_of)
     if best == BATCHES[0]:
         tried |= best_of([best, *SMALLER], lambda rows: tried.get(rows) or rate_of(rows))[1]
@@ -84,7 +86,8 @@ def _best_batch(rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]
 def growth(
     size: str, repetitions: int, requests: Sequence[int] = (64, 512), cap: int = 128
 ) -> dict[str, Any]:
-    """Measure how the engine's time grows from few requests to many, 4 a prompt."""
+    """Measure the growth of the engine's time from the first to the last of `requests`, which are numbers of
+    requests. There are 4 requests per prompt."""
     with tempfile.TemporaryDirectory() as folder, Side(sys.executable, "oat_side.py") as side:
         make_model(size, Path(folder))
         versions = side.ask("open", model=folder, dtype="float32", threads=THREADS)

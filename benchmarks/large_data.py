@@ -1,14 +1,15 @@
-"""The seconds until the data of a run are ready, first read, checked and rendered and then remembered; and
-the memory that this takes.
+"""The seconds until the data of a run are ready, and the memory that this takes. The data are opened twice:
+the first time they are read, checked and rendered; the second time the stored index is used.
 
     python benchmarks/large_data.py [--prompts 1000000] [--pairs 100000] [--model DIR]
 
-prompts   JSON lines of about 75 bytes: nine words and a number, with an answer.
-pairs     the preferences of --records FILE (JSON lines with prompt, chosen, rejected), repeated, each with a
-          number after its prompt; by default random text of about as many words (80, 250 and 250).
+prompts   JSON lines of about 75 bytes, with nine words, a number and an answer.
+pairs     preferences with a number after each prompt. By default, they are random texts: 80 words for the
+          prompt and 250 for each response. With --records FILE, they are the records of FILE in a cycle (JSON
+          lines with prompt, chosen, rejected).
 
-Each is opened twice, in fresh processes, as a run opens it, with the tokenizer of DIR (by default a
-byte-level one made here).
+Each file is opened by a new process in the way of a run, with the tokenizer of DIR. By default, the tokenizer
+is a byte-level one that this program makes.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def make_records(kind: str, records: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield records of a kind without end."""
+    """Yield records of the kind "prompts" or "pairs", without end."""
     draw = random.Random(0)
     lines = (
         []
@@ -88,7 +89,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def open_(file: str, kind: str, cache: str, model: str) -> None:
-    """Open the data as a run does, and print the seconds and the memory."""
+    """Open the data in the way of a run, and print the seconds and the memory."""
     from oat.data.prompts import Prompts
     from oat.models.loading import load_tokenizer
     from oat.seeds import Seeds

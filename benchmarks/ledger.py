@@ -1,14 +1,16 @@
-"""The cost of the ledger and the checkpoints: their share of a run, answers a second, and the time to open a
-large ledger.
+"""The cost of the ledger and the checkpoints: their share of a run's time, answers per second, and the time
+to open a large ledger.
 
     python benchmarks/ledger.py [--rows 1000000]
 
-share     of the time of a run like the quickstart's (its model with random weights, its data, GRPO) of 50
-          steps with a checkpoint every 10: the time in `Ledger.ask`, `take_feedback` and `drop`, in
-          `Checkpoints.save` and `wait`, and in writing metrics to disk, without the oracle's time.
-          Everything is synced to disk as in any run.
-rate      questions asked, answered and taken a second, in rounds of 64, by an oracle that answers at once.
-opening   seconds until a ledger with so many answered and taken questions is ready to be asked.
+share     the time of the ledger and the checkpoints, divided by the time of a run. The run has the
+quickstart's
+          data, its model with random weights, GRPO, 50 steps, and a checkpoint every 10 steps. The time of
+          the ledger and the checkpoints is that of `Ledger.ask`, `take_feedback` and `drop`, of
+          `Checkpoints.save` and `wait`, and of forcing metrics to disk, without the oracle's time.
+rate      questions per second that are asked, answered and taken, in rounds of 64. The oracle answers
+          immediately.
+opening   seconds to open a ledger with --rows questions, all answered and taken.
 """
 
 import argparse
@@ -39,7 +41,12 @@ ROUND = 64
 
 
 class Watch:
-    """Measures the seconds spent in methods, each without the time spent in other watched methods."""
+    """A measurement of the seconds in methods. The time of a watched method that another watched method calls
+    counts only for the inner method.
+
+    Attributes:
+        seconds: seconds by the name that was given to a method; several methods may share a name.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -63,10 +70,11 @@ class Watch:
 
 
 def share(folder: Path, steps: int = STEPS, held_out: int | None = None) -> dict[str, float]:
-    """Return the seconds of a run, of its ledger and of its checkpoints, and the share of the latter two.
+    """Return the seconds of a run, of its ledger, of its checkpoints and of its oracle, and the share of
+    ledger and checkpoints.
 
     Args:
-        held_out: number of prompts of an evaluation; None: all.
+        held_out: number of prompts in an evaluation; None: all.
     """
     tokenizer = build_tokenizer()
     build_task(0).write(folder)
@@ -95,7 +103,7 @@ def share(folder: Path, steps: int = STEPS, held_out: int | None = None) -> dict
 
 
 def rate(folder: Path, rounds: int = 100) -> float:
-    """Return the answers a second that are asked, recorded and taken, in rounds of 64."""
+    """Return the number of questions per second that are asked, answered and taken, in rounds of 64."""
     ledger = _ledger(folder / "rate.sqlite")
     prepared = [_round(step) for step in range(rounds)]
     began = time.perf_counter()
@@ -108,7 +116,7 @@ def rate(folder: Path, rounds: int = 100) -> float:
 
 
 def opening(folder: Path, rows: int) -> float:
-    """Return the seconds to open a ledger with so many questions, all answered and taken."""
+    """Return the seconds to open a ledger with `rows` questions, all answered and taken."""
     path = folder / "large.sqlite"
     size = min(rows, 10_000)
     ledger = _ledger(path)
@@ -131,7 +139,8 @@ def _ledger(path: Path) -> Ledger:
 
 
 def _round(step: int, size: int = ROUND) -> tuple[list[Group], list[Question]]:
-    """Return questions about one response each, with eight tokens and a text of its own."""
+    """Return `size` groups with one response each, and a question about each response. A response has eight
+    tokens and a text that no other response has."""
     groups, questions = [], []
     ids = np.arange(8, dtype=np.int32)
     logps = np.full(8, -1.0, dtype=np.float32)

@@ -1,11 +1,11 @@
-"""Log-probabilities and their gradients at a vocabulary of 150 thousand: in chunks against the whole matrix
-of logits.
+"""Log-probabilities and their gradients for a vocabulary of 150 thousand tokens, computed in two ways: with
+the complete matrix of logits, and in chunks.
 
     python benchmarks/logps.py [--widths 256 1024] [--tokens 4096] [--repetitions 3]
 
-The two ways take turns in one process; figures are medians of seconds, and of memory beyond inputs and
-gradients. An error is the norm of the difference of the gradients over the norm of the gradients of the whole
-way, at 512 tokens.
+The two ways take turns in one process. Figures are medians of seconds, and of memory without inputs and
+gradients. The error is the norm of the difference between the two ways' gradients, divided by the norm of the
+gradients from the complete matrix, for 512 tokens.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ERROR_TOKENS = 512
 def compare(
     width: int, tokens: int = 4096, repetitions: int = 3, vocabulary: int = VOCABULARY
 ) -> dict[str, Any]:
-    """Return one row of the table."""
+    """Return one row of the table, with seconds, memory and errors."""
     with Side(sys.executable, "logps_side.py") as side:
         shape = {"width": width, "vocabulary": vocabulary}
         errors = {

@@ -1,4 +1,4 @@
-"""Sides of a benchmark as processes, each in its own environment, asked in turns."""
+"""The sides of a benchmark: processes, each in its own Python environment, that are measured in turns."""
 
 import json
 import os
@@ -13,15 +13,15 @@ SIDES = Path(__file__).parent / "sides"
 
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
-"""Threads of every side."""
+"""Number of threads of every side."""
 
 
 class Side:
-    """One side: a process that answers each line with a line.
+    """One side of a benchmark: a process that answers each line of its input with a line.
 
     Args:
-        python: interpreter of its environment.
-        script: file in `sides/`.
+        python: path of the interpreter in the side's environment.
+        script: name of a file in `sides/`.
     """
 
     def __init__(self, python: str, script: str):
@@ -65,11 +65,10 @@ class Side:
 
 
 def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int, dict[int, float]]:
-    """Return the fastest value, and the rates of all that were tried: in order, until one is a fifth slower
-    than the best before it.
+    """Return the best of some batch sizes, and the rate of each size that was tried.
 
-    Of rates within a twentieth of the highest the first wins, so that a batch is no larger, and takes no more
-    memory, than is useful.
+    The sizes are tried in order, until one is a fifth slower than the best before it. The result is the first
+    size with a rate of at least 0.95 of the highest, because a larger batch needs more memory.
     """
     rates: dict[int, float] = {}
     for value in values:
@@ -82,7 +81,8 @@ def best_of(values: Sequence[int], rate_of: Callable[[int], float]) -> tuple[int
 def in_turns(
     sides: Mapping[str, tuple[Side, Mapping[str, Any]]], repetitions: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Ask every side once in each repetition, one after the other, and return their answers by name."""
+    """Ask every side once in each repetition, one side after another. Return the list of answers of each
+    side, by name."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for repetition in range(repetitions):
         for name, (side, command) in sides.items():
@@ -91,14 +91,19 @@ def in_turns(
 
 
 def rate(answers: Sequence[Mapping[str, Any]], what: str = "tokens") -> float:
-    """Return the median of tokens, or samples, a second."""
+    """Return the median rate of some answers, per second.
+
+    Args:
+        what: name of the counted quantity, such as "tokens" or "samples".
+    """
     return median(answer[what] / answer["seconds"] for answer in answers)
 
 
 def spread(
     answers: Mapping[str, Sequence[Mapping[str, Any]]], what: str = "tokens"
 ) -> dict[str, tuple[float, float]]:
-    """Return by side the least and the greatest ratio, over the repetitions, of `oat`'s rate to its own."""
+    """Return the least and the greatest ratio, over the repetitions, of `oat`'s rate to the rate of each
+    other side, by the side's name."""
 
     def ratios(side: str) -> list[float]:
         pairs = zip(answers["oat"], answers[side], strict=True)
@@ -110,7 +115,8 @@ def spread(
 def medians(
     answers: Mapping[str, Sequence[Mapping[str, Any]]], counted: str, *others: str
 ) -> dict[str, dict[str, float]]:
-    """Return by side the median of `counted` a second, and the medians of other values."""
+    """Return the median of `counted` per second for each side, and the medians of the values named in
+    `others`."""
     values = {
         name: {side: median(answer[name] for answer in given) for side, given in answers.items()}
         for name in others

@@ -1,5 +1,5 @@
-"""Checks that every run of the quickstart gains, and every control stays, with other seeds and on machines
-that round differently.
+"""Checks that every run of the quickstart gains accuracy, and that the accuracy of every control hardly
+changes, with several seeds and with different floating-point rounding.
 
     python benchmarks/quickstart.py --out DIR
         measures the cells that DIR lacks, one after another, and writes the page's tables
@@ -8,10 +8,11 @@ that round differently.
     python benchmarks/quickstart.py --out DIR --cell SEED --environment NAME
         measures one cell
 
-A cell is the start, both runs and both controls of one seed in one environment, in a process of its own and
-on one thread of torch. It writes DIR/SEED_NAME.json, and keeps its runs beside it. An environment makes the
-machine round differently: fewer vector instructions in torch's own kernels (`avx2`, `default`:
-ATEN_CPU_CAPABILITY), or none of oneDNN's kernels. Exit code 0: all requested cells are within the bounds.
+A cell is one seed in one environment: the start, both runs and both controls, in one process with one thread
+of torch. Its measurements are written to DIR/SEED_NAME.json, and its runs are kept in DIR/SEED_NAME. An
+environment changes the rounding: torch's kernels use fewer vector instructions (`avx2` and `default`, the
+values of ATEN_CPU_CAPABILITY), or oneDNN's kernels are off. Exit code 0: all requested cells are within the
+bounds.
 """
 
 import argparse
@@ -44,12 +45,13 @@ LEAST_GREEDY = 0.5
 MOST_CONTROL = 0.05
 METRICS = ("eval/sampled", "eval/greedy")
 Cell = Mapping[str, Any]
-"""The measurements of a cell: its seed, its environment, torch's instructions, and for each run the digest
-and the first and last row of metrics."""
+"""The measurements of a cell: seed, environment, torch's vector instructions, and, for each run, the digest
+of the weights and values of the first and last row of metrics."""
 
 
 def measure(out: Path, seed: int, environment: str) -> Cell:
-    """Make the start and the runs of a seed in this process, which is in the environment already."""
+    """Make the start and the runs of a seed in this process, and return the measurements. The environment
+    variables of `environment` must be set already."""
     if environment == "oneDNN off":
         torch.backends.mkldnn.set_flags(False)
     began = time.monotonic()
@@ -74,7 +76,7 @@ def measure(out: Path, seed: int, environment: str) -> Cell:
 
 
 def ends(run_dir: Path) -> dict[str, dict[str, float]]:
-    """Return the evaluation and the queries in the first and the last row of a run's metrics."""
+    """Return the evaluation and the number of queries from the first and the last row of a run's metrics."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = ("oracle/queries", *(metric + suffix for metric in METRICS for suffix in ("", "_low", "_high")))
     return {
@@ -90,7 +92,7 @@ def gains(run: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
 
 
 def misses(cell: Cell) -> list[str]:
-    """Return the runs of a cell that are out of bounds, a line each."""
+    """Return one line of text per run of a cell that is out of bounds."""
     found = []
     for name, run in cell["runs"].items():
         sampled, greedy = gains(run)
@@ -109,14 +111,14 @@ def misses(cell: Cell) -> list[str]:
 
 
 def read_cells(out: Path) -> list[Cell]:
-    """Read the cells that exist, in the order of the list."""
+    """Read the cells that exist, ordered by environment and seed."""
     files = (out / f"{_name(seed, environment)}.json" for environment in ENVIRONMENTS for seed in SEEDS)
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
 def tables(cells: Sequence[Cell]) -> str:
-    """Return two tables: each run of each seed on the unchanged machine, and the gains of runs and controls
-    in each environment."""
+    """Return two tables as text. The first has each run of each seed in the environment "as is". The second
+    has the gains of runs and controls in each environment."""
     head = (
         "| run | seed | oracle queries | sampled, start | sampled, end | greedy, start | greedy, end |\n"
         + "| --- " * 7
@@ -147,7 +149,7 @@ def tables(cells: Sequence[Cell]) -> str:
 
 
 def write_tables(cells: Sequence[Cell], page: Path) -> None:
-    """Put the tables between the marks of the page."""
+    """Write the tables between the two comments that mark their place in a page."""
     begin = "<!-- cells -->\n"
     end = "<!-- end of cells -->"
     before, rest = page.read_text(encoding="utf-8").split(begin)

@@ -1,12 +1,13 @@
-"""One DPO and one GRPO step at the shapes of real models, with the estimate of `oat check --memory` beside
-the measured peak.
+"""One DPO step and one GRPO step with the shapes of real models. The table compares the estimate of `oat
+check --memory` with the measured peak of memory.
 
     python benchmarks/real_shapes.py [--shapes qwen3-0.6b llama-3.2-1b] [--algorithms dpo grpo] [--threads 2]
 
-Weights are random; shapes and vocabularies are the real ones. Qwen3-0.6B learns in full, Llama-3.2-1B through
-LoRA. Each run is `oat train` in a process of its own: 4 sequences of 256 tokens (a prompt of 64, a response
-of 192, which random weights do not end), one step, one checkpoint. The measured value is the peak of the
-process's resident memory, less the level of a process that only imports the same. Units: 10^9 bytes; seconds.
+Weights are random; shapes and vocabularies are those of the real models. All weights of Qwen3-0.6B are
+trained; Llama-3.2-1B is trained through LoRA. Each run is `oat train` in a new process, with one step and one
+checkpoint. It has 4 sequences of 256 tokens: 64 of the prompt and 192 of the response. The measured value is
+the peak of the process's resident memory, minus that of a process that only imports the libraries. Units:
+10^9 bytes; seconds.
 """
 
 import argparse
@@ -52,12 +53,12 @@ def reward(prompts, completions, **columns):
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's shape, and how it is trained.
+    """The shape of a model, and the settings of its training.
 
     Attributes:
-        tokens: ids that the tokenizer has; the model may have more rows.
+        tokens: number of ids of the tokenizer; the model may have more rows of embeddings.
         lora: rank of the adapter; None trains every weight.
-        prompt, response: tokens.
+        prompt, response: lengths in tokens.
     """
 
     config: PreTrainedConfig
@@ -116,7 +117,7 @@ ALGORITHMS = {
 
 
 def write_model(shape: Shape, folder: Path) -> None:
-    """Write a random model of the shape, and a tokenizer with one id a word."""
+    """Write a model of the shape with random weights, and a tokenizer with one id per word."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(shape.config)
     module.to_empty(device="cpu")
@@ -140,7 +141,8 @@ def write_model(shape: Shape, folder: Path) -> None:
 
 
 def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Path:
-    """Write the configuration of a run of one step into a folder that holds `model`."""
+    """Write the configuration of a run with one step into a folder that has the folder `model`, and return
+    the file's path."""
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     prompts = [
         " ".join(f"w{1 + (place + number) % (shape.tokens - 1)}" for place in range(shape.prompt))
@@ -167,11 +169,11 @@ def write_config(shape: Shape, algorithm: str, folder: Path, threads: int) -> Pa
 
 
 def measure(command: Sequence[str]) -> int:
-    """Run a process of this Python, and return the peak of its resident memory, in bytes, as the system last
-    reports it before the process ends.
+    """Run a process of this Python, and return the peak of its resident memory in bytes. The system's report
+    is read every 0.01 s, until the process ends.
 
     Raises:
-        RuntimeError: it did not end with 0.
+        RuntimeError: the exit code is not 0.
     """
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL)
     peak = 0
@@ -186,8 +188,13 @@ def measure(command: Sequence[str]) -> int:
 
 
 def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: int) -> dict[str, Any]:
-    """Return one row: a run of one step, with its estimated and measured peak beyond imports, in GB, and the
-    seconds of its parts. `folder` holds `model`."""
+    """Make a run of one step, and return one row of the table: the estimated and the measured peak without
+    imports, in 10^9 bytes, and the seconds of the step's parts.
+
+    Args:
+        folder: folder that has the folder `model`.
+        imports: peak of a process that only imports the libraries, in bytes.
+    """
     file = write_config(shape, algorithm, folder, threads)
     estimated = estimate(resolve(*load_config(file)), Lengths(shape.prompt))
     peak = measure(["-m", "oat", "train", str(file)])
@@ -199,7 +206,7 @@ def compare(shape: Shape, algorithm: str, folder: Path, threads: int, imports: i
 
 
 def rows(shapes: Sequence[str], algorithms: Sequence[str], threads: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for every shape and algorithm."""
+    """Yield one row of the table per shape and algorithm."""
     imports = measure(["-c", IMPORTS])
     versions = {
         "oat": {

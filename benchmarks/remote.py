@@ -1,17 +1,18 @@
-"""The gain of batching in a reward server: one process on the CPU with a tiny random model, asked by 64
-clients together and by one.
+"""The gain of batching in a reward server. The server is one process on the CPU with a tiny random model. One
+client or 64 clients ask it.
 
     python benchmarks/remote.py [--requests 4000] [--soak 100000]
 
-alone     requests a second of one client, which asks again when it has its answer, of a server without
-          batches (--max-batch-size 1, --max-wait-ms 0).
-together  requests a second of 64 clients, of a server with batches (--max-batch-size 32, --max-wait-ms 5:
-          half of the requests are on their way while the other half are scored); and of the server without.
-latency   seconds of a request of the 64 clients: the median, and the 99th percentile.
-memory    resident bytes of the server's processes after a tenth of the soak, and after all of it.
+alone     requests per second of one client. The server has no batches (--max-batch-size 1, --max-wait-ms 0).
+together  requests per second of 64 clients, measured twice: with batches (--max-batch-size 32, --max-wait-ms
+5)
+          and without batches. Batches of 32 let half of the requests travel while the other half are scored.
+latency   seconds of a request of the 64 clients with batches: median and 99th percentile.
+memory    resident bytes of the server's processes, after a tenth of the soak and at its end. The soak is a
+          long series of requests of the 64 clients (--soak).
 
-A client is a connection that asks again as soon as it has its answer. All clients run on one event loop in
-this process. It takes a share of the machine, so clients are kept as light as possible.
+A client is a connection that sends the next request when it has the reply to the last one. All clients run on
+one event loop in this process. The loop uses the same machine as the server, so a client does little work.
 """
 
 import argparse
@@ -40,12 +41,13 @@ from oat.types import Message
 CLIENTS = 64
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
 BATCHED = ("32", "5")
-"""Most requests that are scored together, and milliseconds that the first one waits."""
+"""Largest number of requests in a batch, and milliseconds that its first request waits."""
 SINGLE = ("1", "0")
 
 
 def save_model(folder: Path) -> None:
-    """Save a Llama of two layers with random weights, which reads 512 letters."""
+    """Save a Llama of two layers with random weights, and a tokenizer of single letters. A sequence may have
+    at most 512 tokens."""
     tokenizer = Tokenizer(
         models.WordLevel({token: id for id, token in enumerate(["<eos>", *LETTERS])}, unk_token="?")
     )
@@ -69,7 +71,7 @@ def save_model(folder: Path) -> None:
 
 @contextmanager
 def serving(model: Path, batch: tuple[str, str]) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Start a server, and yield its URL and its process when it is ready."""
+    """Start a server, wait until it is ready, and yield its URL and its process. End it after the context."""
     flags = {
         "--model": str(model),
         "--devices": "cpu",
@@ -93,7 +95,8 @@ def serving(model: Path, batch: tuple[str, str]) -> Iterator[tuple[str, subproce
 
 
 async def ask(url: str, clients: int, requests: int) -> tuple[float, list[float]]:
-    """Send requests, and return the requests a second, and the seconds of each."""
+    """Send requests from several clients. Return the number of requests per second, and the seconds of each
+    request."""
     bodies = [
         encode_request([((Message("user", LETTERS[: 5 + n]),), (LETTERS[n:],))], "score") for n in range(16)
     ]
@@ -116,7 +119,7 @@ async def ask(url: str, clients: int, requests: int) -> tuple[float, list[float]
 
 
 def resident(process: subprocess.Popen) -> int:
-    """Return the bytes of a process and of all its descendants."""
+    """Return the resident bytes of a process and of all its descendants."""
     parents = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -130,7 +133,7 @@ def resident(process: subprocess.Popen) -> int:
 
 
 def measure(folder: Path, requests: int, soak: int) -> dict[str, Any]:
-    """Return the figures, by the names above."""
+    """Return the figures that the head of this file describes, by name."""
     save_model(folder)
     with serving(folder, SINGLE) as (url, _):
         asyncio.run(ask(url, 1, 50))

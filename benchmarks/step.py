@@ -1,16 +1,18 @@
-"""One online step end to end against TRL's GRPO trainer: generation, rewards, update, and the new weights in
-the engine.
+"""One complete online step, compared with TRL's GRPO trainer: generation, rewards, update, and loading of the
+new weights into the engine.
 
     python benchmarks/step.py [--sizes 5M 50M] [--repetitions 3] [--peers PYTHON]
 
-The load is 64 prompts (16 at 50M) of 16 to 64 tokens, 4 samples each, at most 128 new tokens, with geometric
-lengths of mean about 32 (the end-of-text has probability 1 / 32). GRPO without a reference, one step of AdamW
-at a learning rate that leaves the lengths unchanged, float32, two threads.
+Load: 64 prompts (16 for the size 50M) of 16 to 64 tokens, 4 samples per prompt, at most 128 new tokens. The
+end-of-text has probability 1 / 32, so lengths are geometric with mean about 32. Algorithm: GRPO without a
+reference, one step of AdamW, float32, two threads. The learning rate is so small that the lengths do not
+change.
 
-TRL generates with transformers. Its best settings are found in one pass: on a quarter of the prompts the
-micro-batch of its update; then, on all of them, the rows that it generates together, all or 64. Memory is the
-peak of a step beyond the level after imports. TRL is measured in a fresh process that tried no other
-settings. Sides take turns; figures are medians.
+TRL generates with transformers. Its best settings are searched first, in two stages: the micro-batch of the
+update, with a quarter of the prompts; then the number of rows that are generated together (64 or all rows),
+with all prompts. The measurement is in a new process.
+
+Memory is the peak of a step minus the level after imports. The sides take turns. Figures are medians.
 """
 
 import argparse
@@ -28,17 +30,19 @@ sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
 MICRO = {"5M": (1, 4, 16, 64), "50M": (1, 2, 4, 8), "tiny": (2, 4)}
-"""Micro-batches, in rows, from which TRL's best is chosen."""
+"""Micro-batches, in rows, that are tried for TRL."""
 MADE = {"5M": (64, 256), "50M": (64,), "tiny": (8,)}
-"""Rows generated together, from which TRL's best is chosen."""
+"""Numbers of rows generated together that are tried for TRL."""
 PROMPTS = {"5M": 64, "50M": 16, "tiny": 2}
 LOAD = {"samples": 4, "cap": 128}
 MICRO_TOKENS = 512
-"""Small, to save memory: at 5M the update takes a fifth longer than with 1,024."""
+"""Tokens of a micro-batch of `oat`. The number is small to save memory. For the size 5M, the update takes a
+fifth longer than with 1,024 tokens."""
 
 
 def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, int] = LOAD) -> dict[str, Any]:
-    """Return one row of the table: samples a second, memory, padding by side, with settings and versions."""
+    """Return one row of the table. It has the samples per second, memory and padding of each side, with
+    settings and versions."""
     load = {"prompt_count": PROMPTS[size], **limits}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
@@ -70,8 +74,8 @@ def compare(size: str, repetitions: int, peers: str | None, limits: dict[str, in
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
-    """Return TRL's fastest micro-batch and number of rows generated together; and all that were tried, in
-    samples a second."""
+    """Return TRL's best micro-batch and number of rows generated together, and the settings with the samples
+    per second of each number that was tried."""
     rows = load["prompt_count"] * load["samples"]
     fewer = {**load, "prompt_count": max(1, load["prompt_count"] // 4)}
     with Side(peers, "trl_side.py") as side:

@@ -1,25 +1,24 @@
-"""Checks that a run of the stories recipes closed half of the gap to its start model's best of 64, and at
-what price.
+"""Checks that a run of the stories recipes has closed half of the gap between its start model and the best of
+64 stories of this model, and that the stories have not degraded.
 
     python benchmarks/stories.py RUN [RUN ...]
 
-Stories are sampled as in training, on the held-out openings of the run's configuration. For each run
-it prints:
+Stories are sampled with the run's sampling settings, for the held-out openings of its configuration. Start
+and end are the models before and after the run. For each run, the program prints:
 
-    reward      mean reward of the stories; start and end under the same random numbers
-    ceiling     mean over the openings of the best of `--best` stories of the start model
-    gap closed  (end - start) / (ceiling - start)
+    reward      mean reward of the stories of start and end, which are sampled with equal random numbers
+    ceiling     reward of the best of `--best` stories of the start per opening, as a mean over the openings
+    gap closed  (reward of the end - reward of the start) / (ceiling - reward of the start)
     stopped     share of the stories that end with an end-of-text within sampling.max_new_tokens
-    distinct-2  distinct pairs of neighbouring words / all of them, over all stories; lower case, no pair
-                across two stories
-    nats        mean over the stories' tokens, the end-of-text among them, of -log p(token) under the start
-                model, raw: how improbable the start model finds the stories. For the start's own stories
-                this is its entropy a token.
+    distinct-2  number of different pairs of neighbouring words / number of all pairs, over all stories, in
+                lower case
+    nats        mean of -log p(token) over all tokens of the stories, with the end-of-text. p is the raw
+                probability under the start model. For the start's stories, this estimates its entropy per
+                token.
 
-Start and end have the same number of stories, `--samples` an opening, and the same limit of tokens a story.
-The start's are the first of the stories from which the ceiling takes the best. Exit code 0: at least half of
-the gap is closed, `stopped` is not lower than at the start, distinct-2 is at least 0.8 of the start's, and
-nats rose by at most 0.3. Exit code 1: otherwise.
+Each model has `--samples` stories per opening. The stories of the start are the first of the `--best`
+stories. Exit code 0: at least half of the gap is closed, `stopped` is not lower than for the start,
+distinct-2 is at least 0.8 times that of the start, and nats has risen by at most 0.3. Exit code 1: otherwise.
 """
 
 import argparse
@@ -53,13 +52,12 @@ MOST_NATS = 0.3
 
 @dataclass(frozen=True)
 class Stories:
-    """The stories of one model, opening after opening.
+    """The measurements of one model's stories. The head of this file explains the names.
 
     Attributes:
-        rewards_BG: (B, G) rewards of B openings with G stories each.
-        stopped_frac, distinct_2, nats: as at the head of this file, of the first `samples` stories of
-            each opening.
-        shown: (opening, story, reward) of the first stories of a few openings.
+        rewards_BG: rewards of G stories for each of B openings, shape (B, G).
+        stopped_frac, distinct_2, nats: measured on the first `samples` stories of each opening.
+        shown: (opening, story, reward) of the first story of the first three openings.
     """
 
     rewards_BG: np.ndarray
@@ -90,7 +88,8 @@ class Models:
         )
 
     def stories(self, prompts: Sequence[Prompt], slot: str, count: int, samples: int) -> Stories:
-        """Sample `count` stories an opening; the first `samples` of them are measured in full."""
+        """Sample `count` stories per opening and compute their rewards. The other measurements use only the
+        first `samples` stories of each opening."""
         contexts = [self.renderer.prompt(prompt.messages) for prompt in prompts]
         seeds = Seeds(SEED)
         requests = [
@@ -124,14 +123,15 @@ class Models:
 
 
 def distinct_2(texts: Sequence[str]) -> float:
-    """Return the number of distinct pairs of neighbouring words over that of all pairs; 0 without any."""
+    """Return the number of different pairs of neighbouring words, divided by the number of all pairs; 0 if
+    there are no pairs."""
     words = [text.lower().split() for text in texts]
     pairs = [pair for story in words for pair in pairwise(story)]
     return len(set(pairs)) / len(pairs) if pairs else 0.0
 
 
 def report(name: str, start: Stories, end: Stories, samples: int) -> bool:
-    """Print the figures of a run, and return whether it passes."""
+    """Print the figures of a run. Return True if the run is within the bounds."""
     before = start.rewards_BG[:, :samples].mean()
     ceiling = start.rewards_BG.max(axis=1).mean()
     after = end.rewards_BG.mean()

@@ -1,9 +1,9 @@
-"""Runs the benchmarks and writes their tables into docs/benchmarks.md; the text around the tables stays.
+"""Runs the benchmarks and writes their tables into docs/benchmarks.md. The text around the tables is kept.
 
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
 
-`make bench` makes the two environments and calls this for every table: generation, step, update, direct,
-logps, growth, shapes.
+`make bench` makes the environments of TRL and vLLM and calls this program for all tables: generation, step,
+update, direct, logps, growth, shapes.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from peers import THREADS
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 REPETITIONS = 3
-"""Repetitions of every row."""
+"""Number of repetitions of a row."""
 OF_SECONDS = 5
-"""Repetitions of a row whose repetition takes only seconds."""
+"""Number of repetitions of a row if one repetition takes only seconds."""
 DIRECT_STEPS = 20
-"""Steps whose losses are compared."""
+"""Number of steps of which `direct` compares the losses."""
 
 Rows = Iterator[list[str]]
 
@@ -247,7 +247,7 @@ TABLES: dict[str, Callable[[str, str], Rows]] = {
 
 
 def write(name: str, rows: Sequence[Sequence[str]], seconds: float) -> None:
-    """Replace a table of the page, which stands between two comments that name it."""
+    """Replace the table `name` of the page. Two comments with this name mark its beginning and its end."""
     head, *body = [f"| {' | '.join(row)} |" for row in rows]
     ruler = "|" + " --- |" * len(rows[0])
     made = f"*{_machine()}; made in {seconds / 60:.0f} min, with `oat` at {_commit()}.*"
@@ -271,7 +271,7 @@ def _machine() -> str:
 
 
 def _commit() -> str:
-    """Return the project's commit, with a plus if the code differs from it."""
+    """Return the project's commit, followed by a plus if `src` or `benchmarks` has changes since it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -309,7 +309,8 @@ def _whole(number: float) -> str:
 
 
 def _ratio(row: Mapping[str, Any], rates: Mapping[str, float], side: str) -> str:
-    """Return the ratio of the medians, with the least and the greatest ratio of a repetition."""
+    """Return text with the ratio of `oat`'s median rate to a side's, and the least and the greatest ratio of
+    a repetition."""
     least, greatest = row["spread"][side]
     return f"{rates['oat'] / rates[side]:.2f}x ({least:.2f}-{greatest:.2f})"
 

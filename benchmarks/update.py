@@ -1,21 +1,21 @@
-"""The learner's update against TRL's GRPO trainer, on given responses of geometric lengths.
+"""The learner's update, compared with TRL's GRPO trainer, on given responses of geometric lengths.
 
     python benchmarks/update.py [--sizes 5M 50M 150k] [--repetitions 3] [--peers PYTHON]
 
-Prompts have 16 to 64 tokens, with 4 responses each, of mean length 128 and at most 1,024 tokens. One GRPO
-update is a forward pass, the loss with the entropy that both report, a backward pass, and one step of AdamW;
-float32, two threads, no reference.
+Load: each prompt has 16 to 64 tokens and 4 responses, of mean length 128 and at most 1,024 tokens. One GRPO
+update is a forward pass, the loss and the entropy, a backward pass, and one step of AdamW, in float32, with
+two threads and without a reference.
 
-TRL gets the responses by its `rollout_func`, and only its work after that is timed. It pads rows that are
-generated together to one length, whatever the micro-batch: by default all rows of a step. Here generation
-costs nothing, so generating as few as a micro-batch or a group together favours it most. Its best micro-batch
-is found that way, in one pass; then the default is tried with that micro-batch.
+TRL gets the responses from its `rollout_func`, and only its work afterwards is timed. It pads all rows that
+are generated together to one length; by default, these are all rows of a step. Fewer rows mean less padding,
+and generation costs nothing here. So each micro-batch is tried with the fewest rows: one micro-batch or one
+group. The best micro-batch is then tried with the default number of rows. The measurement is in a new
+process.
 
-Tokens are those of prompts and responses, counted alike on both sides. Padding is the share of positions that
-belong to no token; for `oat` also in attention. Memory is the peak of an update beyond the level with the
-weights loaded: moments, gradients, activations, on both sides. Both gradient norms are printed, since they
-show that the work is the same. TRL is measured in a fresh process that tried no other settings. Sides take
-turns; figures are medians.
+Tokens are those of prompts and responses. Padding is the share of positions without a token; for `oat`, it is
+also measured in attention. Memory is the peak of an update minus the level with loaded weights, so it has
+moments, gradients and activations. The gradient norms of both sides show that they do the same work. The
+sides take turns. Figures are medians.
 """
 
 import argparse
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent / "sides"))
 from task import make_model
 
 MICRO = {"5M": (1, 2, 4, 8, 16), "50M": (1, 2, 4), "150k": (1, 2, 4), "tiny": (2, 4)}
-"""Micro-batches, in rows, from which TRL's best is chosen."""
+"""Micro-batches, in rows, that are tried for TRL."""
 PROMPTS = {"5M": 16, "50M": 8, "150k": 3, "tiny": 4}
 MICRO_TOKENS = {"5M": 2048, "50M": 2048, "150k": 4096, "tiny": 2048}
 LENGTHS = {"mean": 128, "cap": 1024}
@@ -43,7 +43,8 @@ LENGTHS = {"mean": 128, "cap": 1024}
 def compare(
     size: str, repetitions: int, peers: str | None, lengths: dict[str, int] = LENGTHS
 ) -> dict[str, Any]:
-    """Return one row of the table: tokens a second, memory, padding by side, with settings and versions."""
+    """Return one row of the table. It has the tokens per second, memory and padding of each side, with
+    settings and versions."""
     load = {"prompt_count": PROMPTS[size], "samples": 4, **lengths}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))
@@ -70,7 +71,8 @@ def compare(
 
 
 def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[dict[str, int], dict[str, Any]]:
-    """Return TRL's fastest micro-batch and number of rows padded together; and all that were tried."""
+    """Return TRL's best micro-batch and number of rows padded together, and the settings with the rate of
+    each number that was tried."""
     rows = load["prompt_count"] * load["samples"]
     with Side(peers, "trl_side.py") as side:
         side.ask("open", model=folder, threads=THREADS)
@@ -97,7 +99,12 @@ def _tuned(peers: str, folder: str, size: str, load: dict[str, int]) -> tuple[di
 
 
 def growth(size: str, repetitions: int, tokens: int = 8192, copies: Sequence[int] = (1, 8)) -> dict[str, Any]:
-    """Measure how the time of an update grows with its batch: about `tokens` tokens, and copies of them."""
+    """Measure the growth of an update's time with the size of its batch.
+
+    Args:
+        tokens: approximate number of tokens in the smallest batch.
+        copies: numbers of copies of this batch that are joined to one batch.
+    """
     found = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         make_model(size, Path(folder))

@@ -1,20 +1,20 @@
 """Online alignment of a language model in one file, without a framework. Read it from top to bottom.
 
-A language model is a function from the tokens so far to probabilities of the next one. To align it online is
-to repeat four things:
+A language model computes the probabilities of the next token from the tokens so far. Online alignment repeats
+four actions:
 
     sample   let the model answer some prompts, several times each
     score    ask how good each answer is: here a rule, elsewhere a reward model, a judge, or a person
-    loss     make good answers more probable, and bad ones less
+    loss     compute a number that falls when good answers become more probable, and bad answers less probable
     update   move the weights a little against the gradient of the loss; the new weights give the next answers
 
-The model here is tiny and random, so it begins by babbling. It is never shown a right answer. It still learns
-to repeat the letter that it is given, because now and then it says that letter by chance and is rewarded.
-`python examples/00_loop.py` takes some seconds on one thread.
+The model here is tiny and has random weights, so its first answers are random letters. It never sees a right
+answer. It still learns to repeat the letter of the prompt, because it sometimes says this letter by chance
+and is rewarded. `python examples/00_loop.py` takes some seconds on one thread.
 
-The loss is that of GRPO (DeepSeekMath, arXiv:2402.03300). `oat train` adds what real runs need: checkpoints,
-budgets, other oracles, large models. With these settings it makes the same run, with the same losses; a test
-compares them:
+The loss is that of GRPO (DeepSeekMath, arXiv:2402.03300). Real runs use `oat train`, which adds checkpoints,
+budgets, other oracles and large models. With the following settings, `oat train` has the same losses as this
+file; a test compares them:
 
     model: {path: model}                              # what `make_model` makes
     prompts: {path: prompts.jsonl, shuffle: false}    # PROMPTS
@@ -24,12 +24,12 @@ compares them:
     learner: {learning_rate: 5e-3}
     stop: {max_steps: 40}
 
-Axes, as suffixes of names: B prompts, G answers a prompt, N = B * G answers, L tokens so far, T tokens of an
-answer, V vocabulary.
+Axes, as suffixes of names: B prompts, G answers per prompt, N = B * G answers, L tokens so far, T tokens of
+an answer, V vocabulary.
 
-Tokens are drawn by `oat.seeds` at the addresses that a run uses, so the losses can be compared. The loop
-makes two passes over its samples: in the first one the ratio is 1, so a single pass would not show what the
-clip and the old log-probabilities do.
+The loop draws tokens with `oat.seeds` at the addresses that a run uses, so the losses can be compared. The
+loop makes two passes over its samples. In the first pass, every ratio of probabilities is 1, and the clip has
+no effect. The second pass shows the effect of the clip.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ from oat.seeds import Seeds, uniforms
 
 LETTERS = "abcdefgh"
 PROMPTS = [f"{letter}=" for letter in LETTERS]
-"""All of one length, so that no padding is needed in front."""
+"""All prompts have the same length, so they need no padding."""
 END = "<end>"
 G, T = 16, 4
 STEPS = 40
@@ -76,17 +76,17 @@ def make_model() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
 
 
 def reward(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
-    """Return for each answer the share of its four characters that are the prompt's letter."""
+    """Return the reward of each answer: the number of times that it has the prompt's letter, divided by 4."""
     return [text.count(prompt[0]) / T for prompt, text in zip(prompts, completions, strict=True)]
 
 
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, prompts_BL: Tensor, keys_N: np.ndarray, end: int) -> Tensor:
-    """Sample G answers a prompt, token by token, as (N, T) ids; only end tokens follow an end.
+    """Sample G answers per prompt, token by token. Return (N, T) ids; only end tokens follow an end token.
 
-    A token is drawn with one uniform number: it is the token at which the cumulative probability reaches that
-    number. The number is a function of the answer's key and the token's position, and of nothing drawn
-    before. A run can therefore be repeated exactly, in whichever order its answers are made.
+    Each token is drawn with one uniform number: it is the token at which the cumulative probability reaches
+    this number. The number depends only on the answer's key and the token's position. So a run can be
+    repeated exactly, and the order in which its answers are sampled does not matter.
     """
     ids_NL = prompts_BL.repeat_interleave(G, dim=0)
     is_over_N = torch.zeros(len(ids_NL), dtype=torch.bool)
@@ -100,8 +100,8 @@ def sample(model: LlamaForCausalLM, prompts_BL: Tensor, keys_N: np.ndarray, end:
 
 
 def logps_of(model: LlamaForCausalLM, prompts_BL: Tensor, answers_NT: Tensor) -> Tensor:
-    """Return the (N, T) log-probability of each token of the answers. The logits at one position predict the
-    token at the next."""
+    """Return the log-probabilities of the answers' tokens, (N, T). The logits at a position predict the token
+    at the next position."""
     ids_NL = torch.cat([prompts_BL.repeat_interleave(G, dim=0), answers_NT], dim=1)
     logits_NTV = model(ids_NL).logits[:, prompts_BL.shape[1] - 1 : -1]
     return token_logps(logits_NTV.flatten(0, 1), answers_NT.flatten()).view_as(answers_NT)
@@ -110,16 +110,16 @@ def logps_of(model: LlamaForCausalLM, prompts_BL: Tensor, answers_NT: Tensor) ->
 def train(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int = STEPS, seed: int = 0
 ) -> Iterator[dict[str, object]]:
-    """Train the model, and yield after each step its loss, the norm of its gradient, the mean reward, and the
-    answers, G a prompt."""
+    """Train the model. After each step, yield a dict with the step's loss, the norm of its gradient, its mean
+    reward, and the texts of its answers, G per prompt."""
     seeds = Seeds(seed)
     end = tokenizer.eos_token_id
     optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     prompts_BL = torch.tensor(tokenizer(PROMPTS)["input_ids"])
     group_of_N = torch.arange(len(PROMPTS)).repeat_interleave(G)
     for step in range(steps):
-        # Sample. Each answer has an address: the step, its prompt's occurrence (how many prompts the run had
-        # taken before it), and its number.
+        # Sample. Each answer has an address: the step, the prompt's occurrence (the number of prompts that
+        # the run took before it), and the answer's number.
         taken = range(step * len(PROMPTS), (step + 1) * len(PROMPTS))
         addresses = [(occurrence, answer) for occurrence in taken for answer in range(G)]
         keys = [seeds.key("train", step, 0, "sampler", *address) for address in addresses]
@@ -127,21 +127,21 @@ def train(
         texts = tokenizer.batch_decode(answers_NT, skip_special_tokens=True)
 
         # Score. The advantage compares an answer with all G answers to its prompt:
-        # (reward - mean) / standard deviation. It is above 0 for an answer that is better than usual.
+        # (reward - mean) / standard deviation. It is above 0 if the answer is better than the mean.
         rewards_N = torch.tensor(reward([prompt for prompt in PROMPTS for _ in range(G)], texts))
         advantages_N = group_advantages(rewards_N, group_of_N, len(PROMPTS))
 
-        # Mask. The tokens of an answer count, the first end among them; those after it do not.
+        # Mask. An answer's tokens up to its first end token count. Later tokens do not.
         is_end_NT = (answers_NT == end).long()
         mask_NT = (is_end_NT.cumsum(1) - is_end_NT == 0).float()
         with torch.no_grad():
             old_logps_NT = logps_of(model, prompts_BL, answers_NT)
 
-        # Loss and update. A token's term is -advantage * ratio, where ratio is its probability now divided by
-        # its probability when it was sampled. A smaller loss therefore means that tokens of good answers are
-        # more probable, and those of bad answers less. Each batch of answers is used for EPOCHS updates. In
-        # the first, every ratio is 1. In the second, a token whose ratio has moved away from 1 by more than
-        # CLIP, in the direction of its advantage, has no gradient any more.
+        # Loss and update. A token's term is -advantage * ratio. The ratio is the token's probability now,
+        # divided by its probability when it was sampled. So the loss falls when the tokens of good answers
+        # become more probable, and the tokens of bad answers less probable. Each batch of answers is used for
+        # EPOCHS updates. In the first update, every ratio is 1. In the second, a token has no gradient if its
+        # ratio has moved away from 1 by more than CLIP in the direction of the advantage.
         losses, norms = [], []
         for _ in range(EPOCHS):
             logps_NT = logps_of(model, prompts_BL, answers_NT)
@@ -155,7 +155,7 @@ def train(
             loss = (terms_NT * mask_NT).sum() / mask_NT.sum()
             optimiser.zero_grad()
             loss.backward()
-            # clipping keeps one unusual batch from making a large step
+            # clipping the gradient's norm limits the step of an unusual batch
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
             optimiser.step()
             losses.append(loss.item())

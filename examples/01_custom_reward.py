@@ -1,9 +1,10 @@
-"""A reward of your own: a function in a file, and no other code.
+"""A reward of your own: a function in a file.
 
-A configuration names it by its place, `oracle: {name: "examples/01_custom_reward.py:reward"}`. CONFIG below
-is a whole configuration without the model, the prompts and the run's directory. `python
-examples/01_custom_reward.py` trains a tiny random model with it, by `oat train`, in seconds. Flags override
-the configuration: `python examples/01_custom_reward.py --stop.max_steps 5`.
+A configuration names the function by its place: `oracle: {name: "examples/01_custom_reward.py:reward"}`.
+CONFIG below is a configuration that lacks only the model, the prompts and the run directory.
+
+`python examples/01_custom_reward.py` trains a tiny random model with this reward, by `oat train`, in seconds.
+Flags override the configuration: `python examples/01_custom_reward.py --stop.max_steps 5`.
 """
 
 import sys
@@ -26,7 +27,7 @@ stop:
 PROMPTS = [{"prompt": f"{letter}=", "wanted": letter.upper()} for letter in "abcdefg"] + [
     {"prompt": "h=", "wanted": None}
 ]
-"""Records of a data file. Every column besides the prompt reaches the reward under its own name."""
+"""Records of a data file. The reward gets every column except the prompt under the column's name."""
 
 
 def reward(
@@ -35,15 +36,15 @@ def reward(
     wanted: Sequence[str | None],
     **columns: Sequence[object],
 ) -> list[float | None]:
-    """Return one number a completion, in their order; higher is better. The signature is that of TRL's reward
-    functions, which work here unchanged.
+    """Return one number per completion, in the order of the completions; higher is better. None means "no
+    reward": the completion is left out. TRL's reward functions have this signature and work here unchanged.
 
-    All arguments are lists of one length, with an entry for each completion: a prompt that was answered 16
-    times stands there 16 times, and so do its columns. Name those you need; `**columns` takes the rest. None
-    means "no reward": that completion is left out, which is not the same as 0.
+    All arguments are lists with one entry per completion. For example, a prompt with 16 completions appears
+    16 times in `prompts`, and its columns appear 16 times too. A column that is not an argument arrives in
+    `**columns`.
 
-    Completions are text from a model and may be anything: empty, endless, hostile. Limit what takes long, and
-    never `eval` them. A function that waits for something (a server, a judge) may be `async def`.
+    A completion is any text that a model may write, such as an empty, endless or hostile text. Limit slow
+    computations, and never `eval` a completion. A function that waits for a server may be `async def`.
     """
     return [
         None if text is None else agreement(said, text)
@@ -52,14 +53,14 @@ def reward(
 
 
 def agreement(said: str, text: str) -> float:
-    """Return the share of positions at which two texts agree, out of those of the longer text."""
+    """Return the number of positions at which two texts agree, divided by the length of the longer text."""
     return sum(a == b for a, b in zip(said, text, strict=False)) / max(len(said), len(text), 1)
 
 
 def main(*flags: str) -> None:
     from oat.testing import check_oracle, tiny_run
 
-    # reports what is wrong with a reward before a run does; put this line into a test of yours
+    # finds faults of a reward before a run does; put this line into a test of your own
     check_oracle(reward, columns={"wanted": "A"})
     rows = tiny_run(CONFIG, PROMPTS, characters="ABCDEFG", flags=flags)
     print(

@@ -1,13 +1,17 @@
-"""An oracle of your own: a class that takes questions, and answers when it can.
+"""An oracle of your own: a class that takes questions and answers them later.
 
-A function (`examples/01_custom_reward.py`) is enough for an oracle that answers at once. A class is for one
-that takes time: a judge behind a network, a queue of people. It takes questions with `submit`, which returns
-at once, and hands out answers with `collect`, late and in any order if need be. A question that is lost fails
-after its deadline. With `oracle.max_outstanding` answers arrive while the run learns; with
-`oracle.max_wait_s` the run goes on without those that are late.
+If an oracle answers immediately, a function is enough (`examples/01_custom_reward.py`). A class suits an
+oracle that takes time, such as a judge on the network or a queue of people:
 
-Here a judge compares two answers, takes a moment for each, and works on several at once. `python
-examples/02_custom_oracle.py` aligns a tiny random model with it by DPO in seconds.
+* `submit` takes questions and returns immediately.
+* `collect` returns answers that are ready, in any order.
+* A question without an answer fails at its deadline.
+* With `oracle.max_outstanding`, the run learns while it waits for answers. With `oracle.max_wait_s`, it goes
+  on without late answers.
+
+In this example, a judge compares two responses, takes a moment for each question, and works on several
+questions at a time. `python examples/02_custom_oracle.py` aligns a tiny random model with it by DPO in
+seconds.
 """
 
 import sys
@@ -38,19 +42,20 @@ PROMPTS = [f"{a}{b}=" for a in "abcdefgh" for b in "aeio"]
 
 
 class Judge:
-    """Prefers the answer with more of the letters that it likes; two with equally many are a tie.
+    """A judge that prefers the response with more of the letters that it likes. If both have equally many,
+    the mark is "tie".
 
     Args:
-        likes: letters.
-        workers: questions that it works on at once.
+        likes: the letters that the judge likes.
+        workers: number of questions on which the judge works at a time.
     """
 
     answers: Kind = "compare"
-    """`compare`: which of two is better. `score`: a number for each, which a preference algorithm then
-    compares itself."""
+    """The kind of questions. `compare`: an answer says which of two responses is better. `score`: an answer
+    has a number for each response; a preference algorithm then compares the numbers."""
     durable = False
-    """Whether tickets stay valid when this process dies. If so, a run that is killed and continued waits for
-    them instead of asking again."""
+    """True if tickets stay valid after this process has ended. Then a run that is killed and continued waits
+    for the answers; otherwise it asks again."""
 
     def __init__(self, likes: str, workers: int = 4):
         self.likes = set(likes)
@@ -58,11 +63,12 @@ class Judge:
         self.open: dict[str, Future[Answer]] = {}
 
     def price(self, question: Question) -> Price:
-        """Return the most that a question can cost, for budgets; by default one query a value."""
+        """Return the most that the answer to a question can cost. An oracle without this method has the price
+        of one query per value."""
         return Price(queries=1)
 
     def submit(self, questions: Sequence[Question]) -> list[str]:
-        """Take questions, and return one ticket each, all of them different. Must not wait for answers."""
+        """Take questions, and return a different ticket for each question. Do not wait for answers."""
         tickets = [str(question.key) for question in questions]
         self.open |= {
             ticket: self.pool.submit(self.compare, question)
@@ -71,16 +77,16 @@ class Judge:
         return tickets
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Return the answers to these tickets that are ready, or that become ready within `seconds`, as soon
-        as there is at least one. Each answer is returned once."""
+        """Return the answers to these tickets that are ready. If none is ready, wait at most `seconds` for
+        the first. Each answer is returned once."""
         waiting = {ticket: self.open[ticket] for ticket in tickets if ticket in self.open}
         wait(waiting.values(), timeout=seconds, return_when=FIRST_COMPLETED)
         ready = [ticket for ticket, future in waiting.items() if future.done()]
         return [(ticket, self.open.pop(ticket).result()) for ticket in ready]
 
     def compare(self, question: Question) -> Answer:
-        """The probability that the first wins. A mark other than "ok" says that there is none: "tie",
-        "abstain", "failed"."""
+        """Return the answer to a question: the probability that the first response wins, and a mark. A mark
+        other than "ok" says that there is no probability: "tie", "abstain" or "failed"."""
         time.sleep(0.01)
         first, second = (sum(letter in self.likes for letter in text) for text in question.candidates)
         if first == second:

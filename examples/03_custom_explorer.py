@@ -1,9 +1,9 @@
-"""An explorer of your own: it chooses which of the sampled answers the oracle is asked about.
+"""An explorer of your own: it chooses the sampled responses that the oracle is asked about.
 
-Asking costs more than sampling, so an explorer may have more answers sampled than are asked about. This one
-has six answers a prompt sampled, and asks about the two that the model finds most and least probable (active
-preference learning, arXiv:2402.08114, is of this kind). `python examples/03_custom_explorer.py` runs it with
-DPO and a tiny random model in seconds.
+Asking costs more than sampling, so an explorer may request more samples than it asks about. This explorer
+requests six responses per prompt. It asks about two of them: the most and the least probable response under
+the sampling model. Active preference learning (arXiv:2402.08114) is a method of this kind. `python
+examples/03_custom_explorer.py` runs the explorer with DPO and a tiny random model in seconds.
 """
 
 import sys
@@ -36,36 +36,36 @@ PROMPTS = [f"{a}{b}=" for a in "abcdefgh" for b in "aeio"]
 
 @dataclass(frozen=True)
 class FarApartConfig:
-    """The fields of the section `explorer` beside the name; any other field is refused."""
+    """The fields of the section `explorer` beside `name`. Any other field is refused."""
 
     samples: int = 4
-    """Responses a prompt from which two are chosen."""
+    """Number of responses per prompt, from which two are chosen."""
 
 
 class FarApart:
-    """Chooses the most and the least probable answer.
+    """An explorer that asks about the most and the least probable response.
 
-    Explorers are pure: what they do is a function of their arguments. A run that is killed and continued
-    therefore asks the same questions.
+    The results of an explorer's methods must depend only on their arguments. Then a run that is killed and
+    continued asks the same questions.
     """
 
     Config = FarApartConfig
     needs = frozenset({"sampler"})
-    """The scores of the answers that `choose` reads: log-probabilities of the "sampler", which sampled them
-    and costs nothing, or of the "reference"; or scores of the "ensemble"."""
+    """The scores that `choose` reads. "sampler": log-probabilities under the weights that sampled the
+    responses, at no cost. "reference": log-probabilities under the reference. "ensemble": its scores."""
 
     def __init__(self, kind: Kind, config: FarApartConfig):
         self.kind = kind
         self.config = config
 
     def widen(self, plan: Plan) -> Plan:
-        """Return the algorithm's plan with the prompts and samples to choose from."""
+        """Return the algorithm's plan with the number of samples from which `choose` chooses."""
         return replace(plan, samples={"sampler": self.config.samples})
 
     def choose(
         self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
     ) -> list[Question]:
-        """Return at most one question a group. Random choices use `generator` only."""
+        """Return at most one question per group. Random choices use only `generator`."""
         return [
             self.ask(group, key, logps_G)
             for group, key, logps_G in zip(groups, keys, scores["sampler"], strict=True)
@@ -74,7 +74,7 @@ class FarApart:
     def ask(self, group: Group, key: Key, logps_G: np.ndarray) -> Question:
         picks = (int(logps_G.argmax()), int(logps_G.argmin()))
         texts = {group.trajectories[pick].text for pick in picks}
-        # a text need not be compared with itself
+        # the oracle is not asked to compare two equal texts
         return Question.about(group, key, self.kind, picks, oracle="" if len(texts) == 2 else UNASKED)
 
 

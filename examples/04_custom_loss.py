@@ -1,13 +1,15 @@
-"""An algorithm of your own: what is made of the answers, and the loss.
+"""An algorithm of your own: it makes a batch of the answers, and computes the loss.
 
-This is all of REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740). The advantage of an answer
-is its reward minus the mean reward of the other answers to its prompt. The loss of each of its tokens is
-minus advantage times log-probability. `python examples/04_custom_loss.py` trains a tiny random model with it
-in seconds. A loss of pairs needs less code: subclass one of `src/oat/algorithms/direct.py`, as
-docs/extending.md shows.
+This file is a complete REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740). The advantage of a
+response is its reward minus the mean reward of the other responses to its prompt. The loss of a token is
+minus the advantage times the token's log-probability. `oat` does everything else: sampling, asking,
+micro-batches, means, clipping, checkpoints.
 
-`oat` does the rest: sampling, asking, micro-batches, means, clipping, checkpoints. Axes, as last letters of
-names: N answers (rows), K trained tokens of all answers, end to end and without padding.
+Axes, as last letters of names: N responses (rows), K trained tokens of all responses, flat and without
+padding.
+
+`python examples/04_custom_loss.py` trains a tiny random model with this algorithm in seconds. A loss of pairs
+needs less code: subclass a class of `src/oat/algorithms/direct.py`, as docs/extending.md shows.
 """
 
 import sys
@@ -39,36 +41,36 @@ PROMPTS = [f"{letter}=" for letter in "abcdefgh"]
 
 @dataclass(frozen=True)
 class RLOOConfig:
-    """The fields of the section `algorithm` beside the name; any other field is refused."""
+    """The fields of the section `algorithm` beside `name`. Any other field is refused."""
 
     prompts: int
-    """Prompts a step."""
+    """Number of prompts per step."""
     samples: int
-    """Responses a prompt."""
+    """Number of responses per prompt."""
 
 
 class RLOO(Objective):
-    """The algorithm. A run makes one instance, with the settings of its configuration."""
+    """The algorithm RLOO. A run makes one instance with the settings of its configuration."""
 
     name = "rloo"
     Config = RLOOConfig
     requires = Requires(feedback="score")
-    """What the algorithm needs of a run: a score of each answer, and no model but the policy. Others declare
-    `Requires(feedback="compare", models=...)`."""
+    """The algorithm's needs: a score for each response, and no model except the policy. An algorithm with
+    preferences and further models declares `Requires(feedback="compare", models=...)`."""
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
-    """What `losses` reads of each trained model: here the log-probability of each token; "raw" is that at
+    """The outputs of each trained model that `losses` reads. "raw" is each token's log-probability at
     temperature 1."""
 
     def __init__(self, config: RLOOConfig):
         self.config = config
 
     def plan(self, step: int) -> Plan:
-        """Return what a step collects: the number of prompts, of answers to each, and of questions, one about
-        the answers to each prompt."""
+        """Return the plan of a step: the number of prompts, the number of responses per prompt, and the
+        number of questions. There is one question per prompt, about all its responses."""
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        """Return the rows to learn from, and columns with what the loss needs; the last letter of a column's
+        """Return the rows to learn from, with the columns that the loss needs. The last letter of a column's
         name is its axis."""
         rows = []
         advantages = []
@@ -81,7 +83,7 @@ class RLOO(Objective):
                 )
                 if mark == "ok"
             ]
-            # a single answer has no others to be compared with
+            # a single response has no baseline
             for pick, value in scored if len(scored) > 1 else []:
                 others = (sum(value for _, value in scored) - value) / (len(scored) - 1)
                 rows.append(item.group.trajectories[pick])
@@ -93,21 +95,21 @@ class RLOO(Objective):
         )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        """Return the terms of the loss, one a token, not reduced. `per` says how the learner reduces them:
-        here it sums over each row's tokens, then takes the mean over rows. `view.row_of_K` is the row of
+        """Return the terms of the loss, one per token. The learner reduces them: with "sequence_sum", it
+        takes the sum over the tokens of a row, and then the mean over rows. `view.row_of_K` is the row of
         each token."""
         advantages_K = view["advantages_N"][view.row_of_K]
         return {"loss/policy": Loss(-advantages_K * outputs["policy"]["raw"], per="sequence_sum")}
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
-        """Return metrics beside reward, lengths and queries, each with the axis over which its mean is taken.
-        Names of your own begin with `user/`."""
+        """Return further metrics, each with the axis over which the learner takes its mean. A name of your
+        own begins with `user/`."""
         return {"user/surprise": (-outputs["policy"]["raw"], "K")}
 
 
 def echo(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
-    """Return 1 for an answer that is the prompt's first letter; less for one that begins with it and is
-    longer; 0 for others."""
+    """Return the reward of each response: 1 divided by its length if it begins with the prompt's first
+    letter, and 0 otherwise."""
     return [
         text.startswith(prompt[0]) / max(1, len(text))
         for prompt, text in zip(prompts, completions, strict=True)

@@ -1,9 +1,9 @@
-"""An environment of your own: it answers the model, turn by turn, and rewards the whole episode.
+"""An environment of your own: it answers the model turn by turn, and rewards the episode.
 
-The model guesses a digit from 1 to 3. The environment says whether the secret digit is higher or lower, and
-the second guess is the last. An episode is one trajectory: the model's messages are learned, the
-environment's are only read. `python examples/05_environment.py` trains a tiny random model by GRPO in
-seconds: it learns to begin in the middle, and to follow the hints.
+The model guesses a secret digit from 1 to 3. After a wrong first guess, the environment says if the secret
+digit is higher or lower. The second guess is the last. An episode is one trajectory: the model learns its own
+messages, and only reads the environment's messages. `python examples/05_environment.py` trains a tiny random
+model by GRPO in seconds. The model learns to guess 2 first and then to follow the hint.
 """
 
 import sys
@@ -39,19 +39,19 @@ GUESSES = 2
 class HigherLower:
     """A game of guessing a digit.
 
-    An environment is a function of its arguments: an episode remembers only what is in its state, so it can
-    be played again after a kill. A response without a digit is a bad response and no error: it is worth
-    nothing, and the episode goes on.
+    The results of an environment's methods must depend only on their arguments: an episode keeps all its data
+    in its state. Then a run can play the episode again after a kill. A response that is not a digit must not
+    raise an error. Here it gets the reward 0, and the episode goes on.
     """
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
-        """Return the state before the first response. `prompt.columns` has the columns of the record; random
-        choices use the generator."""
+        """Return the state before the first response. `prompt.columns` has the columns of the record. Random
+        choices use `generator`."""
         return {"secret": prompt.columns["secret"], "turn": 1}
 
     def step(self, state: Mapping[str, Any], response: str) -> Turn:
-        """Return the next state, the message that the model reads next (None ends the episode), and a reward;
-        the rewards of all turns are added."""
+        """Return the next state, the next message for the model, and a reward. The message None ends the
+        episode. The reward of an episode is the sum over its turns."""
         guess = int(response) if response in {"1", "2", "3"} else None
         if guess == state["secret"]:
             return Turn(state, None, reward=1.0)

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens under a linear head, and their gradients, in two ways: whole, as autograd
-computes them, and in chunks.
+"""The two sides of `logps.py`: log-probabilities of tokens under a linear head, and their gradients. The way
+`whole` uses autograd on the complete matrix of logits. The way `chunked` computes the logits in chunks.
 
-Both compute their products with the same library (`oat.functional.products`).
+Both ways compute their products with the same library (`oat.functional.products`).
 """
 
 import time
@@ -27,7 +27,7 @@ def chunked(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> to
 
 
 def chunk(vocabulary: int) -> int:
-    """Return the number of tokens whose logits are held at once, as the learner chooses it."""
+    """Return the number of tokens in a chunk. The learner chooses the same number."""
     return max(1, CHUNK_LOGITS // vocabulary)
 
 
@@ -57,8 +57,8 @@ def open_(width: int, vocabulary: int, tokens: int, threads: int) -> dict[str, A
 
 
 def run(way: str, seed: int = 0) -> dict[str, Any]:
-    """Measure the seconds of a forward and a backward pass, and the peak of memory beyond what was held
-    before and what is returned."""
+    """Measure the seconds of a forward and a backward pass, and the peak of memory without the inputs and the
+    returned gradients."""
     used = Memory()
     begin = time.perf_counter()
     made = gradients(way, held)
@@ -68,8 +68,8 @@ def run(way: str, seed: int = 0) -> dict[str, Any]:
 
 
 def errors(width: int, vocabulary: int, tokens: int, dtype: str) -> dict[str, float]:
-    """Return, for each input, the norm of the difference between the gradients of the two ways, over the norm
-    of the whole way's."""
+    """Return the relative error of the gradient of each input: the norm of the difference between the two
+    ways, divided by the norm of the way `whole`."""
     parts = make(width, vocabulary, tokens, getattr(torch, dtype))
     pairs = zip(gradients("chunked", parts), gradients("whole", parts), strict=True)
     return {

@@ -51,8 +51,8 @@ def rewards(prompts, completions, **columns):
 
 
 class LearnedCounter:
-    """Counts, in passes with a gradient, the positions that matrix products and attention compute, and the
-    tokens among them; and keeps the rows that are learned."""
+    """A counter for passes with a gradient. It counts the positions that matrix products and attention
+    compute, and the tokens among these positions. It also keeps the rows of every update."""
 
     def __init__(self) -> None:
         self.clear()
@@ -69,7 +69,7 @@ class LearnedCounter:
 
     @property
     def padding(self) -> dict[str, float]:
-        """Shares of positions that belong to no token."""
+        """The shares of positions without a token, in matrix products and in attention."""
         return {
             "padding": 1 - self.tokens / self.positions,
             "attention_padding": 1 - self.attending / self.attended,
@@ -105,7 +105,8 @@ def open_(model: str, threads: int, dtype: str = "float32") -> dict[str, Any]:
 
 
 def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) -> dict[str, Any]:
-    """Generate tokens with their raw and sampled log-probabilities, through the engine as a run uses it."""
+    """Generate tokens with their raw and sampled log-probabilities, with the engine of a run. Return the
+    measurements."""
     if held.get("rows") != rows:
         lm = load_lm(held["model"], dtype=held["dtype"])
         held["engine"] = TorchEngine(
@@ -136,8 +137,11 @@ def generate(rows: int, prompt_count: int, samples: int, cap: int, seed: int) ->
 def learn(
     prompt_count: int, samples: int, cap: int, mean: int, micro_tokens: int, copies: int = 1
 ) -> dict[str, Any]:
-    """Make a learner, and a batch of given responses of geometric lengths, as GRPO prepares it; `copies` of
-    it make a larger one."""
+    """Make a learner, and the batch that GRPO prepares of given responses with geometric lengths.
+
+    Args:
+        copies: number of times that the prompts and responses are in the batch.
+    """
     lm = load_lm(held["model"])
     touch(lm.module)
     held["loaded"] = Memory()
@@ -173,7 +177,8 @@ def learn(
 
 
 def update(seed: int = 0) -> dict[str, Any]:
-    """Make one update of the batch. A common prompt counts with every row in `tokens`."""
+    """Make one update with the batch, and return the measurements. In `tokens`, a prompt that several rows
+    share counts once per row."""
     learned.clear()
     used = Memory()
     begin = time.perf_counter()
@@ -189,7 +194,7 @@ def update(seed: int = 0) -> dict[str, Any]:
 
 
 def run(prompt_count: int, samples: int, cap: int, micro_tokens: int) -> dict[str, Any]:
-    """Start a run of `oat train`, which waits after row 0."""
+    """Start a run of `oat train` with GRPO. The run waits after row 0, until `step` is called."""
     folder = Path(held["model"])
     vocabulary = load_lm(held["model"]).vocab_rows
     lines = [f'{{"prompt": "{text(ids)}"}}\n' for ids in prompts(prompt_count, vocabulary)]
@@ -211,7 +216,7 @@ stop: {{max_steps: 1000}}
 def direct(
     pair_count: int, steps: int, cap: int, mean: int, rate: float, micro_tokens: int
 ) -> dict[str, Any]:
-    """Start a run of DPO on recorded pairs, which waits after row 0."""
+    """Start a run of DPO on recorded pairs. The run waits after row 0, until `step` is called."""
     folder = Path(held["model"])
     records = pairs(pair_count * steps, load_lm(held["model"]).vocab_rows, mean=mean, cap=cap)
     (folder / "pairs.jsonl").write_text(
@@ -230,7 +235,7 @@ stop: {{max_steps: {steps}}}
 
 
 def _begin(config: str) -> None:
-    """Start a run in this process, which makes one step each time it is asked."""
+    """Start a run in this process. It makes one step for each call of `step`."""
     file = Path(held["model"]) / "run.yaml"
     common = f"run_dir: {file.parent / 'run'}\nmodel: {{path: {file.parent}}}\ncheckpoint: {{every: 1000}}\n"
     file.write_text(f"{common}compute: {{threads: {torch.get_num_threads()}}}\n{config}", encoding="utf-8")
@@ -251,7 +256,7 @@ def _begin(config: str) -> None:
 
 
 def step(seed: int = 0) -> dict[str, Any]:
-    """Make one step of the run."""
+    """Make one step of the run, and return the measurements."""
     learned.clear()
     used = Memory()
     seconds = held["paced"].step()

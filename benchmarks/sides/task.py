@@ -1,8 +1,7 @@
-"""The task that all sides of a benchmark share: the model, the prompts, and the lines in which a side is
-asked and answers.
+"""The common code of all sides of a benchmark: the model, the prompts, and the lines in which a side is asked
+and answers.
 
-Every side imports it in its own environment, so it needs only numpy and torch, and transformers to make
-the model.
+Every side imports this file in its own environment, so the file needs only numpy, torch and transformers.
 """
 
 import ctypes
@@ -23,15 +22,16 @@ import numpy as np
 END = 2
 """Id of the end-of-text."""
 RATE = 1e-7
-"""Learning rate at which the weights, and with them the lengths of responses, do not change."""
+"""Learning rate. It is so small that the lengths of responses do not change."""
 SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2), "150k": (151_936, 256, 4)}
-"""Vocabulary, width and layers. Phi's architecture has a bias on its head, and all sides support it."""
+"""Vocabulary, width and number of layers by size. The architecture is Phi: it has a bias on its head, and all
+sides support it."""
 
 
 def make_model(size: str, directory: Path, vocabulary: int | None = None) -> None:
-    """Save a model with random weights, whose end-of-text has probability 1 / 32 at every step, to
-    within a few thousandths: its row of the head is zero, and its bias offsets the mean logsumexp of the
-    other tokens."""
+    """Save a model with random weights and its tokenizer. The end-of-text has probability 1 / 32 at every
+    token, with an error of a few thousandths: its row of the head is zero, and its bias is computed from the
+    mean logsumexp of the other tokens."""
     import torch
     from transformers import PhiConfig, PhiForCausalLM
 
@@ -82,8 +82,8 @@ def ragged(
 def pairs(
     count: int, vocabulary: int, *, mean: int = 128, cap: int = 1024, seed: int = 0
 ) -> list[dict[str, str]]:
-    """Return recorded preferences: prompts, and two responses of geometric lengths to each, as texts that
-    continue their prompt."""
+    """Return recorded preferences as texts. Each prompt has two responses of geometric lengths; a response
+    begins with a blank and continues its prompt."""
     responses = ragged(2 * count, vocabulary, mean=mean, cap=cap, seed=seed)
     return [
         {
@@ -96,14 +96,15 @@ def pairs(
 
 
 def digest(rows: Iterable[Sequence[int]]) -> str:
-    """Return a digest of token ids, in any order of the rows: equal digests mean that both sides learn from
-    the same tokens."""
+    """Return a digest of rows of token ids, which does not depend on the order of the rows. If the digests of
+    both sides are equal, they learn from the same tokens."""
     lines = sorted(" ".join(str(int(number)) for number in ids) for ids in rows)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def write_tokenizer(directory: Path, vocabulary: int) -> None:
-    """Write a tokenizer whose token i, from 3 on, is the word `t` and i; it adds nothing to a text."""
+    """Write a tokenizer in which the token with id 3 or higher is the word `t` followed by the id, such as
+    `t17`. The tokenizer adds no tokens to a text."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -123,12 +124,16 @@ def text(ids: np.ndarray) -> str:
 
 
 def reward(response: str) -> float:
-    """Return the reward of a response's text, for all sides."""
+    """Return the reward of a response's text. All sides use this reward."""
     return len(response) % 7 / 7
 
 
 class Memory:
-    """The memory of this process when the object is made, and its peak since the newest one; 10^9 bytes."""
+    """A measurement of this process's memory, in 10^9 bytes. A new object resets the peak.
+
+    Attributes:
+        before: resident memory when this object was made.
+    """
 
     def __init__(self) -> None:
         gc.collect()
@@ -137,27 +142,32 @@ class Memory:
         self.before = memory("VmRSS") / 1e9
 
     def peak_above(self, level: "Memory | None" = None) -> float:
-        """Return the peak of memory beyond what was held at `level`; None: at this object."""
+        """Return the peak of memory since the last reset, minus the level.
+
+        Args:
+            level: object that gives the level; None: this object.
+        """
         return memory("VmHWM") / 1e9 - (level or self).before
 
 
 def touch(module: Any) -> None:
-    """Read every weight, so that a memory-mapped file counts as loaded."""
+    """Read every weight. Afterwards, a memory-mapped file of weights is in memory."""
     for parameter in module.parameters():
         parameter.detach().sum()
 
 
 def memory(name: str) -> int:
-    """Return a field of this process's memory status, in bytes."""
+    """Return a field of /proc/self/status in bytes, such as "VmRSS"."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 class Paced:
-    """Work in a thread of its own that waits at every turn until it is asked to go on.
+    """Work in a thread that pauses after each piece, until `step` asks for the next piece.
 
     Args:
-        work: called with `turn`, which it calls before its first piece and after each.
+        work: a function that does the work. It gets a function `turn`, and must call it before the first
+            piece and after each piece.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], object]):
@@ -168,14 +178,14 @@ class Paced:
         self._wait()
 
     def step(self) -> float:
-        """Do one more piece, and return its seconds."""
+        """Let the thread do one piece of work, and return the seconds that the piece took."""
         begin = time.perf_counter()
         self.go.put(True)
         self._wait()
         return time.perf_counter() - begin
 
     def close(self) -> None:
-        """End the work where it waits."""
+        """End the thread at its present pause."""
         self.go.put(False)
         self.thread.join()
 
@@ -197,7 +207,11 @@ class Paced:
 
 
 def serve(verbs: dict[str, Callable[..., Any]]) -> None:
-    """Answer each line {"verb": ..., ...} of the standard input with a line of JSON, until it ends."""
+    """Answer each line of the standard input with a line of JSON, until the input ends.
+
+    Args:
+        verbs: function for each value of the field `verb` of a line; the other fields are its arguments.
+    """
     answers = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:

@@ -1,5 +1,5 @@
-"""The side of `transformers.generate`: static batches, padded on the left, sorted by length.
-Log-probabilities are computed from the logits that it returns."""
+"""The side of `transformers.generate`. Rows are sorted by length and put into static batches, padded on the
+left. Log-probabilities are computed from the returned logits."""
 
 import time
 from importlib.metadata import version

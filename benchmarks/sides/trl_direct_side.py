@@ -16,7 +16,7 @@ held: dict[str, Any] = {}
 
 
 class Trainer(DPOTrainer):
-    """Takes the pairs in their order, and records the loss and the tokens of a step."""
+    """A DPO trainer that takes the pairs in their order, and records the loss and the tokens of a step."""
 
     loss = 0.0
     positions = 0
@@ -56,12 +56,15 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 
 
 def train(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro: int) -> dict[str, Any]:
-    """Begin to train, in place of any earlier training. Return the seconds until all pairs are prepared, the
-    reference's log-probabilities included.
+    """End an earlier training and begin a new one. Return the seconds until all pairs are prepared; this
+    includes the reference's log-probabilities.
 
     Args:
-        pair_count: pairs a step.
-        micro: pairs of a forward pass.
+        pair_count: number of pairs per step.
+        cap: largest number of tokens of a response.
+        mean: mean number of tokens of a response.
+        rate: learning rate.
+        micro: number of pairs per forward pass.
     """
     if "paced" in held:
         held.pop("paced").close()

@@ -1,4 +1,4 @@
-"""The side of TRL's GRPO trainer: whole steps with its own generation, or its update on given responses."""
+"""The side of TRL's GRPO trainer: complete steps with TRL's generation, or updates on given responses."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ held: dict[str, Any] = {}
 
 
 class Trainer(GRPOTrainer):
-    """Counts the positions of generation and of the update's forward passes, and the seconds until the
-    responses of a step are prepared."""
+    """A GRPO trainer that counts the positions of generation and of the update's forward passes, and the
+    seconds until the responses of a step are prepared."""
 
     positions = tokens = made_positions = made_tokens = 0
     preparing = grad_norm = 0.0
@@ -70,14 +70,16 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 def train(
     prompt_count: int, samples: int, cap: int, micro: int, made: int | None = None, mean: int | None = None
 ) -> dict[str, Any]:
-    """Begin to train, in place of any earlier training.
+    """End an earlier training and begin a new one.
 
     Args:
-        micro: rows of a forward pass.
-        made: rows that are generated together and padded to one length; None: all of a step, which is the
-            trainer's default.
-        mean: with it, responses are given instead of generated: of geometric lengths with this mean, at most
-            `cap` tokens.
+        samples: number of responses per prompt.
+        cap: largest number of tokens of a response.
+        micro: number of rows per forward pass.
+        made: number of rows that are generated together and padded to one length; None: all rows of a step,
+            the trainer's default.
+        mean: mean number of tokens of given responses with geometric lengths; None: TRL generates the
+            responses.
     """
     if "paced" in held:
         held.pop("paced").close()
@@ -114,7 +116,8 @@ def train(
 
 
 def rollout_of(given: dict[str, list[np.ndarray]], tokenizer: Any) -> Callable[..., dict[str, Any]]:
-    """Return TRL's `rollout_func` that answers each prompt with the responses given to it, in turn."""
+    """Return a `rollout_func` for TRL. It answers the repetitions of a prompt with the given responses in a
+    cycle."""
 
     def rollout(asked: list[str], trainer: Any) -> dict[str, Any]:
         chosen = [given[prompt][place % len(given[prompt])].tolist() for place, prompt in enumerate(asked)]
@@ -128,7 +131,7 @@ def rollout_of(given: dict[str, list[np.ndarray]], tokenizer: Any) -> Callable[.
 
 
 def config_of(rows: int, samples: int, cap: int, micro: int, made: int | None) -> GRPOConfig:
-    """Return the trainer's configuration for steps of `rows` rows."""
+    """Return the trainer's configuration for steps with `rows` rows."""
     return GRPOConfig(
         output_dir=str(Path(held["model"]) / "trl"),
         per_device_train_batch_size=micro,

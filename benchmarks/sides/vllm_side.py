@@ -1,5 +1,5 @@
-"""The side of vLLM's build for the CPU, in this process, with its default prefix cache, which is warm, and
-compiled if there is a compiler."""
+"""The side of vLLM's build for the CPU, in this process. It uses vLLM's default prefix cache, which is warm,
+and compiles the model if the machine has a compiler."""
 
 import os
 import shutil
