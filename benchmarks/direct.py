@@ -1,5 +1,5 @@
-"""Offline DPO on recorded pairs, compared with TRL's DPO trainer. Both make complete steps from texts, with
-equal losses.
+"""Offline DPO on recorded pairs, compared with TRL's DPO trainer. Both make complete steps from texts, and
+their losses are compared.
 
     python benchmarks/direct.py [--sizes 5M 50M] [--steps 20] [--peers PYTHON]
 

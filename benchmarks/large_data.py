@@ -8,8 +8,8 @@ pairs     preferences with a number after each prompt. By default, they are rand
           prompt and 250 for each response. With --records FILE, they are the records of FILE in a cycle (JSON
           lines with prompt, chosen, rejected).
 
-Each file is opened by a new process in the way of a run, with the tokenizer of DIR. By default, the tokenizer
-is a byte-level one that this program makes.
+A new process opens each file with the code of a run and the tokenizer of DIR. By default, the tokenizer is a
+byte-level one that this program makes.
 """
 
 import argparse

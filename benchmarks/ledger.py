@@ -3,10 +3,9 @@ to open a large ledger.
 
     python benchmarks/ledger.py [--rows 1000000]
 
-share     the time of the ledger and the checkpoints, divided by the time of a run. The run has the
-quickstart's
-          data, its model with random weights, GRPO, 50 steps, and a checkpoint every 10 steps. The time of
-          the ledger and the checkpoints is that of `Ledger.ask`, `take_feedback` and `drop`, of
+share     the time of the ledger and the checkpoints, divided by the time of a run. The run has the data and
+          the model of the quickstart (with random weights), GRPO, 50 steps, and a checkpoint every 10 steps.
+          The time of the ledger and the checkpoints is that of `Ledger.ask`, `take_feedback` and `drop`, of
           `Checkpoints.save` and `wait`, and of forcing metrics to disk, without the oracle's time.
 rate      questions per second that are asked, answered and taken, in rounds of 64. The oracle answers
           immediately.

@@ -56,8 +56,8 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 
 
 def train(pair_count: int, steps: int, cap: int, mean: int, rate: float, micro: int) -> dict[str, Any]:
-    """End an earlier training and begin a new one. Return the seconds until all pairs are prepared; this
-    includes the reference's log-probabilities.
+    """Begin to train. If a training is in progress, end it first. Return the seconds until all pairs are
+    prepared, with the reference's log-probabilities.
 
     Args:
         pair_count: number of pairs per step.

@@ -70,7 +70,7 @@ def open_(model: str, threads: int) -> dict[str, Any]:
 def train(
     prompt_count: int, samples: int, cap: int, micro: int, made: int | None = None, mean: int | None = None
 ) -> dict[str, Any]:
-    """End an earlier training and begin a new one.
+    """Begin to train. If a training is in progress, end it first.
 
     Args:
         samples: number of responses per prompt.

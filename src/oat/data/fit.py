@@ -1,5 +1,5 @@
-"""The lengths of records, and the cuts that shorten records. The first pass over the data and the actor both
-count and cut with this module, so they get the same tokens.
+"""The lengths of records, and the cuts that shorten records. The check of all data before a run
+(`data/index.py`) and the actor both use this module, so they get the same tokens.
 
 The length of a prompt that is sampled from is its number of tokens. The length of a record with responses is
 the number of tokens of its prompt and its longest response together. If a record with responses is longer
@@ -7,7 +7,7 @@ than `prompts.max_tokens` or than the model's context, the setting `too_long` de
 
 | too_long | the record |
 | --- | --- |
-| leave_out | longer than `max_tokens`: is left out; longer than the context alone: is an error |
+| leave_out | is left out if it exceeds `max_tokens`; if it exceeds only the context, it is an error |
 | cut_prompt_start | loses the first tokens of its prompt, the same number for all its responses |
 | cut_response_end | loses the last tokens of each response that is too long, with those that end the turn |
 
@@ -42,9 +42,9 @@ class RecordedSequence:
     """The tokens of a prompt with one recorded response.
 
     Attributes:
-        ids: (T,) int32, the tokens that are left after a cut.
+        ids: (T,) int32, without the tokens that were cut off.
         mask: (T,) bool, True for the learned tokens.
-        cut: the part that lost tokens.
+        cut: the part of the record from which tokens were cut off.
     """
 
     ids: np.ndarray
@@ -75,11 +75,12 @@ class Fit:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def keeps(self, size: int) -> bool:
-        """Return True if a record that has `size` tokens after a cut is kept."""
+        """Return True if a record of `size` tokens is kept. For a record that is cut, `size` is its number of
+        tokens after the cut."""
         return self.limit is None or size <= self.limit
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
-        """Return the length of a record after a cut, in tokens, and True if the record was cut.
+        """Return two values: the length of a record in tokens, measured after a cut; and True if it was cut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered, or the record is a text without a prompt

@@ -14,15 +14,15 @@ formats (huggingface.co/docs/trl/dataset_formats), plain or conversational, are 
 
 The columns:
 
-* If a record has no column `prompt`, its column `messages` or ShareGPT's `conversations` takes that place.
-  Suppose that the table's other columns are missing too. If the last message is the assistant's, the format
-  is language modelling; otherwise it is prompt-only.
+* A record may have `messages` or ShareGPT's `conversations` instead of `prompt`. If it has no column with a
+  response, the last message decides the format: language modelling if this message is the assistant's,
+  prompt-only otherwise.
 * A message is {"role", "content"} or ShareGPT's {"from", "value"}.
 * The column `label` holds true (score 1) or false (score 0).
 * In some preference data, such as UltraFeedback, the prompt is a text and both responses are complete
   conversations. Then, as in TRL, the prompt is the common beginning of the two conversations.
 * The first well-formed record decides the format of its source. A later record that lacks a column that is
-  read is an error.
+  read is malformed.
 * TRL's names are the defaults of settings, so the resolved configuration shows which columns are read.
 
 Departures from TRL:
@@ -32,10 +32,11 @@ Departures from TRL:
    instead.
 3. The column `tools` is accepted and not rendered. The template also gets further fields of a message.
 4. A column that the run does not read may be missing, and may hold anything that can be stored.
-5. A response may be an empty text or one empty message, because a policy may end at once. An empty message
-   among several is refused.
+5. A response may be an empty text or one empty message, because a policy may end immediately. An empty
+   message among several is refused.
 
-Not handled: images; texts to continue online without `prompt_key: text`.
+Not handled: images. A record with the column `text` has no prompt; if the policy is to continue texts, set
+`prompt_key: text`.
 """
 
 import math
@@ -96,11 +97,12 @@ class Layout:
         reference_key: column of the reference answer, which is a string, a number, or a response.
         responses: columns of the recorded responses, the best first; empty if none are read.
         score_key: column of the responses' scores; None: see `scores_of`.
-        numbers: further columns, each of which must hold a number in every record. A value is the setting
-            that names the column, for messages.
+        numbers: further columns that must hold a number in every record. Each has the name of the setting
+            that chose it, for messages.
 
     Attributes:
-        format: format of all records; `prompt` sets it from the first well-formed record; None before.
+        format: format of all records. The method `prompt` sets it at the first well-formed record; before,
+            it is None.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Layout:
 
         Args:
             where: the record's place, for messages.
-            row, occurrence: the fields of this name in the result.
+            row, occurrence: the fields `row` and `occurrence` of the result.
 
         Raises:
             DataError: the record is malformed, or not of the source's format.

@@ -84,7 +84,7 @@ class PromptSet:
         caches: folders of stored indexes (`IndexCache`).
 
     Attributes:
-        index: the result of the first pass.
+        index: the index of the records (`data/index.py`).
 
     Raises:
         DataError: the source cannot be read or has no well-formed record, or a record is malformed and `skip`

@@ -1,4 +1,5 @@
-"""Reads records from files, datasets and Python, in order and by place.
+"""Reads records from files, datasets and Python, in order or by place. A place is a number by which a reader
+finds a record again.
 
 | source | content | row of a record |
 | --- | --- | --- |
@@ -8,11 +9,11 @@
 | `file.parquet` | a table | number, from 1 |
 | a directory | written by `datasets.save_to_disk`, or a folder of data files as on the hub | number, from 1 |
 | `org/name`, `org/name@config` | a dataset of the hub, or of its local cache | number, from 1 |
-| `file.py:function`, `package.module:function` | a function without arguments | number, from 1 |
-| an iterable of records, a function, a dict of them by split | from Python only | number, from 1 |
+| `file.py:function`, `package.module:function` | a function that returns records | number, from 1 |
+| an iterable, a function, or a dict of iterables by split | given from Python | number, from 1 |
 
-A byte-order mark, CRLF and blank lines are accepted. A function must return the same records at every call.
-Packed files (gz, zip and the like) are refused.
+A byte-order mark, CRLF and blank lines are accepted. A function has no arguments and must return the same
+records at every call. Packed files, such as gz and zip, are refused.
 
 Code that comes with a dataset is never run: `datasets` stopped running it in version 4.0, and older versions
 are refused.
@@ -54,7 +55,7 @@ Records = (
 
 
 class RecordReader(Protocol):
-    """The records of a source, read in order or by place. A place is a number by which `at` finds a record.
+    """A reader of a source's records, in order or by place.
 
     Attributes:
         is_json: True if every record holds only values that JSON can express.

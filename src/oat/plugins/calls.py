@@ -5,9 +5,10 @@ The results and the output of a run depend on the following state. If a call has
 back after the call, with a warning:
 
 * torch: recording of gradients, default dtype and device, deterministic algorithms, precision of products,
-  autocast, and (on the main thread) the number of threads;
-* process: the streams `sys.stdout` and `sys.stderr`, and (on the main thread) the handlers of SIGTERM and
-  Ctrl-C, and a timer of SIGALRM that the call has set.
+  and autocast;
+* process: the streams `sys.stdout` and `sys.stderr`;
+* only for a call on the main thread: torch's number of threads, the handlers of SIGTERM and Ctrl-C, and a
+  timer of SIGALRM that the call has set.
 
 If the state cannot be put back (inference mode, a closed stream), the call is an error. A call may change the
 random generators of torch, numpy and Python, because no result of a run depends on them. It may also change

@@ -85,12 +85,12 @@ def same_by_file(stored: Any, now: Any) -> Any:
 def load_symbol(spec: str) -> Any:
     """Return the object that `path/to/file.py:Name`, `package.module:Name` or `python:Name` names.
 
-    The code of the file or module runs in this process. If a file is loaded again with a content that it had
-    before, its code does not run again, and the earlier objects are returned.
+    The code of the file or module runs in this process. A file's code runs once for each content of the file:
+    if the content has been loaded before, the earlier objects are returned.
 
     Raises:
         ConfigError: `spec` has none of these forms, the file or module is missing or fails while it is
-            imported, or it has no attribute `Name`.
+            imported, or there is no attribute or object `Name`.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():

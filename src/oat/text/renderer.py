@@ -52,8 +52,8 @@ class Renderer:
         eos_ids: further ids that end a response, usually those of the model's generation config.
         question: form into which the user message of a prompt is put before it is rendered; None: no form.
         few_shot: number of worked examples that the form shows.
-        has_turns: True if messages may follow a response. Then a template that rewrites history is an error;
-            otherwise it is a warning.
+        has_turns: True if messages may follow a response. Then a template that changes earlier messages when
+            further messages follow is an error; otherwise it is a warning.
 
     Attributes:
         stop_ids: ids that end a response: the tokenizer's end-of-text, the template's end of turn, and
@@ -65,9 +65,9 @@ class Renderer:
             renderer.
 
     Raises:
-        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, or rewrites
-            history with `has_turns`; the template does not read the given `date`; or `system` is given
-            without a template.
+        TemplateError: the template is missing, cannot be rendered, does not suit the tokenizer, or does not
+            read the given `date`; `has_turns` is True and the template changes earlier messages; or `system`
+            is given without a template.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Renderer:
         Raises:
             TemplateError: there are four possible faults. (1) The template refuses the conversation.
                 (2) There is no template, and the conversation is not one user message. (3) The renderer has
-                a form, and the conversation is not one user message after any system messages. (4) The
-                conversation has no tokens, or cannot be encoded.
+                a form, and the conversation has messages besides system messages and one last user message.
+                (4) The conversation has no tokens, or cannot be encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:
@@ -343,8 +343,8 @@ class Renderer:
         Otherwise return the conversation unchanged.
 
         Raises:
-            TemplateError: there is a form, and the conversation is not one user message after any system
-                messages.
+            TemplateError: there is a form, and the conversation has messages besides system messages and one
+                last user message.
         """
         if self._question is None:
             return messages
