@@ -60,9 +60,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one move. A reader, also one after a kill, finds the complete old file or the
-    complete new one. The folder is not made if it is missing, because somebody may have removed the run
-    directory."""
+    """Replace a file atomically: a reader finds the complete old file or the complete new one, also after a
+    kill. A missing folder is not made, because somebody may have removed the run directory."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -208,7 +207,7 @@ def refuse_network(path: Path) -> None:
 
 
 def is_mounted(directory: Path) -> bool:
-    """Return True if a file system, or a folder of the same disk, is mounted at exactly this directory.
+    """Return True if a file system is mounted at exactly this directory, also as a bind mount.
 
     Args:
         directory: absolute, without symbolic links.

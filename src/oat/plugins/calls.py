@@ -82,12 +82,12 @@ def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractCo
 
 
 def raising(refuse: Refuse) -> AbstractContextManager[None, None]:
-    """A context that turns exceptions into errors, as `guarded`, and does not put back the state."""
+    """A context that turns exceptions into errors as `guarded` does. It does not put back the state."""
     return _Raising(refuse, None)
 
 
 def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
-    """A context that puts back the state of the process, as `guarded`, and lets all exceptions pass."""
+    """A context that puts back the state of the process as `guarded` does. Exceptions pass unchanged."""
     return _Restoring(refuse, None, name)
 
 

@@ -120,7 +120,8 @@ def load_symbol(spec: str) -> Any:
 
 
 def own_files(base: Path) -> dict[str, str]:
-    """Return the hashes of the user's own files in this process and its workers, by `shown_name`. These are:
+    """Return the hashes of the user's own files in this process and its workers, by `shown_name`. The user's
+    own files are:
 
     * the files that `load_symbol` has loaded;
     * the files of imported modules below the working directory, or below the folder of a file or module that

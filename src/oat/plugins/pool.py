@@ -134,11 +134,11 @@ class Workers:
 
     def collect(self, seconds: float) -> list[tuple[str, Outcome]]:
         """Return ticket and outcome of each call that has ended since the last `collect`. If no call has
-        ended, wait at most `seconds` for the first. Workers whose calls are too long are killed while this
-        method runs.
+        ended, wait at most `seconds` for the first. While this method waits, workers with late calls are
+        killed.
 
         Raises:
-            OracleError: the function raised an error of ours, or a worker ended before it was ready.
+            OracleError: the function raised an `OatError`, or a worker ended before it was ready.
         """
         end = time.monotonic() + seconds
         while not self._done and (

@@ -56,8 +56,8 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
         algorithm: a class, or its name as in a configuration.
         plan: the plan of a step, for an objective without a method `plan`, such as the ensemble's; None means
             the objective's own plan.
-        options: fields of the algorithm's `Config`. The fields `prompts`, `samples` and `max_length` that are
-            not given are lowered to 6, 4 and 8.
+        options: fields of the algorithm's `Config`. If `prompts`, `samples` or `max_length` is not given, the
+            check uses at most 6, 4 or 8.
 
     Raises:
         ContractError: a fault was found.

@@ -201,7 +201,7 @@ class _Check(Part):
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
         """Play the episodes with a new environment in a run's order, and return the turns of each episode. In
-        this order, all episodes begin first, and then each of them in turn makes one turn per round."""
+        this order, all episodes begin first. Then, in each round, every episode makes one turn."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
         playing = [

@@ -97,7 +97,7 @@ def check_oracle(
 
 
 class _Asking(Part):
-    """A function that asks an oracle questions, checks each answer, and returns the answers.
+    """A callable that asks an oracle questions, checks each answer, and returns the answers.
 
     Args:
         name: name of the oracle, for messages.

@@ -45,8 +45,8 @@ class Sink(Protocol):
     the order of the steps, and is closed. If a sink raises, the user is warned once, and the run goes on
     without the sink.
 
-    When a run is continued, a new process opens the sink and sends it the rows that it has not had. So a sink
-    gets each row at most once, with two exceptions:
+    When a run is continued, the sink is opened again and gets the rows that it has not had. So a sink gets
+    each row at most once, with two exceptions:
 
     * If the options that say where rows go have changed, the sink gets all rows again.
     * If the class attribute `begins_anew` is True, `open` must delete the output of earlier processes, and

@@ -194,7 +194,7 @@ class SinkProcess:
         return {**os.environ, **one, "PYTHONPATH": package, "TMPDIR": self._scratch, VARIABLE: self._mark}
 
     def _pump(self) -> None:
-        """Write to the process and read from it, until either would have to wait."""
+        """Write to the process and read from it, as far as this is possible without waiting."""
         assert self._process is not None, "it runs"
         reading, writing = self._process.stdout, self._process.stdin
         assert reading is not None, "pipes were asked for"
@@ -243,8 +243,8 @@ class SinkProcess:
 
 
 def finish_all(sinks: Sequence[SinkProcess]) -> None:
-    """Wait for all sinks of a run at the same time until each is done, and end their processes. The processes
-    also end if this function is interrupted."""
+    """Wait until every sink of a run is done, and end the sinks' processes. If this function is interrupted,
+    the processes end too."""
     begin = time.monotonic()
     try:
         waiting = list(sinks)
