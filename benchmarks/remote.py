@@ -5,8 +5,8 @@ client or 64 clients ask it.
 
 alone     requests per second of one client. The server has no batches (--max-batch-size 1, --max-wait-ms 0).
 together  requests per second of 64 clients, measured twice: without batches, and with batches
-          (--max-batch-size 32, --max-wait-ms 5). With 32, half of the requests are scored while the other
-          half are on their way.
+          (--max-batch-size 32, --max-wait-ms 5). With batches of 32, the requests of one half of the clients
+          are scored while those of the other half are on their way.
 latency   seconds of a request of the 64 clients with batches: median and 99th percentile.
 memory    resident bytes of the server's processes, after a tenth of the soak and at its end. The soak is a
           long series of requests of the 64 clients (--soak).

@@ -16,9 +16,10 @@ and end are the models before and after the run. For each run, the program print
                 probability under the start model. For the start's stories, this estimates its entropy per
                 token.
 
-Each model has `--samples` stories per opening. The stories of the start are the first of the `--best`
-stories. Exit code 0: at least half of the gap is closed, `stopped` is not lower than for the start,
-distinct-2 is at least 0.8 times that of the start, and nats has risen by at most 0.3. Exit code 1: otherwise.
+Each model has `--samples` stories per opening. Those of the start are the first of its `--best` stories.
+
+Exit code 0: at least half of the gap is closed, `stopped` is not lower than for the start, distinct-2 is at
+least 0.8 times that of the start, and nats has risen by at most 0.3. Exit code 1: otherwise.
 """
 
 import argparse

@@ -25,8 +25,8 @@ do."""
 _MAX_ERROR = 300
 """Largest number of characters that are quoted from an error in a user's or a library's code."""
 _MOST_NAMES, _LONGEST_NAME = 200, 1000
-"""Limits of `did_you_mean`: the number of names that it lists, and the length of a name, in characters, for
-which it seeks a similar one."""
+"""Limits of `did_you_mean`: the largest number of names that it lists, and the largest length, in characters,
+of a name for which it seeks a similar name."""
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -135,7 +135,7 @@ class CheckpointError(OatError, RuntimeError):
 
 
 class WeightsError(OatError, RuntimeError):
-    """A box does not hold the weights that the learner sent to it, such as an engine after a failed load."""
+    """A box, such as an engine, does not hold the weights that the learner sent to it."""
 
     exit_code = 1
 
@@ -162,7 +162,7 @@ class ContractError(OatError, AssertionError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal, or a callback, ends the run. The loop saves the run's state.
+    """A signal or a callback ends the run. The loop saves the run's state.
 
     Attributes:
         exit_code: 75 for SIGTERM ("try again"), 130 for Ctrl-C.
@@ -221,8 +221,8 @@ def is_signal(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return the class and the beginning of the text of an error, in one line. Return only the class if the
-    text is empty or cannot be made. The error comes from a user's or a library's code."""
+    """Return the class of an error and the beginning of its text, in one line. If the text is empty or cannot
+    be made, return only the class."""
     kind = shortened(type(error).__name__)
     try:
         text = " ".join(shortened(str(error), _MAX_ERROR).split())

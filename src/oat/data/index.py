@@ -55,7 +55,8 @@ class Index:
         skipped: number of malformed records that are left out.
         malformed: row and error of the first three malformed records.
         columns: names of the columns, other than the prompt's, that at least one kept record has.
-        unrendered: number of records that have a column or field that is not rendered, by its name.
+        unrendered: number of records with a column or field that is not rendered, by the name of the column
+            or field.
         format: format of all records; None before the first well-formed record.
         longest: length of the longest kept record, in tokens, as `data/fit.py` defines it.
         over: number of kept records that do not fit into the model's context.
@@ -147,7 +148,7 @@ class Pass:
         is_json: True if the records hold only values that JSON can express.
         layout: the columns of the records; the pass sets its format from the first well-formed record.
         fit: renderer and limits on length; None renders nothing and keeps every record.
-        skip: True counts malformed records; False raises an error at a malformed record.
+        skip: True leaves malformed records out and counts them; False raises an error at a malformed record.
     """
 
     name: str

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Control tokens that a model writes within its turn. They are not marked as ordinary text in an assistant's
-message, nor in a system message, which may ask for them."""
+"""Control tokens that a model writes within its turn. They keep their meaning in an assistant's message and
+in a system message, which may ask for them."""
 
 USER = Message("user", "oatuser")
 """A stand-in for the user's message, for renderings of which only the response is used."""

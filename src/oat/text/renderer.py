@@ -170,8 +170,9 @@ class Renderer:
         """Append a message and the next generation prompt to a conversation that ends with a sampled
         response.
 
-        If the response has not ended its turn, such as a response that was cut at its largest length, the
-        template's end of turn is added first. Without a template, only the message's content is appended.
+        If the response does not end with the end of its turn, for example because it was cut at
+        `max_new_tokens`, the template's end of turn is added first. Without a template, only the message's
+        content is appended.
 
         Args:
             ids: (T,) ids of the conversation, up to the end of the response.

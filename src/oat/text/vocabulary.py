@@ -16,9 +16,10 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""If fewer rows than this have no token, the check takes them for rounding and accepts the model."""
+"""If fewer rows than this have no token, the check assumes that the number of rows was rounded up."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
-"""Limits on the share of rows with a token: below the first is a warning, below the second an error."""
+"""Limits on the share of rows with a token. A share below the first limit is a warning; a share below the
+second is an error."""
 
 
 def num_ids(tokenizer: Any) -> int:
