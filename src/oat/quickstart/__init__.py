@@ -41,6 +41,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "prompts": 64, "samples": 8, "kl_coef": 0.4},
 }
 ORACLES = {"": "exact_match", "-control": "oat.quickstart:PermutedRewards"}
+_MARKER = "README.txt"
+_MADE_BY = "Made by `oat quickstart"
+"""The beginning of the marker."""
 _PLACES = {
     "start": "the start: model and tokenizer",
     "models": "the aligned models, for AutoModelForCausalLM.from_pretrained",
@@ -170,17 +173,24 @@ def _claim(out: Path) -> str:
     """
     width = max(map(len, _PLACES)) + len(str(out)) + 3
     places = "".join(f"{out / name!s:<{width}}{what}\n" for name, what in _PLACES.items())
-    marker = out / "README.txt"
-    if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not _is_ours(out):
         raise ConfigError(
             f"{out}: holds something else than a quickstart; give an empty or a new folder with --out"
         )
     out.mkdir(parents=True, exist_ok=True)
-    marker.write_text(
-        f"Made by `oat quickstart --out {out}`, which continues what is unfinished here.\n\n{places}",
-        encoding="utf-8",
-    )
+    heading = f"{_MADE_BY} --out {out}`, which continues what is unfinished here."
+    (out / _MARKER).write_text(f"{heading}\n\n{places}", encoding="utf-8")
     return places
+
+
+def _is_ours(out: Path) -> bool:
+    """Return True if `out` is an empty folder, or a folder that `oat quickstart` made. A kill may have cut
+    the marker off anywhere."""
+    marker = out / _MARKER
+    if not marker.is_file():
+        return out.is_dir() and not any(out.iterdir())
+    beginning = marker.read_text(encoding="utf-8", errors="replace")[: len(_MADE_BY)]
+    return _MADE_BY.startswith(beginning)
 
 
 def _is_done(out: Path, name: str, tree: Mapping[str, Any]) -> bool:
