@@ -56,7 +56,7 @@ FEATURES = {
     109: "learning-rate schedule",
     110: "gradient accumulation equals one big batch",
     112: "4-bit, LoRA, gradient checkpointing: one step runs, heads trainable",
-    113: "checkpoints: the set number is kept, with the newest, which gives equal logits when it is loaded",
+    113: "checkpoints: as many as set are kept, and always the newest, which gives equal logits after a load",
     114: "resume: an equal loss curve",
     115: "export and offline reload: the same records, the same losses",
     116: "offline DPO and SFT: the loss falls, no actor is started",
