@@ -44,8 +44,7 @@ def make_learner(
     """Make the learner of a run.
 
     Args:
-        keep: folder to which a batch is written if a number becomes infinite or NaN with it; None: no batch
-            is written.
+        keep: folder for a batch that makes a number infinite or NaN; None: no batch is written.
 
     Raises:
         ConfigError: with `micro_batch_tokens: auto`, not even one row fits into `compute.memory_gb`.

@@ -42,8 +42,7 @@ def check_oracle(
     seconds: float = 30.0,
     tolerance: float = 1e-3,
 ) -> None:
-    """Ask an oracle the same questions in several ways, and check its answers against the protocol of
-    oracles.
+    """Ask an oracle the same questions in several ways, and check its answers against the oracles' protocol.
 
     The check finds these faults:
 
@@ -56,8 +55,7 @@ def check_oracle(
       tokens for the same texts. If the oracle has `cacheable = False`, these are not compared.
 
     Args:
-        oracle: a function that scores or compares, a class, an object of such a class, or a name as in a
-            configuration.
+        oracle: a function that scores or compares, a class, its object, or a name as in a configuration.
         questions: the questions to ask; None: made-up questions about one prompt, with many kinds of texts.
         reference, columns: reference and columns of the made-up questions' prompt.
         options: options of the oracle. They need an `oracle` that is a class or a name.
