@@ -167,7 +167,7 @@ NAMES = {
         "process, over pairs shown in both orders"
     ),
     "oracle/queries": "priced items in the answers that steps of training have taken so far",
-    "oracle/reasked": "questions asked again after a restart, so far in this process",
+    "oracle/reasked": "questions asked again after a restart, so far in the run",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": (
         "mean score, before any weight, from the mixture's source with this label, in the newest round of "

@@ -67,8 +67,8 @@ class Ledger(Protocol):
 
     @property
     def reasked(self) -> int:
-        """The number of questions that this process asked again. An earlier process was killed before their
-        answers came."""
+        """The number of questions that the run asked again, since a process was killed before their answers
+        came."""
 
     @property
     def reported(self) -> Mapping[str, float]:

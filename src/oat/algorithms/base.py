@@ -219,8 +219,8 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def is_even(item: Item) -> bool:
-    """Return True if an oracle has judged a pair and found no winner: the answer's mark is "tie", or its
-    probability is one half."""
+    """Return True if the answer about a pair names no winner: its mark is "tie", or its probability is one
+    half."""
     return item.question.kind == "compare" and item.label is None and item.answer.marks[0] in ("tie", "ok")
 
 

@@ -1,20 +1,23 @@
-"""Fingerprints of a run's inputs. The configuration and the inputs together decide the rows of a run.
-Fingerprints are stored in `environment.json`. When the run is continued, they are compared with those of the
-present inputs.
+"""Fingerprints of a run's inputs. The configuration and the inputs together decide the rows of
+`metrics.jsonl`. Fingerprints are stored in `environment.json`. When the run is continued, they are compared
+with those of the present inputs.
 
 | key | content | a change is |
 | --- | --- | --- |
 | `models` | files of `model.path`, `.adapter` and `.reference` (`models/identity.py`) | refused |
-| `weights` | checksums of the weights of the same models | refused if the run reads them again |
+| `weights` | checksums of the weights of the same models | refused, if they are read again |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
 | `held_out`, `pairs` | digests of the data of `evaluation.path` and `.pairs` | warned of |
-| `oracles` | version and files of each oracle, by field (`ledger/versions.py`) | refused, unless accepted |
+| `oracles` | version and files of each oracle (`ledger/versions.py`) | of files: refused, unless accepted |
 | `modules` | a hash of each of the user's own files that were imported | warned of |
 | `readers` | versions of the libraries that read configurations and tokenizers | named in messages |
 
-A fingerprint has an entry `of`, a hash of the path in the configuration. No path is stored. A fork stores the
-fingerprints of the other run in `fork.json`, so it no longer needs that run.
+If only an oracle's version changed, the run warns. `weights` are read again if no checkpoint has them.
+
+Most fingerprints have an entry `of`: a hash of the settings that name the input. They are compared only if
+`of` is unchanged, except for `model.path`, which is always compared. No absolute path is stored. A fork
+stores the fingerprints of the other run in `fork.json`, so it no longer needs that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

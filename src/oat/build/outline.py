@@ -1,7 +1,6 @@
 """The outline of the policy: its sizes, which are checked before weights are loaded.
 
-The checks get numbers and no model. A model that is kept for them would be state of the run that no
-checkpoint has.
+The checks get these numbers and not the model, so that a run keeps no model for them.
 """
 
 from dataclasses import dataclass

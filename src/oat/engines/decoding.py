@@ -202,8 +202,9 @@ class Decoding:
         assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
-        """Compute the prompt and the tokens so far of each group, once for all its rows. Write keys and
-        values into the cache.
+        """Make the forward passes over the sequences of groups that enter the cache: one sequence per group,
+        whose keys and values are written for all rows of the group. The sequence is the prompt. A row that
+        has tokens already enters as a group of one row, and its sequence also has these tokens.
 
         Yields:
             For each pass, (rows, D): the hidden state of the last token of each row in the groups of the

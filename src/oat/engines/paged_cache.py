@@ -282,8 +282,9 @@ class PagedCache:
     def places(
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
     ) -> list[tuple[Pages, _Places]]:
-        """Return each block that gets new tokens, with the places of these tokens in the block. The tokens of
-        a shared page are written for its first reader only.
+        """Return where the keys and values of new tokens are to be written: the set of pages (`own` or
+        `shared`), and the tokens' places in the storage. Rows that share a page bring the same tokens; only
+        those of the first row get a place.
 
         Args:
             rows, positions: for each token, its row and its position in the row.
@@ -437,6 +438,7 @@ class Step:
 
 
 def _by_entry(values: Tensor, readers: int) -> Tensor:
-    """Reshape values from (P, key heads, readers * groups, ...) to (P * readers, heads * ...)."""
+    """Rearrange the values of P pages, so that each row that reads a page (a reader) has a line of its own:
+    from (P, key heads, readers * query heads per key head, ...) to (P * readers, everything else)."""
     values = values.unflatten(2, (readers, -1)).transpose(1, 2)
     return values.reshape(len(values) * readers, -1)

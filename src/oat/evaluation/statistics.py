@@ -1,4 +1,4 @@
-"""Pure functions that compute the statistics of an evaluation from the values of its responses.
+"""Functions that compute the statistics of an evaluation from the values of its responses.
 
 Axes: B prompts, G responses to each prompt, P pairs of responses. A missing value is NaN and is left out. A
 statistic is None if too few values are left for it. If a function follows a paper, its docstring names the
@@ -80,8 +80,9 @@ def wins(probabilities: np.ndarray) -> np.ndarray:
 def bootstrap_interval(
     values_BG: np.ndarray, generator: np.random.Generator, resamples: int = 1000
 ) -> tuple[float, float] | None:
-    """Return the ends of a 95 % confidence interval of `average` over prompts of this kind, by percentiles of
-    the bootstrap (Efron and Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3).
+    """Return the ends of a 95 % confidence interval of `average`, by percentiles of the bootstrap (Efron and
+    Tibshirani 1993, An Introduction to the Bootstrap, Section 13.3); None if no prompt has a value. The
+    prompts count as a random sample of all prompts of their kind.
 
     Each resample draws as many prompts as there are, with replacement, and takes all values of a drawn
     prompt. (The samples of one prompt are not independent of each other.) The ends are the ceil(0.025

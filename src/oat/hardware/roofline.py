@@ -221,9 +221,10 @@ class Meter:
 
         Args:
             tokens, pairs: see `Cost.flops`.
-            seen: number of cached tokens to which the rows attend; a token that several rows share counts
-                once.
-            keys: number of cached tokens with which the pass computes, padding included.
+            seen: number of cached tokens whose keys and values the rows need; a token that several rows
+                share counts once.
+            keys: number of places for tokens in the pages that the pass reads, including empty places;
+                `keys - seen` counts as padding.
         """
         self._add(
             self.cost.backbone * self.cost.dtype.itemsize + seen * self.key_bytes,

@@ -79,8 +79,9 @@ class Quote:
     """The terms on which a question is recorded.
 
     Attributes:
-        cached: the states of the answer's values; empty if all are unknown.
-        price: the highest price of the part that is sent.
+        cached: for each value of the answer, whether it is known, awaited from another question, or unknown;
+            empty if all are unknown.
+        price: the highest price of the values that the oracle is asked for.
     """
 
     cached: tuple[Value, ...] = ()
@@ -198,12 +199,12 @@ def mean(answers: Sequence[Known]) -> Known:
 
 
 def cached_text(cached: Sequence[Value]) -> str:
-    """Return the states of a question's values as JSON text for the ledger's tables."""
+    """Return the values of a question, each a `Value`, as JSON text for the ledger's tables."""
     return json.dumps([_plain(value) for value in cached]) if cached else "[]"
 
 
 def cached_values(text: str, purpose: str) -> tuple[Value, ...]:
-    """Return the states from a text that `cached_text` wrote for a question of this purpose."""
+    """Return the values that `cached_text` wrote into a text. The text lacks the question's purpose."""
     return tuple(_lifted(value, purpose) for value in json.loads(text)) if text != "[]" else ()
 
 

@@ -382,10 +382,12 @@ class Ledger:
                 self.outstanding.submit(wave)
 
     def _next_wave(self, purpose: str) -> list[Intent]:
-        """Record waves until one has questions to send. The caller holds the transaction.
+        """Record the next wave, and further ones while a wave has no question that must be sent. A question
+        is not sent if other questions or earlier answers bring all of its values. The caller holds the
+        transaction.
 
         Returns:
-            The questions to send; empty if no wave with such questions can be formed.
+            The questions to send; empty if no further wave can be formed.
         """
         sent: list[Intent] = []
         while not sent and (wave := self.waves.next(purpose)):

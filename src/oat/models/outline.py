@@ -78,10 +78,10 @@ class Outlines:
 def _outline(path: str, dtype: str) -> CausalLM:
     """Make the model of a local directory or of the hub on the device `meta`.
 
-    If Accelerate is installed, names and shapes of the tensors in local files are compared with the model's,
-    since transformers needs Accelerate for this. Weights on the hub are not fetched. If the model's code
-    supports transformers' "sdpa" attention, the outline takes layouts; whether the loaded model accepts them
-    is not checked here.
+    Names and shapes of the tensors in local files are compared with the model's, if Accelerate is installed:
+    transformers needs it for the comparison. Weights on the hub are not fetched. If the model's class
+    supports transformers' "sdpa" attention, the outline computes with our attention (`models/attention.py`).
+    A loaded model must also pass the test of `give_layouts`; an outline is not tested.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):

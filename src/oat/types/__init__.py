@@ -17,7 +17,7 @@ Words. Models and log-probabilities:
     reference       the model that the policy is tied to: frozen, or following the policy
     version         the number of updates that a model has had
     slot            the name under which an engine holds weights: `sampler`, `policy`, `reference`
-    receipt         version and checksums that an engine reads back after weights were loaded into a slot
+    receipt         version of the weights in a slot, and checksums that the engine computes after a load
     log-probability float32, nats. `raw`: at temperature 1, over the whole vocabulary. `sampled`: under the
                     distribution that was drawn from, after temperature, top-k, top-p and min-p
     recorded        of log-probabilities: as they were stored at sampling

@@ -50,8 +50,8 @@ class Requires:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Version and checksums of the weights in an engine's slot. The engine reads them back after a load, from
-    the tensors that it generates with.
+    """Version and checksums of the weights in an engine's slot. After a load, the engine computes the
+    checksums from the tensors with which it generates.
 
     Attributes:
         version: the version that the slot now has.
