@@ -11,24 +11,28 @@ PAGE = ROOT / "docs" / "test_suites.md"
 HEAD = """# Which tests run when
 
 `make test` runs every test without the marker `slow`. `make test-slow` runs the tests with this marker,
-except the `large` rows of the fault table, which `make faults` runs (docs/faults.md).
+except those that also have the marker `large`. These belong to the fault table, and only `make faults` runs
+them (docs/faults.md).
 
-**Through the wire encoding.** Three kinds of runs go through the wire encoding in `make test`: golden runs,
-runs that are killed at named points of the code (`tests/faults/test_kill.py`), and runs whose complete state
-is compared (`tests/faults/test_state.py`). `make test` also does some of these runs without the wire
-encoding: every golden run, the kills at two of the points, and one comparison of states. The digests of runs
-without a kill must be bitwise equal with and without the wire encoding. `make test-slow` does all kills and
-comparisons of states without the wire encoding. The tests of `tests/protocol` compare the digest of each run
-over the wire with the digest of the same run without it.
+**Through the wire encoding.** In some tests, a run encodes and decodes the values that travel between its
+parts, as between two processes (`compute.serialise`). `make test` does so in three kinds of runs: golden
+runs, runs that are killed at named points of the code (`tests/faults/test_kill.py`), and runs whose complete
+state is compared (`tests/faults/test_state.py`). It also does some of these runs without the encoding: every
+golden run, the kills at two of the points, and one comparison of states. If a run is not killed, its digest
+must be bitwise the same with and without the encoding. `make test-slow` does all kills and all comparisons of
+states without the encoding. The tests of `tests/protocol` do each run twice, with and without the encoding,
+and compare the digests.
 
-**Learning runs.** `make test` has six learning runs: online, from recorded data, and with flipped signs. It
-also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
+**Learning runs.** A learning run must raise its reward. If the sign of its loss is flipped, the reward must
+fall. `make test` has six such runs of a policy: two that sample, two with recorded data, and two with flipped
+signs. It also tests the sign of every loss without a run (`tests/learning/test_signs.py`).
 
-**Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples, and in `make faults` on 60.
+**Laws of losses.** `tests/faults/test_losses.py` tests each law on 20 examples in `make test`, and on 60
+examples in `make faults`.
 
-The table lists the tests that only `make test-slow` runs, completely or in some of their cases, with the
-seconds that they take on one core. The last column says what `make test` still tests instead. `python
-tests/suites_page.py` makes the table from the markers.
+The table lists the tests that only `make test-slow` runs, completely or in some of their cases. The seconds
+are those that a test takes on one core. The last column says what `make test` still tests instead. `python
+tests/suites_page.py` makes this page. It makes the table from the markers `slow` and `sample` of the tests.
 
 | test | seconds | what remains in `make test` |
 | --- | --- | --- |
