@@ -1,15 +1,16 @@
-"""The fault table: runs the tests of each row, keeps what they found, and writes the table into
-docs/faults.md.
+"""Run the tests of the fault table's rows, keep their results, and write the table into docs/faults.md.
 
     python tests/faults/table.py [ROW ...]
 
-Without a row it runs those that have no result of the sources as they stand, so it goes on where it was
-ended; with rows, these anew. A row's result is in `.faults/ROW.json` as soon as it ends. The exit code is 1
-where a row failed. Tests say which row they prove by `@pytest.mark.fault("R1")` and what they found through
-the fixture `figure`; a row without a test has failed.
+With rows, run the tests of these rows. Without rows, run the tests of every row that has no result for the
+present commit of the sources; a call that was cut off is thus continued by the next call.
 
-Figures `a of b` with the same words are summed up, and those of `at most x` give their maximum; so a hundred
-kills are a hundred tests, which several workers share.
+The result of a row is in `.faults/ROW.json` as soon as its tests end. The exit code is 1 if a row failed. A
+row without a test counts as failed. A test names its row with `@pytest.mark.fault("R1")` and reports its
+figures through the fixture `figure`.
+
+Figures of several tests are joined: `a of b` with equal words are summed up; of `at most x` with equal words
+the maximum remains.
 """
 
 import argparse
@@ -87,7 +88,7 @@ ROWS = {
 
 
 def files_of(row: str) -> list[str]:
-    """The test files in which a marker names the row."""
+    """Return the test files in which a marker names the row."""
     found = []
     for file in sorted(ROOT.glob("tests/**/test_*.py")):
         named = re.findall(r"mark\.fault\(([^)]*)\)", file.read_text(encoding="utf-8"))
@@ -97,7 +98,7 @@ def files_of(row: str) -> list[str]:
 
 
 def run(row: str, workers: int) -> dict[str, Any]:
-    """Run the tests of a row; what came of them."""
+    """Run the tests of a row, and return the row's result."""
     files = files_of(row)
     sources = commit()
     begin = time.perf_counter()
@@ -136,8 +137,8 @@ def run(row: str, workers: int) -> dict[str, Any]:
 
 
 def joined(figures: Iterable[str]) -> list[str]:
-    """Figures with the same words as one: "a of b" are summed up, of "at most x" the greatest stays, and
-    others stand once each."""
+    """Join figures with equal words: sum up "a of b", keep the maximum of "at most x", and list every other
+    figure once."""
     sums: dict[str, tuple[int, int]] = {}
     most: dict[str, tuple[float, str]] = {}
     others: dict[str, None] = {}
@@ -157,7 +158,8 @@ def joined(figures: Iterable[str]) -> list[str]:
 
 
 def commit() -> str | None:
-    """The last commit that changed the sources; None where they differ from it, or there is none."""
+    """Return the last commit that changed the sources; None if the sources have uncommitted changes, or if
+    there is no such commit."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -176,13 +178,13 @@ def machine() -> str:
 
 
 def results() -> dict[str, dict[str, Any]]:
-    """What is kept, by row."""
+    """Return the stored results, by row."""
     files = {row: RESULTS / f"{row}.json" for row in ROWS}
     return {row: json.loads(file.read_text(encoding="utf-8")) for row, file in files.items() if file.exists()}
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The table of all rows, and below it of which machine and sources it is."""
+    """Return the table of all rows, followed by a line that names the machine and the commit."""
     lines = [
         "| row | what is shown | figures | tests | seconds | passed |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -205,7 +207,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def write(text: str) -> None:
-    """Replace the table of the page, which stands between two comments."""
+    """Replace the page's table, between the comments that mark its beginning and its end."""
     page = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- faults -->", "<!-- end of faults -->"
     assert -1 < page.find(begin) < page.find(end), f"{PAGE.name} has no place for the table"

@@ -1,8 +1,8 @@
-"""Cold twins of the rows that fork from a warm process: the same in an interpreter of its own, which imports
-everything first.
+"""Repeat tests of other files in a cold process: a new interpreter that imports everything first.
 
-What is left, or written, while a library is imported is seen here only. `test_kill.py` and
-`test_kill_series.py` have those of R1.
+The other files fork a process that has already imported everything. So only the tests here see what a library
+leaves or writes while it is imported. The cold tests of row R1 are in `test_kill.py` and
+`test_kill_series.py`.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ def command(name: str, config: str, *flags: str) -> int:
 
 
 def ended(name: str, config: str, place: str, numbers: str) -> int:
-    """A command that gets signals at the first call of a place."""
+    """Run a command that gets signals at the first call of `place`, and return its exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if numbers:
         kill_at(*named(place), 1, signals=[int(number) for number in numbers.split()])
@@ -38,7 +38,7 @@ def ended(name: str, config: str, place: str, numbers: str) -> int:
 
 
 def limited(config: str, run_dir: str, most: str) -> int:
-    """A run whose files may not grow past a size, as on a full disk."""
+    """Run `oat train` with a limit on the size of each file, as on a full disk, and return its exit code."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(most), resource.RLIM_INFINITY))
     return oat("train", config, "--run_dir", run_dir)
 
@@ -87,8 +87,8 @@ def test_no_end_of_a_cold_process_leaves_anything(
     ],
 )
 def test_where_the_compilers_cache_lies(tmp_path: Path, chosen: dict[str, str], folder: str | None) -> None:
-    """In the user's folder, or, where that cannot be written, where it would lie without us (None); nothing
-    is made before it is used."""
+    """The cache lies in the user's folder. If that cannot be written, `oat` leaves the variable unset (None).
+    Importing `oat` makes no file."""
     environment = {
         "PATH": os.environ["PATH"],
         **{name: value.format(tmp_path) for name, value in chosen.items()},
@@ -103,7 +103,7 @@ def test_where_the_compilers_cache_lies(tmp_path: Path, chosen: dict[str, str], 
 
 @pytest.fixture(scope="module")
 def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of a cold process."""
+    """Return the folder of a finished run of a cold process."""
     folder = tmp_path_factory.mktemp("unbroken")
     assert cold("test_cold:command", "train", world.config("dpo", folder), log=folder / "log") == 0, (
         folder / "log"

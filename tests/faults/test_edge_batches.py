@@ -1,4 +1,5 @@
-"""R21: the smallest and the emptiest batches give every algorithm a finite loss, or a clear error."""
+"""R21: with the smallest batches and with empty responses every algorithm has a finite loss or a clear
+error."""
 
 import json
 import math
@@ -15,7 +16,7 @@ from oat.loop import Run
 from oat.types import Item
 
 END = 1
-"""The id of <eos>."""
+"""The id of the end-of-sequence token."""
 
 CASES: dict[str, Callable[[Run], list[Item]]] = {
     "all rewards equal": lambda run: [item(run, n, [(2, 3, 4), (5, 6)], (0.5, 0.5)) for n in range(3)],
@@ -67,8 +68,8 @@ def test_an_edge_batch_has_a_finite_loss(
 def test_a_prompt_beyond_the_context(
     world: World, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused before the first step, with the line and what to do; one that fills the context, on request,
-    gets empty responses."""
+    """With `sampling.overflow: cut`, a prompt that is longer than the context is refused before the first
+    step. A prompt that fills the context exactly gets empty responses."""
     for size, code in ((65, 2), (64, 0)):
         folder = tmp_path / str(size)
         folder.mkdir()

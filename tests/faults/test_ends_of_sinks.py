@@ -1,5 +1,5 @@
-"""R4 and R29 for sinks: however a run ends whose sink hangs and has started processes, soon nothing of them
-is left; and no key is said."""
+"""R4 and R29 for sinks: a run has a sink that hangs and has started processes. However the run ends, these
+processes end soon after it, and no output shows a key."""
 
 import json
 import signal
@@ -23,11 +23,11 @@ ENDS = {
     "a closed terminal": ((signal.SIGHUP,), -signal.SIGHUP),
 }
 SAMPLE = "kill -9"
-"""What `make test` sees."""
+"""The case that `make test` runs."""
 
 
 def of_sinks(wanted: str) -> list[str]:
-    """Processes of sinks with a text in their environment."""
+    """Return the ids of the sinks' processes whose environment contains a text."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -40,8 +40,8 @@ def of_sinks(wanted: str) -> list[str]:
 
 
 def struck(signals: tuple[int, ...], mark: str) -> None:
-    """This process gets signals at the third call of a place; at the second it waits until its sink hangs for
-    sure."""
+    """Send signals to this process at the third call of `PLACE`. The second call waits until the sink
+    hangs."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     owner, name = named(PLACE)
     original, calls = getattr(owner, name), 0

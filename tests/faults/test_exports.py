@@ -1,5 +1,5 @@
-"""Exports over exports: whoever looks at any moment, or after a kill or with a full disk, finds the whole old
-model or the whole new one."""
+"""Exports to a directory that already holds an export. At every moment, after a kill, and on a full disk, the
+directory holds either the complete old model or the complete new one."""
 
 import ctypes
 import fcntl
@@ -42,14 +42,14 @@ _SKIPPED = 77
 
 @pytest.fixture(scope="module")
 def run_dir(finished: Finished) -> Path:
-    """A finished run with checkpoints of steps 2 and 4; not to be changed."""
+    """Return a finished run with checkpoints of steps 2 and 4. Tests must not change it."""
     return finished.only_read("dpo", {"evaluation": None})
 
 
 @pytest.fixture(scope="module")
 def exports(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
-    """A folder with an older export, what else a directory may have of one, and foreign files; and what the
-    next export makes of it."""
+    """Return a folder, and what the next export must make of it. The folder holds an older export, further
+    files of a model, and foreign files."""
     folder = tmp_path_factory.mktemp("exports")
     export_run(run_dir, folder / "old" / "out", 2)
     export_run(run_dir, folder / "new" / "out")
@@ -60,7 +60,7 @@ def exports(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 @pytest.fixture
 def out(exports: tuple[Path, Content], tmp_path: Path) -> Path:
-    """A copy of the older one."""
+    """Return a copy of the older export."""
     shutil.copytree(exports[0], tmp_path / "place" / "out")
     return tmp_path / "place" / "out"
 
@@ -78,8 +78,8 @@ def names(folder: Path) -> list[str]:
 
 
 def hear(below: Path, act: Callable[[], None]) -> None:
-    """Call `act` before everything that this process asks of the system below a folder, and when it loads a
-    library's function; for a forked child only, since an audit hook stays."""
+    """Call `act` before each operation of this process on a path below a folder, and before each look-up of a
+    C function. For a forked child only, since an audit hook cannot be removed."""
     is_within = False
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
@@ -96,7 +96,8 @@ def hear(below: Path, act: Callable[[], None]) -> None:
 
 
 def seen_by_a_reader(run_dir: Path, out: Path) -> list[Content]:
-    """What stood in `out` before each of those moments of an export, without repeats."""
+    """Return the contents of `out` before each operation of an export that `hear` reports, without
+    repeats."""
     seen = [content(out)]
 
     def look() -> None:
@@ -110,7 +111,8 @@ def seen_by_a_reader(run_dir: Path, out: Path) -> list[Content]:
 
 
 def killed_at(run_dir: Path, out: Path, call: int) -> int:
-    """An export that dies at that moment, from 1; or its exit code, where it has not so many."""
+    """Export, with SIGKILL at operation `call` (from 1) of those that `hear` reports. Return the exit code if
+    the export has fewer operations."""
     left = call
 
     def strike() -> None:
@@ -142,7 +144,7 @@ def test_a_reader_finds_the_old_export_or_the_new_one(
 
 
 def all_killed(run_dir: Path, out: Path, new: Content, tmp_path: Path, calls: Iterator[int]) -> int:
-    """How many moments an export over an export has of those; it was killed at each."""
+    """Kill an export over an older export once at each of `calls`. Return the number of kills."""
     old, done = content(out), 0
     for call in calls:
         place = tmp_path / str(call) / "out"
@@ -180,7 +182,8 @@ def test_an_export_that_is_killed_at_any_moment(
 
 
 def prepared(case: str, out: Path) -> tuple[Path, Path]:
-    """A directory that cannot be exchanged: what is given as OUT, and where its files are."""
+    """Prepare a directory that cannot be exchanged for another. Return the OUT argument of the command, and
+    the directory itself."""
     if case == "a folder":
         (out / ".git").mkdir()
         (out / ".git" / "HEAD").write_text("ref")
@@ -195,10 +198,11 @@ def prepared(case: str, out: Path) -> tuple[Path, Path]:
 
 
 def mounted(place: Path, options: str, *, keep: bool = False) -> None:
-    """Mount a file system in memory that only this process sees, which root may; for a forked child only.
+    """Mount a file system in memory that only this process sees. This needs root; without it the test is
+    skipped. For a forked child only.
 
     Args:
-        keep: with a copy of what stands there.
+        keep: copy the files of `place` into the new file system.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     before = content(place) if keep else {}
@@ -211,7 +215,7 @@ def mounted(place: Path, options: str, *, keep: bool = False) -> None:
 
 
 def remount(place: Path, options: str) -> None:
-    """Give a file system in memory another size."""
+    """Change the size of a file system in memory."""
     if (
         ctypes.CDLL(None, use_errno=True).mount(
             b"tmpfs", os.fsencode(place), b"tmpfs", _REMOUNT, options.encode()
@@ -226,8 +230,8 @@ def remount(place: Path, options: str) -> None:
 def test_where_directories_cannot_be_exchanged(
     case: str, run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
-    """The old one, then no model, then the new one; it is the same directory as before, and what is in it
-    stays."""
+    """A reader sees the old model, then no model, then the new model. The directory keeps its inode and its
+    `.git` files."""
 
     def child() -> int:
         given, place = prepared(case, out)
@@ -252,8 +256,8 @@ def test_where_directories_cannot_be_exchanged(
 
 @contextmanager
 def limited(most: int, below: Path) -> Iterator[None]:
-    """Once something is asked for below a folder no file grows larger, not even what is printed; for a forked
-    child only."""
+    """From the first operation below a folder on, no file may grow past `most` bytes; this includes the
+    standard output. For a forked child only."""
     is_armed, none = True, resource.RLIM_INFINITY
     hear(below, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, none)) if is_armed else None)
     try:
@@ -264,7 +268,7 @@ def limited(most: int, below: Path) -> Iterator[None]:
 
 
 def fails_whole(run_dir: Path, out: Path, said: str, full: AbstractContextManager[None]) -> None:
-    """An export fails with one message, and everything is as it was."""
+    """Check that an export fails with one message and changes no file."""
     before, place = content(out), names(out.parent)
     with full, pytest.raises(ExportError) as error:
         export_run(run_dir, out)
@@ -281,8 +285,8 @@ def fails_whole(run_dir: Path, out: Path, said: str, full: AbstractContextManage
 def test_files_of_an_export_that_may_not_grow(
     run_dir: Path, out: Path, tmp_path: Path, figure: Figure
 ) -> None:
-    """A limit of the kernel that is reached by the weights, which safetensors writes, by the tokenizer, or by
-    the card: real writes that fail."""
+    """A size limit of the kernel is reached by the weights, the tokenizer or the card. The writes themselves
+    fail; nothing is simulated."""
     sizes = {name: len(text) for name, text in content(out).items()}
     limits = [
         0,
@@ -307,8 +311,8 @@ def test_files_of_an_export_that_may_not_grow(
 
 
 def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: int) -> int:
-    """How many sizes of the disk are too small for an export beside what is there, from one on that has no
-    room."""
+    """Export to disks of growing size until the export fits. Return the number of disks that were too
+    small."""
     before, done = content(out), 0
     while True:
         remount(out.parent, option.format(least + done * unit))
@@ -325,8 +329,7 @@ def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: 
 def test_a_full_disk_under_an_export(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
-    """A file system in memory that has room for so many more files, or so many more pages, until the export
-    fits."""
+    """A file system in memory has room for a few more files or pages, and gets more until the export fits."""
     before = content(out)
 
     def child(option: str, unit: int) -> int:
@@ -356,7 +359,7 @@ def test_a_full_disk_under_an_export(
 
 @pytest.mark.fault("R9")
 def test_a_first_export_on_a_full_disk_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
-    """Nor the folders that were made for it."""
+    """The folders that the export made for OUT are removed as well."""
 
     def child() -> int:
         with limited(100, tmp_path / "a"), redirect_stderr(io.StringIO()) as said:
@@ -390,7 +393,8 @@ def test_a_full_disk_under_the_export_of_a_ledger(suffix: str, run_dir: Path, tm
 
 @pytest.mark.fault("R9")
 def test_a_model_that_is_given_from_python_on_a_full_disk(world: World, tmp_path: Path) -> None:
-    """What is written of it for the run is removed, and the error says what is free."""
+    """A model object is given from Python. The files that the run wrote of it are removed, and the error
+    names the free bytes."""
 
     def child() -> int:
         import oat as library
@@ -414,7 +418,8 @@ def test_a_model_that_is_given_from_python_on_a_full_disk(world: World, tmp_path
 
 
 def test_what_killed_exports_left_is_removed_and_what_others_write_is_not(run_dir: Path, out: Path) -> None:
-    """Whoever writes holds a lock."""
+    """An export removes the working folder of a killed export. The working folder of an export that still
+    runs is locked, and stays."""
     dead, alive = (out.parent / f".oat-export-{digits}" for digits in ("00000000", "11111111"))
     dead.mkdir()
     alive.mkdir()
@@ -440,8 +445,8 @@ def test_ctrl_c_within_an_export(run_dir: Path, out: Path, monkeypatch: pytest.M
 
 
 def test_links_lead_where_they_led(run_dir: Path, out: Path, exports: tuple[Path, Content]) -> None:
-    """A symbolic link stays one, to a directory that is there or is not yet; links within are kept, and so
-    are rights."""
+    """A symbolic link as OUT stays a link, whether its target exists or not. Links within the directory and
+    access rights are kept."""
     (out.parent / "link").symlink_to("out")
     (out.parent / "early").symlink_to("later")
     (out / "latest.txt").symlink_to("notes.txt")
@@ -461,7 +466,8 @@ def test_links_lead_where_they_led(run_dir: Path, out: Path, exports: tuple[Path
 
 
 def test_a_directory_without_a_model_keeps_what_is_in_it(run_dir: Path, tmp_path: Path) -> None:
-    """Also what has a name of a tokenizer's files; only what the export writes itself is replaced."""
+    """If the directory holds no model, the export replaces only the files that it writes itself. A file with
+    a tokenizer file's name, such as `vocab.txt`, stays."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "vocab.txt").write_text("mine")
     (tmp_path / "out" / "tokenizer.json").write_text("mine too")

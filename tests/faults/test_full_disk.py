@@ -1,5 +1,5 @@
-"""A disk that is full at any moment (R9): what was on it is whole, one message says so, and the same command
-ends in the unbroken run."""
+"""R9: a disk that becomes full at any moment. The files on it stay complete, one message reports the error,
+and the same command then ends like the unbroken run."""
 
 import errno
 import io
@@ -28,7 +28,7 @@ NO_SPACE = os.strerror(errno.ENOSPC)
 
 @pytest.fixture(scope="module")
 def unbroken(finished: Finished) -> dict[str, str]:
-    """The digest of the run whose disk has room."""
+    """Return the digest of a run whose disk has room."""
     return digest_run(finished.only_read("dpo"))
 
 
@@ -38,8 +38,8 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 class FullDisk:
-    """Counts the calls that write below a folder; from one of them on (from 1; 0: never) the disk is full,
-    after half of what they were to write."""
+    """Counts the calls that write below a folder. From call `at` (from 1) on, the disk is full, after half of
+    the bytes of that call. With `at` 0 the disk is never full."""
 
     def __init__(self, folder: Path, at: int):
         self.folder = str(folder)
@@ -47,14 +47,14 @@ class FullDisk:
         self.calls = 0
 
     def is_full(self, path: Any) -> bool:
-        """To be asked before each call."""
+        """Count a call, and return True if the disk is full for it."""
         if not str(path).startswith(self.folder):
             return False
         self.calls += 1
         return 0 < self.at <= self.calls
 
     def arm(self, patch: pytest.MonkeyPatch) -> "FullDisk":
-        """In place of the functions through which files are written."""
+        """Replace the functions that write files."""
         patch.setattr(io, "open", self._limited_open())
         patch.setattr(safetensors.torch, "save_file", self._limited_save())
         patch.setattr(os, "mkdir", self._limited(os.mkdir, lambda path: "" if os.path.isdir(path) else path))
@@ -113,8 +113,7 @@ class FullDisk:
 
 
 def fails_whole(checkpoints: Checkpoints) -> None:
-    """A save of step 6 fails with the message, and everything that is there verifies and is what was
-    saved."""
+    """Check that a save of step 6 fails with the message, and that every stored checkpoint is undamaged."""
     with pytest.raises(CheckpointError) as failed:
         save(checkpoints, 6)
     text = str(failed.value)
@@ -155,8 +154,8 @@ def test_a_disk_that_is_full_at_any_write_of_a_save(
 
 @pytest.mark.fault("R9")
 def test_a_file_that_may_not_grow(checkpoints: Checkpoints, tmp_path: Path, figure: Figure) -> None:
-    """A limit of the kernel on the size of files, at several sizes of the largest file: a real write that
-    fails in the middle."""
+    """A size limit of the kernel lets a real write fail in the middle, at several sizes of the largest
+    file."""
     size = (checkpoints.directory / f"step_{NEW:08d}" / "tensors.safetensors").stat().st_size
     limits = [0, 1, 8, size // 2, size - 1]
 
@@ -177,7 +176,7 @@ def test_a_file_that_may_not_grow(checkpoints: Checkpoints, tmp_path: Path, figu
 def run_on(
     disk: Callable[[pytest.MonkeyPatch], Any], config: Path, run_dir: Path, log: Path
 ) -> tuple[int, str]:
-    """A run with something done to its disk, in a child; its exit code and what it printed."""
+    """Run `oat train` in a child after `disk` was called. Return its exit code and its output."""
 
     def child() -> int:
         with pytest.MonkeyPatch.context() as patch:
@@ -189,7 +188,7 @@ def run_on(
 
 
 def check_message(code: int, printed: str, place: Path) -> None:
-    """One line: what, where, how many bytes are free."""
+    """Check that the last line of the output names the place and the free bytes."""
     assert code == 1, printed
     assert "Traceback" not in printed
     assert printed.splitlines()[-1].startswith("oat train: ")
@@ -213,8 +212,9 @@ def writes_of_a_run(config: Path, folder: Path) -> int:
 def full_at(
     world: World, tmp_path: Path, unbroken: dict[str, str], places: Callable[[int], Iterator[int]]
 ) -> tuple[int, int]:
-    """How many runs, each with a disk that is full at one of its writes, ended with the message and then as
-    the unbroken run; and how many writes a run has."""
+    """Run once for each place, with a disk that is full at that write, and then continue the run. Return the
+    number of runs and the number of writes of one run. Each run must fail with the message and then end like
+    the unbroken run."""
     config = world.config("dpo", tmp_path)
     log = tmp_path / "log"
     done = 0
@@ -236,7 +236,7 @@ def full_at(
 def test_a_disk_that_is_full_at_some_writes_of_a_run(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure
 ) -> None:
-    """Configuration, metrics, samples, evaluations and checkpoints."""
+    """The writes are of the configuration, metrics, samples, evaluations and checkpoints."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(3, writes, writes // 3)))
     figure(f"{done} of {done} runs with one of {writes} writes failed end bitwise equal")
     assert done >= 3
@@ -247,14 +247,14 @@ def test_a_disk_that_is_full_at_some_writes_of_a_run(
 def test_a_disk_that_is_full_at_any_write_of_a_run(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure
 ) -> None:
-    """But for the first, which makes the run's directory: a run that cannot begin."""
+    """The first write is left out: it makes the run directory, and without it the run cannot begin."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(2, writes + 1)))
     figure(f"{done} of {writes - 1} writes of a run failed: it ends bitwise equal")
     assert done == writes - 1 > 50
 
 
 def limited_ledger(pages: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """A ledger that may have so many pages more than an empty one."""
+    """Return a function that lets the ledger have at most `pages` pages more than an empty ledger."""
 
     def arm(patch: pytest.MonkeyPatch) -> None:
         from oat.ledger.store import Store
@@ -294,7 +294,7 @@ def test_a_full_disk_under_the_ledger(
 def test_files_of_a_run_that_may_not_grow(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure, limit: int
 ) -> None:
-    """A limit of the kernel, reached by the first file that grows so large: a real write that fails."""
+    """A size limit of the kernel is reached by the first file that grows so large. The write itself fails."""
     config = world.config("dpo", tmp_path)
     run_dir = tmp_path / "run"
     log = tmp_path / "log"

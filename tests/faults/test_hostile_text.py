@@ -1,5 +1,5 @@
-"""Text that a model may write to the rules: random, enormous, or written to be run. Every figure is thread
-CPU time."""
+"""Text that a model may write to the rule oracles: random, very long, or meant to be executed. Every time is
+CPU time of the thread."""
 
 import gc
 import random
@@ -30,8 +30,8 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def value_in_python(expression: str) -> Fraction | None:
-    """What Python makes of an expression with fractions in place of its numbers; None for what raises or is
-    no number."""
+    """Return Python's value of an expression, with fractions instead of its numbers; None if Python raises,
+    or if the value is no number."""
     if "**" in expression or "//" in expression:
         return None
     fractions = re.sub(r"[0-9.]+", r"Fraction('\g<0>')", expression.strip(" \t"))
@@ -46,7 +46,7 @@ def value_in_python(expression: str) -> Fraction | None:
 
 
 def from_grammar(rng: random.Random, depth: int = 5) -> str:
-    """An expression by the grammar, with blanks, signs, decimals and brackets that are not needed."""
+    """Return a random expression of the grammar, with blanks, signs, decimals and needless brackets."""
     blank = rng.choice(["", "", "", " ", "\t"])
     if depth == 0 or rng.random() < 0.3:
         digits = rng.randrange(100)
@@ -75,8 +75,8 @@ def from_grammar(rng: random.Random, depth: int = 5) -> str:
 
 
 def check_random_strings(count: int, action: Callable[[str], Any]) -> str:
-    """Target: 10 s for a million, none above 10 ms; three times that is allowed. Returns what was
-    measured."""
+    """Check the time of random strings, and return the measured times as text. The target is 10 s for a
+    million strings and 10 ms for one; three times the target is allowed."""
     rng = random.Random(0)
     texts = ["".join(rng.choices(ALPHABET, k=rng.randrange(41))) for _ in range(count)]
     gc.collect()
@@ -169,7 +169,8 @@ def test_hostile_text_as_a_reference_is_no_reference():
 
 @pytest.mark.inventory(85, 86)
 def test_grading_runs_nothing_and_opens_nothing(tmp_path: Path):
-    """Python's own audit events: in a forked child, since a hook cannot be taken away again."""
+    """Grading raises none of Python's audit events. It runs in a forked child, since an audit hook cannot be
+    removed."""
 
     log = tmp_path / "log"
     assert forked(graded_quietly, log) == 0, log.read_text(encoding="utf-8")

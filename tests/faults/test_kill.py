@@ -1,7 +1,7 @@
-"""A run killed at any moment and continued by the same command is the unbroken run, bitwise.
+"""A run that is killed at a named moment and continued by the same command is bitwise the unbroken run.
 
-The child that dies is forked from this warm process; `kill_at` ends it with SIGKILL at a named call, so no
-handler of ours runs.
+Each run is a child, forked from this process after its imports. `kill_at` sends SIGKILL to the child at a
+named call, so no handler of `oat` runs.
 """
 
 import os
@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.fault("R1"), pytest.mark.usefixtures("over_the_wire")]
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run dies: at a call (from 1) of module.owner.name, before or after it."""
+    """The moment of a kill: before or after call number `call` (from 1) of `place`, which is written
+    "module:owner.name"."""
 
     algorithm: str
     place: str
@@ -34,7 +35,7 @@ class Moment:
 AHEAD = ("--oracle.max_outstanding", "5", "--learner.sync_every", "2")
 PLAIN = ("--compute.serialise", "false")
 LATE = ("--oracle.name", "late", *AHEAD)
-"""Answers to questions that are asked ahead, at times that chance draws."""
+"""Questions are asked ahead, and a random generator chooses when each answer arrives."""
 
 MOMENTS = {
     "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_atomically", 1),
@@ -126,7 +127,8 @@ def digest(run_dir: Path) -> dict[str, str]:
 def unbroken(
     world: World, tmp_path_factory: pytest.TempPathFactory, over_the_wire: bool
 ) -> Callable[[str, tuple[str, ...]], dict[str, str]]:
-    """The digest of the run that nobody kills, by algorithm and flags; each is made once."""
+    """Return a function that gives the digest of the unbroken run of an algorithm and flags. Each run is made
+    once."""
     import oat.build.run  # noqa: F401 (so that children start warm)
 
     found: dict[Any, dict[str, str]] = {}
@@ -181,7 +183,8 @@ def test_the_wire_changes_nothing(unbroken: Any, algorithm: str, over_the_wire: 
 
 
 def test_a_run_killed_again_and_again(world: World, tmp_path: Path, unbroken: Any) -> None:
-    """Dies in every attempt, each time in its second save, before which the first is on disk."""
+    """Every attempt is killed in its second save, after the first save is on disk. The run must end after
+    three kills."""
     config, run_dir = world.config("grpo", tmp_path, {"checkpoint.every": 1}), tmp_path / "run"
     flags = ("--checkpoint.every", "1")
 
@@ -211,8 +214,9 @@ def test_continuing_a_finished_run_changes_nothing(world: World, tmp_path: Path,
 
 
 def test_from_a_cold_shell(world: World, tmp_path: Path, unbroken: Any) -> None:
-    """Two processes with hashes of their own: neither where the first one ends nor the order of a set
-    matters, and the second, from a shell, leaves no process and no file behind."""
+    """Two processes have different hash seeds. The first is killed at any moment after row 2; the second
+    starts from a shell. The result does not depend on the order of a set, and the second process leaves no
+    process and no file."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     metrics = run_dir / "metrics.jsonl"
 

@@ -1,10 +1,15 @@
-"""R1: runs of 60 steps, each killed once with SIGKILL and continued by the same command, are the unbroken
-run, bitwise.
+"""R1: runs of 60 steps, each killed once with SIGKILL and continued by the same command. Each must be bitwise
+the unbroken run.
 
-Half die at named points, each point at different calls, half at a moment that is uniform in time; one in ten
-is a process from a cold shell. Three series of a hundred: synchronous, with a sampler that has a copy of the
-weights, which lags, and with answers that come at times which chance draws anew in every life, of DPO to
-questions that are asked ahead. Where and when follows from the kill's number.
+There are three series of a hundred kills:
+
+- synchronous;
+- with a sampler that holds a copy of the weights and lags behind the policy;
+- with late answers, whose times are random in each process; DPO asks its questions ahead.
+
+Half of the kills are at named points, at different calls of each point. The other half are at times that are
+spread evenly over the run. One kill in ten is of a process from a cold shell. The number of a kill decides
+where and when it happens.
 """
 
 import importlib
@@ -41,7 +46,7 @@ SERIES = ["synchronous", "copied sampler", "late answers"]
 
 @dataclass(frozen=True)
 class Point:
-    """Dies at a call of module.owner.name, before or after it."""
+    """A point of a kill: before or after a call of `place`, which is written "module:owner.name"."""
 
     place: str
     after: bool = False
@@ -56,7 +61,7 @@ POINTS = {
     "in an evaluation": Point("oat.evaluation.evaluation:Evaluation._sample"),
 }
 AT_EACH = -(-KILLS // 2 // len(POINTS))
-"""Most kills of a series at one point."""
+"""The largest number of kills of a series at one point."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class Kill:
     """One kill of a series.
 
     Attributes:
-        point: its name; None: at a moment.
-        share: of the point's calls, or of the run's time, that come before it.
+        point: the name of the point; None: the kill is at a time.
+        share: the fraction of the point's calls, or of the run's time, before the kill.
     """
 
     series: str
@@ -86,11 +91,11 @@ class Kill:
 
 @dataclass(frozen=True)
 class Whole:
-    """The run that nobody kills.
+    """The unbroken run.
 
     Attributes:
-        calls: of each point.
-        seconds: that it took in a forked child.
+        calls: calls of each point.
+        seconds: duration of the run in a forked child.
     """
 
     digest: dict[str, str]
@@ -101,13 +106,13 @@ class Whole:
 
 @dataclass(frozen=True)
 class Books:
-    """What a ledger has.
+    """The content of a ledger.
 
     Attributes:
-        answers: with their labels.
-        in_flight: questions without one that the oracle was asked.
-        trained: questions that steps learned from, each as often as one did.
-        again: how often a question was asked once more.
+        answers: the answer and label of each answered question.
+        in_flight: questions that were sent to the oracle and have no answer.
+        trained: questions that steps learned from, one entry per step.
+        again: number of questions that were asked once more.
         accounts: the lines of `oat ledger`, without `again` and without seconds.
     """
 
@@ -119,7 +124,8 @@ class Books:
 
 
 def books(run_dir: Path, copy: Path) -> Books:
-    """Read from a copy, so that the run's own files stay as the kill left them."""
+    """Return the content of a run's ledger. It is read from a copy, so that the run's files stay as the kill
+    left them."""
     copy.mkdir()
     for file in run_dir.glob("ledger.sqlite*"):
         if not file.name.endswith("-shm"):
@@ -148,7 +154,7 @@ def config_of(world: World, folder: Path, series: str, algorithm: str) -> Path:
 
 @pytest.fixture(scope="module")
 def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Whole]:
-    """The unbroken run of a series and an algorithm; each is made once."""
+    """Return a function that gives the unbroken run of a series and an algorithm. Each run is made once."""
     importlib.import_module("oat.build.run")  # so that children start warm
     found: dict[tuple[str, str], Whole] = {}
 
@@ -175,7 +181,8 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 def killed_in_time(train: Callable[[float], int], run_dir: Path, seconds: float) -> None:
-    """Kill after so many seconds; on a machine that is faster now than before, after half as many."""
+    """Train and kill after so many seconds. If the run ended before the kill, begin again with half the
+    seconds."""
     while (code := train(seconds)) != -signal.SIGKILL:
         assert code == 0
         shutil.rmtree(run_dir)
@@ -183,7 +190,8 @@ def killed_in_time(train: Callable[[float], int], run_dir: Path, seconds: float)
 
 
 def cold(config: Path, run_dir: Path, kill_after_s: float | None = None) -> int:
-    """From a shell; the seconds count from its first row of metrics on."""
+    """Train from a cold shell, and return the exit code. The seconds until the kill begin with the first row
+    of metrics."""
     command, metrics = (
         [sys.executable, "-m", "oat", "train", str(config), "--run_dir", str(run_dir)],
         run_dir / "metrics.jsonl",
@@ -204,7 +212,7 @@ def cold(config: Path, run_dir: Path, kill_after_s: float | None = None) -> int:
 
 
 def die(kill: Kill, config: Path, run_dir: Path, whole: Whole) -> None:
-    """The run's first life."""
+    """Train until the kill."""
     log = run_dir.parent / "log"
     if kill.is_cold:
         killed_in_time(lambda seconds: cold(config, run_dir, seconds), run_dir, kill.share * whole.seconds)
@@ -265,8 +273,8 @@ def test_a_run_of_60_steps_killed_once(
 
 
 def test_the_kills_are_spread() -> None:
-    """At each point at least five, at calls far apart; moments over the whole run; one in ten from a cold
-    shell."""
+    """Each point has at least five kills, at calls far apart. The times cover the run. One kill in ten is of
+    a cold process."""
     for series in SERIES:
         kills = [Kill.of(series, number) for number in range(KILLS)]
         for point in POINTS:

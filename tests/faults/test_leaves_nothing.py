@@ -1,5 +1,5 @@
-"""R4: whatever ends a run, within 30 seconds of a signal, it leaves no process, hence no port and no zombie,
-and no temporary directory."""
+"""R4: whatever ends a run, no process, port or temporary directory of it remains 30 seconds after the
+signal."""
 
 import gc
 import os
@@ -57,7 +57,7 @@ def test_no_end_leaves_anything(
 
 
 def test_a_process_that_is_left_is_seen(tmp_path: Path) -> None:
-    """Of a child that ends before its own child, and does not wait for it."""
+    """A child ends without waiting for its own child, and the check must see the process that remains."""
 
     def action() -> int:
         os.setsid()
@@ -74,7 +74,7 @@ def test_a_process_that_is_left_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.fault("R4")
 def test_a_run_within_a_process_closes_what_it_opens(world: World, tmp_path: Path) -> None:
-    """Called as a function, three times: no more open files or sockets, and no more threads."""
+    """A run is called as a function three times. The later runs add no open file, socket or thread."""
 
     def held() -> tuple[int, int]:
         gc.collect()

@@ -1,5 +1,5 @@
-"""R22: the laws that every loss of `functional/` keeps, held by Hypothesis: order, masks, shifts, gradients,
-bfloat16, and numbers at the edge."""
+"""R22: laws of every loss of `functional/`, tested with Hypothesis: order, masks, shifts, gradients,
+bfloat16, and extreme numbers."""
 
 import math
 from collections.abc import Callable
@@ -29,22 +29,22 @@ often = settings(
     max_examples=settings.default.max_examples // 5,
     phases=[Phase.generate],
 )
-"""20 examples, and 60 in `make faults`, whose profile has three times as many (conftest.py)."""
+"""20 examples; 60 in `make faults`, whose profile has three times as many (conftest.py)."""
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 @dataclass(frozen=True)
 class Law:
-    """A loss of log-probabilities in columns, and what holds for it.
+    """A loss of log-probabilities in columns, and the laws that hold for it.
 
     Attributes:
-        loss: (columns, U) to (U,).
-        columns: how many; the first ones have a gradient.
-        learned: how many have one.
-        shifts: columns to which any number may be added together.
-        size: (columns, U) to (U,): how large its largest part is, in float64.
-        is_derivative: whether its gradient is that of its value; no stopped gradients.
-        is_bounded: whether it stays finite down to -1e4 nats in float32.
+        loss: maps (columns, U) to (U,).
+        columns: number of columns.
+        learned: number of columns with a gradient; they are the first ones.
+        shifts: sets of columns to which one common number may be added.
+        size: maps (columns, U) to (U,), the size of the loss's largest term, in float64.
+        is_derivative: the gradient is the derivative of the value, without stopped gradients.
+        is_bounded: the loss stays finite in float32 down to log-probabilities of -1e4 nats.
     """
 
     loss: Callable[[torch.Tensor], torch.Tensor]
@@ -57,7 +57,7 @@ class Law:
 
 
 def steep(columns: torch.Tensor) -> torch.Tensor:
-    """Of what has a probability ratio in it."""
+    """Return the size of a loss that contains a probability ratio."""
     return (columns[0] - columns[1]).abs().exp() * (1 + columns.abs().sum(0))
 
 
@@ -80,7 +80,7 @@ def bnf(columns: torch.Tensor) -> torch.Tensor:
 
 
 def ratios(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the chosen and the rejected response."""
+    """Return the log-ratios of the chosen and of the rejected response."""
     return columns[0] - columns[2], columns[1] - columns[3]
 
 
@@ -182,13 +182,13 @@ LAWS = {
 def drawn(
     law: Law, low: float, high: float, dtype: torch.dtype = torch.float64
 ) -> st.SearchStrategy[torch.Tensor]:
-    """(columns, U) log-probabilities; -0.0 and other small ones too."""
+    """Draw (columns, U) log-probabilities, small numbers such as -0.0 included."""
     rows = st.lists(st.tuples(*[st.floats(low, high, width=32)] * law.columns), min_size=1, max_size=6)
     return rows.map(lambda rows: torch.tensor(rows, dtype=dtype).T.contiguous())
 
 
 def random_columns(law: Law, seed: int) -> torch.Tensor:
-    """On no kink, almost surely."""
+    """Return (columns, 4) random log-probabilities. Almost surely none is where a loss has a kink."""
     return (
         -6 * torch.rand(law.columns, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         - 0.05
@@ -262,8 +262,8 @@ def test_bfloat16_errs_by_a_few_roundings(name: str, figure: Figure) -> None:
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("name", LAWS)
 def test_log_probabilities_down_to_minus_10000(name: str, figure: Figure) -> None:
-    """Values and gradients are finite; that of k3, which nothing clamps, overflows past 88 nats, and is never
-    NaN: the guard sees it (R20)."""
+    """Values and gradients are finite. The loss k3 has no clamp: it overflows when log-probabilities are more
+    than 88 nats apart, but is never NaN, so the guard of R20 sees it."""
     law = LAWS[name]
 
     @often
@@ -292,7 +292,7 @@ REDUCTIONS: tuple[Per, ...] = ("token", "sequence", "sequence_sum", "prompt", "c
 def reduced(
     sizes: list[int], terms: torch.Tensor, per: Per, columns: dict[str, torch.Tensor] | None = None
 ) -> tuple[float, torch.Tensor]:
-    """The loss of rows of so many tokens, two to a group, and its gradient by terms."""
+    """Return the loss of rows with `sizes` tokens, two rows per group, and its gradient by term."""
     rows = tuple(trajectory(range(size)) for size in sizes)
     batch = Batch(rows, np.arange(len(rows)), np.arange(len(rows)) // 2, columns or {})
     view, terms = view_of(batch), terms.clone().requires_grad_()
@@ -305,8 +305,8 @@ def reduced(
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("per", REDUCTIONS)
 def test_a_masked_token_is_a_token_that_is_not_there(per: Per, figure: Figure) -> None:
-    """Whatever its term is, a number or not: padding changes neither the loss nor the gradient of the
-    others."""
+    """A masked token may have any term, also NaN. It changes neither the loss nor the gradient of the other
+    tokens."""
 
     @often
     @given(
@@ -337,7 +337,8 @@ logits_and_ids = SEEDS.map(
 
 
 def sampled(logits: torch.Tensor, ids: torch.Tensor, *, is_kept: bool) -> torch.Tensor:
-    """At temperature 0.7, of the whole vocabulary, or of the id and one other."""
+    """Return log-probabilities at temperature 0.7, over the whole vocabulary, or over the id and one other
+    id."""
     kept = torch.stack([ids, (ids + 3) % 7], 1).flatten(), torch.arange(len(ids)).repeat_interleave(2)
     return sampled_logps(
         logits, ids, torch.full(ids.shape, 0.7, dtype=torch.float64), 7, kept if is_kept else None
@@ -355,8 +356,8 @@ TOKENS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("name", TOKENS)
 def test_laws_of_token_log_probabilities(name: str, figure: Figure) -> None:
-    """A constant in a row of logits changes nothing; rows know nothing of each other; gradients; logits in
-    bfloat16 are computed in float32; 1e4."""
+    """A constant added to a row of logits changes nothing. Rows do not depend on each other. Gradients are
+    right. Logits in bfloat16 are computed in float32. Logits of 1e4 give finite values."""
     values = TOKENS[name]
 
     @often
@@ -382,8 +383,8 @@ def test_laws_of_token_log_probabilities(name: str, figure: Figure) -> None:
 @pytest.mark.fault("R22")
 @pytest.mark.parametrize("normalise", [True, False])
 def test_laws_of_advantages(normalise: bool, figure: Figure) -> None:
-    """Order and a constant in every reward of a group change nothing; they sum to nothing in each group;
-    large rewards stay finite."""
+    """The order of the rewards of a group, and a constant added to all of them, change nothing. Advantages of
+    a group sum to zero. Large rewards give finite advantages."""
 
     @often
     @given(
@@ -415,7 +416,7 @@ def test_laws_of_advantages(normalise: bool, figure: Figure) -> None:
 
 @pytest.mark.fault("R22")
 def test_a_broken_loss_breaks_the_laws(figure: Figure) -> None:
-    """The laws can fail: a loss that reads its neighbour, forgets a column, doubles its gradient or
+    """The laws find a broken loss: one that reads its neighbour, uses a column twice, doubles its gradient or
     overflows."""
     dpo = LAWS["dpo"]
     broken = {

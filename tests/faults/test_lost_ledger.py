@@ -1,5 +1,6 @@
-"""A ledger that lacks what a run has learned from (R8): gone, older, without its log, another run's, or taken
-away under a run. Nothing is gone on with beside one, so nothing is paid twice."""
+"""R8: the ledger lacks questions that a run has learned from, since it is missing, older, without its log, of
+another run, or removed during the run. Every command refuses to continue, so no question is paid for
+twice."""
 
 import contextlib
 import hashlib
@@ -30,7 +31,7 @@ LONGER = ("--stop.max_steps", "6")
 def train(
     config: Path, run_dir: Path, *flags: object, before: Callable[[], object] = lambda: None
 ) -> tuple[int, str]:
-    """The exit code of a run in a child, and what it printed."""
+    """Train in a child. Return its exit code and its output."""
     log = run_dir.with_name(f"{run_dir.name}.log")
     log.unlink(missing_ok=True)
     return forked(
@@ -40,8 +41,8 @@ def train(
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration of a finished run of four steps in `run` beside it, which keeps the checkpoints of 2
-    and 4; in `two` its ledger after two."""
+    """Return the configuration of a finished run of four steps. Beside it are the folder `run`, with
+    checkpoints of steps 2 and 4; `two`, a copy of the run after step 2; and `other`, a run with seed 1."""
     folder = tmp_path_factory.mktemp("run")
     config = world.config("grpo", folder, {"tracking.keep_trajectories": True, "checkpoint.keep_last": 5})
     assert train(config, folder / "run", "--stop.max_steps", "2")[0] == 0
@@ -119,8 +120,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 def test_what_a_checkpoint_needs_is_not_in_the_ledger(
     run: Path, copied: Path, tmp_path: Path, loss: str, figure: Figure, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused by whatever would believe it, in one message that says what is lost, and nothing is
-    changed."""
+    """Every command that needs the ledger refuses it, with one message that says what is lost, and changes
+    nothing."""
     lose, words = LOSSES[loss]
     lose(copied, run)
     before = tree(copied)
@@ -151,7 +152,7 @@ def test_what_a_checkpoint_needs_is_not_in_the_ledger(
 def test_a_damaged_last_row_claims_nothing(
     copied: Path, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The row before it counts."""
+    """A damaged last row of metrics is ignored; the row before it counts."""
     with (copied / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
     assert oat("ledger", copied, "--check") == 0
@@ -162,7 +163,7 @@ def test_a_damaged_last_row_claims_nothing(
 
 
 def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figure) -> None:
-    """All that a killed process wrote may be in the file ledger.sqlite-wal."""
+    """After a kill, the recent records of the ledger may be only in the file ledger.sqlite-wal."""
     run_dir = tmp_path / "run"
     assert (
         train(run, run_dir, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0]
@@ -185,7 +186,8 @@ def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figu
 def test_a_log_that_is_lost_behind_the_newest_checkpoint(
     run: Path, copied: Path, size: float, figure: Figure
 ) -> None:
-    """The checkpoint has all it needs, and the rows of the steps behind it say what is lost."""
+    """The checkpoint has all the records that it needs. The rows of metrics after the checkpoint show which
+    records are lost."""
     flags = ("--checkpoint.every", "10", "--stop.max_steps", "8")
     assert (
         train(run, copied, *flags, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0]
@@ -216,8 +218,8 @@ TAKEN_AWAY = {
 def test_a_ledger_that_vanishes_under_a_run_ends_it(
     run: Path, world: World, tmp_path: Path, how: str, figure: Figure
 ) -> None:
-    """In the third step, by a process that works beside the run, here the reward function; what it had
-    written stays where it is."""
+    """In the third step the reward function removes the ledger of its own run. The run ends with a message,
+    and the records that were written stay in the removed file."""
     run_dir, reward = tmp_path / "run", tmp_path / "reward.py"
     reward.write_text(
         f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n\ndef reward(prompts, "
@@ -247,7 +249,8 @@ def test_a_ledger_that_vanishes_under_a_run_ends_it(
 def test_a_ledger_that_is_ahead_is_sound(
     run: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run that is turned back, of a fork's origin, and of one whose checkpoints are removed."""
+    """A ledger may have more records than the checkpoint needs: after the run is set back to an older
+    checkpoint, after a fork of an older step, or after all checkpoints are removed."""
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
     assert oat("ledger", copied, "--check") == 0
     assert oat("train", run, "--run_dir", tmp_path / "fork", "--from", f"{copied}@2") == 0
@@ -260,8 +263,8 @@ def test_a_ledger_that_is_ahead_is_sound(
 
 
 def test_a_fork_of_the_start_goes_on(run: Path, tmp_path: Path) -> None:
-    """Its origin has the row and the answers of an evaluation that the fork makes itself. A run that may be
-    rolled back keeps its start."""
+    """A fork of step 0 makes the first evaluation itself, although its origin has answers of it. The origin
+    may be rolled back, so it still has its checkpoint of step 0."""
     origin, fork = tmp_path / "origin", tmp_path / "fork"
     flags = (
         "--alarms.spread.action",
@@ -280,7 +283,8 @@ def test_a_fork_of_the_start_goes_on(run: Path, tmp_path: Path) -> None:
 def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(
     run: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the message says: the run is turned back, and the rows behind that are taken out."""
+    """The message names the remedy: set `latest` back to the older checkpoint, and remove the rows of metrics
+    after it."""
     older(copied, run)
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
     assert oat("train", run, "--run_dir", copied) == 1
@@ -291,7 +295,7 @@ def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(
 
 
 def unmarked(run_dir: Path) -> None:
-    """Its checkpoints as an earlier version wrote them."""
+    """Rewrite the checkpoints as an earlier version of `oat` wrote them, without the ledger's state."""
     for folder in (run_dir / "checkpoints").glob("step_*"):
         state, manifest = (
             json.loads((folder / name).read_text()) for name in ("state.json", "manifest.json")

@@ -1,5 +1,5 @@
-"""R19: malformed records, each an error that names file, line, field, what was expected and what was found;
-or left out and counted."""
+"""R19: each malformed record is an error that names the file, the line, the field, the expected value and the
+found one. If the run skips malformed records, the record is left out and counted."""
 
 import io
 import json
@@ -39,7 +39,7 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 READ = {"prompt", "completion", "chosen", "rejected", "messages", "text", "label"}
 BOM = "\ufeff".encode()
 LONG = 10 * 2**20
-"""A line of 10 MB."""
+"""The size of a long line: 10 MiB."""
 
 
 def cut(rng: random.Random, record: dict[str, Any]) -> bytes:
@@ -48,7 +48,7 @@ def cut(rng: random.Random, record: dict[str, Any]) -> bytes:
 
 
 def garbled(rng: random.Random, record: dict[str, Any]) -> bytes:
-    """A control character, a bracket or a quotation mark where none may stand."""
+    """Insert a control character, a bracket or a quotation mark at a place where JSON allows none."""
     text = json.dumps(record)
     place = rng.choice([text.index(":"), text.index("{") + 1, len(text)])
     return (text[:place] + rng.choice(["\x01", "]", "}", "{", "'", "\\", "nul"]) + text[place:]).encode()
@@ -92,8 +92,8 @@ def missing(rng: random.Random, record: dict[str, Any]) -> bytes:
 
 
 def unstorable(rng: random.Random, record: dict[str, Any]) -> bytes:
-    """Escapes of lone surrogates and of NUL, numbers beyond 64 bits, and values nested too deep, anywhere in
-    a record."""
+    """Add a field with a lone surrogate, a NUL, a number that is not finite or beyond 64 bits, or a value
+    that is nested too deep."""
     bad = rng.choice(
         [
             '"a\\ud800"',
@@ -118,7 +118,7 @@ def twice(rng: random.Random, record: dict[str, Any]) -> bytes:
 
 
 def marks(rng: random.Random, record: dict[str, Any]) -> bytes:
-    """A raw NUL, a byte-order mark within the file, two records in one line, or one in UTF-16."""
+    """Return a line with a raw NUL, with a byte-order mark, with two records, or in UTF-16."""
     text = json.dumps(record).encode()
     return rng.choice(
         [
@@ -140,11 +140,11 @@ KINDS: tuple[Callable[[random.Random, dict[str, Any]], bytes], ...] = (
     cut, garbled, not_utf8, wrong_type, missing, unstorable, twice, marks, no_object,
 )  # fmt: skip
 NAMED = (wrong_type, missing)
-"""Mistakes in a field, which the message names."""
+"""Mistakes of a field; the message names the field."""
 
 
 def malformed(count: int, seed: int) -> Iterator[tuple[str, Callable[..., bytes], bytes]]:
-    """So many malformed lines: the format of their file, the kind of mistake, and the line."""
+    """Yield `count` malformed lines, each as the format of its file, the kind of mistake, and the line."""
     rng = random.Random(seed)
     names = sorted(FORMATS)
     for number in range(count):
@@ -168,7 +168,7 @@ def assert_says(message: str, place: str, kind: Callable[..., bytes], form: str)
 
 
 def check_stop(folder: Path, count: int, seed: int) -> int:
-    """How many malformed records, each behind a good one in a file of its own, are an error that says what it
+    """Open files of one good and one malformed record. Return the number of files whose error says what it
     should."""
     path, said = folder / "one.jsonl", 0
     for form, kind, line in malformed(count, seed):
@@ -184,7 +184,8 @@ def check_stop(folder: Path, count: int, seed: int) -> int:
 
 
 def check_skip(folder: Path, count: int, seed: int) -> int:
-    """How many malformed records, among good ones, are left out and counted."""
+    """Open files of good and malformed records in skip mode. Return the number of records that were left out
+    and counted."""
     skipped = 0
     for form in sorted(FORMATS):
         lines = [line for name, _, line in malformed(count, seed) if name == form]

@@ -1,4 +1,4 @@
-"""Data brings no code along (R11): the source has nothing that runs what it reads, and a pickle in a run or a
+"""R11: data cannot run code. The sources have no call that executes what it reads, and a pickle in a run or a
 model is never opened."""
 
 import ast
@@ -34,7 +34,7 @@ CALLS = {
     "yaml.full_load",
 }
 REVIEWED = {("config/load.py", "yaml.load")}
-"""With a loader that is a SafeLoader, which is checked below."""
+"""Reviewed calls. `yaml.load` gets a SafeLoader, which a test below checks."""
 
 
 def dotted(node: ast.expr) -> str:
@@ -48,7 +48,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def runs_data(source: str) -> set[str]:
-    """What in a source could run what it reads."""
+    """Return the names in a source that could execute what they read."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -94,7 +94,7 @@ def test_the_source_runs_nothing_that_it_reads(figure: Callable[[str], None]) ->
 
 
 class Bomb:
-    """Writes a file when it is unpickled."""
+    """Makes a directory when it is unpickled."""
 
     def __init__(self, canary: Path):
         self.canary = canary
@@ -113,7 +113,8 @@ def test_a_pickle_in_a_run_is_never_opened(
     capsys: pytest.CaptureFixture[str],
     figure: Callable[[str], None],
 ) -> None:
-    """In place of a file of its checkpoint, with a manifest that vouches for it, and beside the files."""
+    """Pickles stand beside the files of a run, and one replaces a file of the checkpoint, with a manifest
+    that matches it."""
     run_dir, canary = tmp_path / "run", tmp_path / "canary"
     shutil.copytree(finished.only_read("dpo", {"stop.max_steps": 2}), run_dir)
     bomb = pickle.dumps(Bomb(canary))

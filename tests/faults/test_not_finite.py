@@ -1,5 +1,5 @@
-"""R20: a number that is not finite, wherever it stands, is caught before the optimiser moves; then the run
-stops and keeps the batch, or skips."""
+"""R20: a number that is not finite is caught before the optimiser changes a weight. The run then stops and
+keeps the batch, or skips the update."""
 
 import json
 import math
@@ -34,14 +34,15 @@ Figure = Callable[[str], None]
 
 @pytest.fixture
 def run(world: World, tmp_path: Path, algorithm: str) -> Run:
-    """A run whose learner has made one good update, so that there are moments."""
+    """Return a run whose learner has made one good update, so that the optimiser has moments."""
     run = run_of(world, algorithm, tmp_path)
     run.learner.update(run.objectives[0], prepared(run, usual(run)))
     return run
 
 
 def placed(count: int, *, each: bool) -> list[tuple[int, float]]:
-    """Every place with every bad number, or with one of them in turn."""
+    """Return places with bad numbers: every place with every bad number if `each`, otherwise every place with
+    one of the three."""
     return [
         (place, value)
         for place in range(count)
@@ -56,7 +57,7 @@ def with_bad(values: torch.Tensor, place: int, value: float) -> torch.Tensor:
 
 
 def is_caught(run: Run, batch: Batch) -> bool:
-    """Whether the update is refused and nothing has moved."""
+    """Return True if the update is refused and nothing has changed."""
     before = tensors_of(run)
     with pytest.raises(NonFiniteError, match="no weight was moved"):
         run.learner.update(run.objectives[0], batch)
@@ -100,7 +101,8 @@ def outputs_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
 
 
 def losses_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
-    """The class is changed: over the wire the learner has an objective of its own."""
+    """Return how many poisoned losses were caught, and how many there were. The class is changed, since over
+    the wire the learner has its own copy of the objective."""
     batch = prepared(run, usual(run))
     caught = []
     objective = run.objectives[0]
@@ -180,7 +182,7 @@ def test_any_bad_number_at_any_place_moves_nothing(
 
 
 class Careless(Oracle):
-    """An oracle of scores that gives its numbers as they are."""
+    """An oracle of scores that returns its numbers unchecked."""
 
     answers = "score"
 
@@ -201,8 +203,8 @@ class Careless(Oracle):
 
 @pytest.mark.fault("R20")
 def test_a_bad_reward_is_not_learned_from(tmp_path: Path, figure: Figure) -> None:
-    """At each place of a step, from a reward function and from an oracle of one's own: no take is
-    recorded."""
+    """A bad reward is refused at each place of a step, from a reward function and from a user's own oracle,
+    and no take is recorded."""
     groups = [make_group(number, "a", "bb", "ccc") for number in range(4)]
     questions = make_questions(groups, "score", 0, oracle="o")
     refused = 0
@@ -250,8 +252,8 @@ def numbers(run_dir: Path, name: str) -> list[float]:
 def test_a_run_stops_and_keeps_the_batch(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the file; the same command finds the same; told to skip, it goes on and is the run
-    that skipped from the start."""
+    """The message names the file of the batch. The same command fails in the same way. With the setting to
+    skip, the run goes on and ends like a run that skipped from the start."""
     config, file = poisoned(world, tmp_path, [3]), tmp_path / "grpo" / "nonfinite" / "update_00000004.batch"
     for _ in range(2):
         assert oat("train", config) == 1
@@ -295,7 +297,8 @@ def test_skipped_steps_are_counted_and_a_killed_run_skips_the_same(world: World,
 def test_one_more_in_a_row_than_may_be_skipped_stops(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where the run was continued between two of them: the count is in the checkpoint."""
+    """The count of skipped updates is in the checkpoint, so it survives when the run is continued in
+    between."""
     config = poisoned(world, tmp_path, [1, 2, 3], {**SKIP, "checkpoint.every": 1})
     assert oat("train", config, "--stop.max_steps", "3") == 0
     assert oat("train", config) == 1

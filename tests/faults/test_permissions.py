@@ -1,6 +1,8 @@
-"""What a run may not read or write is said before its first step, and nothing half-made is left (R10).
+"""R10: the run reports files that it may not read or write before its first step, and leaves no half-made
+file.
 
-Root may do anything, so where the tests run as root, `oat` runs in a child under the user id of `nobody`.
+Root may read and write everything. If the tests run as root, `oat` runs in a child with the user id of
+`nobody`.
 """
 
 import os
@@ -21,13 +23,14 @@ Figure = Callable[[str], None]
 
 @pytest.fixture(scope="module", autouse=True)
 def _imported(world: World, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Everything that a run imports, since another user may not even be able to read Python."""
+    """Import every module that a run needs, since another user may not be able to read Python's files."""
     assert oat("train", world.config("dpo", tmp_path_factory.mktemp("imported"), {"stop.max_steps": 1})) == 0
 
 
 @pytest.fixture
 def place(world: World) -> Iterator[World]:
-    """A copy of the world where everybody may write; pytest's own folders are closed to other users."""
+    """Yield a copy of the world in which every user may write. Pytest's own folders are closed to other
+    users."""
     folder = Path(tempfile.mkdtemp())
     shutil.copytree(world.folder, folder, dirs_exist_ok=True)
     folder.chmod(0o777)
@@ -39,7 +42,7 @@ def place(world: World) -> Iterator[World]:
 
 
 def as_nobody(log: Path, *arguments: object) -> tuple[int, str]:
-    """The exit code of a command under another user id, and what it printed."""
+    """Run a command under another user id. Return its exit code and its output."""
 
     def child() -> int:
         if os.geteuid() == 0:
@@ -57,7 +60,7 @@ def train(place: World, config: Path, log: Path) -> tuple[int, str]:
 
 
 def tree(folder: Path) -> dict[str, tuple[int, float]]:
-    """Size and time of every file below a folder, but for Python's own caches."""
+    """Return size and time of every file below a folder, without Python's caches."""
     return {
         str(path): (path.stat().st_size, path.stat().st_mtime)
         for path in folder.rglob("*")
@@ -66,12 +69,13 @@ def tree(folder: Path) -> dict[str, tuple[int, float]]:
 
 
 def standing(folder: Path) -> list[Path]:
-    """What is below a folder, but for Python's own caches."""
+    """Return all paths below a folder, without Python's caches."""
     return [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)]
 
 
 def refused(place: World, config: Path, path: Path, log: Path) -> None:
-    """The run ends with 2 and one line that names the path; no file has come or changed."""
+    """Check that the run ends with exit code 2 and a line that names the path, and that no file is added or
+    changed."""
     before, paths = tree(place.folder), standing(place.folder)
     code, printed = train(place, config, log)
     assert code == 2, printed
@@ -84,7 +88,7 @@ def refused(place: World, config: Path, path: Path, log: Path) -> None:
 
 @pytest.mark.fault("R10")
 def test_another_user_may_run(place: World, tmp_path: Path) -> None:
-    """Without this the refusals below would prove nothing."""
+    """The user `nobody` can run `oat` at all. Otherwise the refusals below would prove nothing."""
     code, printed = train(place, place.config("dpo", place.folder, {"stop.max_steps": 2}), tmp_path / "log")
     assert code == 0, printed
     assert Checkpoints(place.folder / "dpo" / "checkpoints", every=1, keep_last=1).steps == [2]
@@ -123,7 +127,7 @@ def test_code_and_configuration_that_cannot_be_read(
 @pytest.mark.fault("R10")
 @pytest.mark.parametrize("made", ["runs", "runs/dpo"])
 def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure: Figure, made: str) -> None:
-    """The run's own, or the one that it would be made in."""
+    """The directory is the run's own, or the one in which the run directory would be made."""
     (place.folder / made).mkdir(parents=True)
     (place.folder / made).chmod(0o555)
     config = place.config("dpo", place.folder, {"run_dir": str(place.folder / "runs" / "dpo")})
@@ -149,7 +153,7 @@ def test_a_run_of_which_a_part_cannot_be_written(
 
 @pytest.mark.fault("R10")
 def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figure) -> None:
-    """What it asked is told, and it is forked, and nothing in it changes."""
+    """The commands read and fork a read-only run, and change nothing in it."""
     config = place.config("dpo", place.folder, {"stop.max_steps": 2})
     run_dir = place.folder / "dpo"
     log = tmp_path / "log"
@@ -170,8 +174,8 @@ def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figur
 
 @pytest.mark.fault("R10")
 def test_two_processes_on_one_directory(world: World, tmp_path: Path, figure: Figure) -> None:
-    """The second is refused while the first is between its lock and its first step, and the first ends
-    well."""
+    """The second process starts when the first one has its lock and has not begun its first step. The second
+    is refused, and the first ends well."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2})
     ready, told = os.pipe(), os.pipe()
 
@@ -228,8 +232,8 @@ def reward(prompts, completions, **columns):
 def test_what_a_dead_owner_leaves_running_does_not_hold_the_directory(
     world: World, tmp_path: Path, figure: Figure
 ) -> None:
-    """Workers of a reward function are still there after a `kill -9` of the run, which goes on beside
-    them."""
+    """The workers of a reward function survive a SIGKILL of the run. The same command then continues the run
+    although they still exist."""
     (tmp_path / "pool.py").write_text(POOL)
     config, log = (
         world.config("dpo", tmp_path, {"oracle.name": f"{tmp_path / 'pool.py'}:reward", "evaluation": None}),

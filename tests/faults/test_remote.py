@@ -1,5 +1,5 @@
-"""R12, R28 and R29: a reward server that fails in every way costs no question; hostile requests cost the
-server nothing; a token goes nowhere."""
+"""R12, R28 and R29: no fault of a reward server costs a question, hostile requests do not harm the server,
+and a token is never shown."""
 
 import contextlib
 import http.client
@@ -41,7 +41,7 @@ PATIENT = {"oracle.timeout_s": 0.3, "oracle.max_tries": 50}
 
 
 def feedback(asked: Asked) -> Reply:
-    """What a sound server says, of the rule of these runs."""
+    """Return the reply of a server without faults."""
     request = decode_request(asked.body)
     return Reply(
         encode_reply(request, [text.count("a") + 0.1 * text.count("b") for _, text in request.items])
@@ -57,7 +57,7 @@ def server() -> Iterator[FaultyServer]:
 def train(
     world: World, folder: Path, server: FaultyServer, algorithm: str = "grpo", **changes: Any
 ) -> tuple[int, Path]:
-    """A run that asks the server; its exit code and directory."""
+    """Train with the server as oracle. Return the exit code and the run directory."""
     folder.mkdir(exist_ok=True)
     own = {
         "oracle": {"name": "remote", "url": server.url},
@@ -67,7 +67,7 @@ def train(
 
 
 def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
-    """Questions of training, what those of a step cost, and those that failed."""
+    """Return three counts of training questions: asked, queries paid by the last step, and failed."""
     store = Store(run_dir / "ledger.sqlite")
     count = "SELECT COUNT(*) FROM questions WHERE purpose = 'train'"
     found = {
@@ -87,8 +87,8 @@ def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
 def test_a_fault_changes_nothing_of_a_run(
     fault: str, world: World, tmp_path: Path, server: FaultyServer, figure: Figure
 ) -> None:
-    """Every third request fails; a run of preferences and its answers are those of the run whose server is
-    sound."""
+    """Every third request fails. A run of preferences and its answers equal those of a run with a server
+    without faults."""
     options = PATIENT | ({"oracle.timeout_s": 5.0} if "Retry" in fault else {})
     assert train(world, tmp_path / "sound", server, "dpo", **options)[0] == 0
     sound, number = tmp_path / "sound" / "dpo", len(server.asked)
@@ -157,11 +157,11 @@ def test_a_server_that_is_away_for_half_a_minute(
 @pytest.mark.large
 @pytest.mark.fault("R12")
 def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path, figure: Figure) -> None:
-    """`oat serve reward` in processes of its own: SIGKILL in mid-run, and the same command on the same port
-    half a minute later.
+    """A process of `oat serve reward` gets SIGKILL during the run. Half a minute later the same command
+    starts the server on the same port.
 
-    Its batches follow from who asks when, and a score from its batch by rounding, so that runs are held
-    against each other by their counts. Recovery counts from the line that says that it is ready.
+    Scores depend on the server's batches by rounding, and batches depend on time. So the two runs are
+    compared by their counts. The recovery time begins with the server's line that it is ready.
     """
     model, steps = save_tiny_reward_model(tmp_path / "model"), {"stop.max_steps": 40, "evaluation": None}
     back = [0.0, 0.0]
@@ -209,7 +209,7 @@ def test_a_real_server_is_killed_for_half_a_minute(world: World, tmp_path: Path,
 
 
 def _answered(url: str) -> int:
-    """Questions that a server has answered."""
+    """Return the number of requests that a server has answered."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30.0)
     try:
         connection.request("GET", "/metrics")

@@ -1,5 +1,5 @@
-"""A run that an alarm rolls back is killed, or told to end, at any moment and continued by the same command:
-it is the unbroken run, bitwise."""
+"""A run that an alarm rolls back is killed, or is signalled to end, at a named moment. Continued by the same
+command, it is bitwise the unbroken run."""
 
 import functools
 import json
@@ -23,9 +23,9 @@ WIRE = ("--compute.serialise", "true")
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run dies, or is told to end: at a call (from 1) of module.owner.name, before or after it. Its
-    steps 4 and 7 are flat, so that it goes back after 5 and 8 updates; every second state is saved, and the
-    fifth row is evaluated."""
+    """The moment when a run gets signals: before or after call number `call` (from 1) of `place`,
+    "module:owner.name". The rewards of steps 4 and 7 have no variance, so the run rolls back after 5 and 8
+    updates. Every second step has a checkpoint, and row 5 an evaluation."""
 
     place: str
     call: int
@@ -86,7 +86,8 @@ def train(world: World, folder: Path, moment: Moment, before: Callable[[], None]
 
 @pytest.fixture(scope="module")
 def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Moment], dict[str, str]]:
-    """The digest of the run that nobody ends, by algorithm and flags; each is made once."""
+    """Return a function that gives the digest of the run without signals, for a moment's algorithm and flags.
+    Each run is made once."""
     import oat.build.run  # noqa: F401 (so that children start warm)
 
     found: dict[Any, dict[str, str]] = {}
@@ -108,8 +109,8 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
     world: World, tmp_path: Path, is_gone: bool
 ) -> None:
-    """Steps 4 and 6 are flat, and the checkpoint of step 2 is damaged or missing: both roll backs lead to the
-    start, which is kept for the second."""
+    """The rewards of steps 4 and 6 have no variance, and the checkpoint of step 2 is damaged or missing. So
+    each of the two roll backs leads to step 0, and the checkpoint of step 0 is kept until the second one."""
     changes = {
         **flat_steps(tmp_path, {4, 6}, patience=1, action="roll_back"),
         "checkpoint": {"every": 2, "keep_last": 5},

@@ -1,5 +1,5 @@
-"""R2: the same configuration and seed are the same run, bitwise, in any process and, with
-`engine.deterministic`, in any batching."""
+"""R2: the same configuration and seed give bitwise the same run in any process. With `engine.deterministic`,
+this also holds for any size of the engine's batches."""
 
 import os
 import subprocess
@@ -17,7 +17,8 @@ from oat.commands.export import digest_run
 def processes_agree(
     world: World, folder: Path, algorithm: str, changes: dict[str, Any], hashes: Sequence[int] = (1, 2)
 ) -> int:
-    """How many fresh processes with other hashes made the run that the first one made."""
+    """Train in one process per hash seed. Return how many of them, after the first, made the same run as the
+    first."""
     config = world.config(algorithm, folder, changes)
     running = {}
     for number in hashes:
@@ -69,7 +70,7 @@ def test_other_hashes_give_the_same_longer_run(
 def test_a_run_does_not_depend_on_who_is_decoded_together(
     world: World, tmp_path: Path, algorithm: str, figure: Callable[[str], None]
 ) -> None:
-    """Rows wait for a place among 1, 3 or 256; the run is one."""
+    """The engine decodes at most 1, 3 or 256 rows together, and the three runs are equal."""
     digests = []
     for rows in (256, 3, 1):
         engine = {"engine": {"name": "torch", "threads": 1, "deterministic": True, "max_rows": rows}}

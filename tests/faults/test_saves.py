@@ -1,4 +1,4 @@
-"""The order of a save (R7), and damage to every file of a checkpoint (R8)."""
+"""The order of operations of a save (R7), and damage to every file of a checkpoint (R8)."""
 
 import json
 import random
@@ -34,8 +34,8 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 def test_the_order_of_a_save(
     checkpoints: Checkpoints, tmp_path: Path, figure: Figure, verifies: bool
 ) -> None:
-    """Each thing is on disk before the next relies on it; nothing is removed before the new one verifies, and
-    nothing at all if it does not."""
+    """Each file is on disk before a later operation relies on it. Old checkpoints are removed only after the
+    new one is verified; if it is damaged, none is removed."""
 
     log = tmp_path / "log"
     assert (
@@ -68,8 +68,8 @@ def test_the_order_of_a_save(
 
 
 def detected(checkpoints: Checkpoints, place: str, words: str, step: int = OLD) -> bool:
-    """Whether a damage at `place` is warned of by name, with a reason, and the checkpoint of `step` is
-    loaded, as it was saved."""
+    """Return True if loading warns of damage at `place` with a reason that contains `words`. The checkpoint
+    of `step` must be loaded as it was saved."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert loaded_step(checkpoints) == step
@@ -80,7 +80,7 @@ def detected(checkpoints: Checkpoints, place: str, words: str, step: int = OLD) 
 
 
 def without(path: Path) -> Callable[[], None]:
-    """Takes a file away; what it returns brings it back."""
+    """Move a file away, and return a function that brings it back."""
     aside = path.with_name("aside")
     path.rename(aside)
 
@@ -93,7 +93,8 @@ def without(path: Path) -> Callable[[], None]:
 
 @pytest.mark.fault("R8")
 def test_a_damaged_file_means_the_checkpoint_before(checkpoints: Checkpoints, figure: Figure) -> None:
-    """Cut at 0, 1, half and all but one of its bytes; grown; deleted; a directory in its place."""
+    """Each file is truncated to 0, 1, half and all but one of its bytes, made longer, deleted, or replaced by
+    a directory."""
     folder, found = checkpoints.directory / f"step_{NEW:08d}", []
     for name in FILES:
         whole = (folder / name).read_bytes()
@@ -149,8 +150,8 @@ def test_a_damaged_pointer_means_the_newest(checkpoints: Checkpoints, figure: Fi
 
 
 def flips(checkpoints: Checkpoints, count: int) -> tuple[int, int]:
-    """Of so many single bits, turned at random places of random files, how many were detected, and how many
-    files were touched."""
+    """Flip `count` single bits at random places of the checkpoint's files. Return how many flips were
+    detected, and how many files were changed."""
     folder = checkpoints.directory / f"step_{NEW:08d}"
     rng = random.Random(0)
     found = 0
@@ -200,7 +201,7 @@ def test_both_damaged_is_an_error_and_never_a_load(checkpoints: Checkpoints, fig
 
 @pytest.fixture(scope="module")
 def unbroken(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A finished run with two checkpoints, and its digest."""
+    """Return a finished run with two checkpoints, and its digest."""
     run_dir = finished.copy("dpo", tmp_path_factory.mktemp("unbroken"))
     return run_dir, digest_run(run_dir)
 

@@ -1,5 +1,5 @@
-"""R26: what data, a model, a service or a name brings along cannot speak to a terminal, reorder a line, or
-choose a file."""
+"""R26: text from data, a model, a service or a name cannot control a terminal, reorder a line, or choose a
+file's path."""
 
 import contextlib
 import io
@@ -42,8 +42,8 @@ CHECKED = re.compile(
     r"[^\n\t "
     r"-~\u00a1-\u00ac\u00ae-\u1fff\u2010-\u2027\u2030-\u205e\u20a0-\ud7ff\uf900-\ufefe\uff01-\uffef]"
 )
-"""What no terminal should be given: control codes, formats, marks of direction, odd spaces. Written down
-apart from the code that escapes them."""
+"""Characters that no terminal should get: control codes, format characters, marks of direction, unusual
+spaces. The list is independent of the code that escapes them."""
 
 REWARD = """
 def reward(prompts, completions, note, **columns):
@@ -62,7 +62,8 @@ def told(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
 
 @pytest.fixture
 def hostile(world: World, tmp_path: Path) -> Iterator[Path]:
-    """A folder with a model that says what is hostile, data that do, and nothing planted beside it."""
+    """Yield a folder with a model and data that contain hostile text. At the end, check that no file was
+    planted."""
     (tmp_path / "reward.py").write_text(REWARD)
     texts = [*HOSTILE.values()]
     make_model(tmp_path / "model", tokens=[*dict.fromkeys([*"0123456789+=ab", *texts])])
@@ -119,8 +120,8 @@ def test_ordinary_text_stays_as_it_is() -> None:
 def test_nothing_of_a_run_speaks_to_the_terminal(
     world: World, hostile: Path, told: Callable[[], str], figure: Figure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command that tells of a run, whose model and data say what is hostile; and the files that people
-    read."""
+    """Every command that reports on a run with hostile text prints plain text, and so do the files for
+    people."""
     file, run = config(world, hostile), hostile / "grpo"
     before = {path for path in hostile.rglob("*")}
     commands: list[tuple[object, ...]] = [
@@ -177,8 +178,7 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
 def test_errors_and_warnings_that_quote_are_plain(
     world: World, hostile: Path, told: Callable[[], str], figure: Figure
 ) -> None:
-    """A function that quotes the data in what it raises, records that are refused, a service that answers
-    with escapes."""
+    """Errors quote hostile text from a reward function, from refused records, and from a service."""
     assert (
         oat(
             "train",
@@ -220,7 +220,7 @@ LONG_REPLIES = {
     "a judge of digits": ("judge", Reply(completion({"1" * LONG + ",1": 1.0}, has_logprobs=False)), 0),
     "a judge without end": ("judge", Reply(b"no " * 7_000_000), 0),
 }
-"""The oracle, what it says of every question, and the exit code."""
+"""By case: the oracle, its reply to every question, and the exit code."""
 
 
 @pytest.mark.sample("a server that refuses", "a reply without end", "a judge that talks", seconds=1.3)
@@ -228,7 +228,8 @@ LONG_REPLIES = {
 def test_of_what_a_service_says_at_length_the_beginning_is_shown(
     name: str, world: World, tmp_path: Path, told: Callable[[], str], figure: Figure
 ) -> None:
-    """In messages, warnings, and every file of the run, rows and ledger among them."""
+    """Messages, warnings and all files of the run, its rows and ledger included, show only the beginning of a
+    long reply."""
     kind, reply, code = LONG_REPLIES[name]
     with serving(lambda asked: reply) as server:
         own = {"name": "remote", "url": server.url, "max_tries": 1}

@@ -1,5 +1,5 @@
-"""A run that is told to end: SIGTERM and Ctrl-C, at named moments; then the same command ends in the unbroken
-run, bitwise."""
+"""A run that gets SIGTERM or Ctrl-C at named moments. The same command then ends like the unbroken run,
+bitwise."""
 
 import fcntl
 import json
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.fault("R4")
 
 @dataclass(frozen=True)
 class Moment:
-    """Signals that arrive when a call (from 1) of module.owner.name begins, and the step that is on disk in
-    the end."""
+    """Signals at the beginning of call number `call` (from 1) of `place`, "module:owner.name", and the step
+    of the newest checkpoint afterwards."""
 
     algorithm: str
     place: str
@@ -40,7 +40,8 @@ class Moment:
 
 
 OFTEN = ("--checkpoint.every", "1")
-"""The next save waits for the one before: what comes while that is written comes before the run has ended."""
+"""A save waits for the save before it. So a signal that comes while a checkpoint is written comes before the
+run has ended."""
 
 MOMENTS = {
     "before the first question": Moment("dpo", "oat.collector:Collector.fill", 1, 0),
@@ -149,7 +150,7 @@ def test_a_run_that_is_told_to_end_while_it_starts(
 @pytest.mark.sample("train", seconds=1.4)
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_it_hears_signals_while_torch_is_imported(world: World, tmp_path: Path, command: str) -> None:
-    """In a process of its own, whose first seconds are that."""
+    """A process gets SIGTERM while it imports torch, and ends with code 75."""
     config = world.config("grpo", tmp_path)
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen([sys.executable, "-m", "oat", command, str(config)], stdout=log, stderr=log)
@@ -183,8 +184,8 @@ def seen(frame, event, called):
 sys.setprofile(seen)
 sys.exit(main(sys.argv[1:]))
 """
-"""Tells itself to end in Python that torch's C++ calls while it is imported; an exception cannot pass through
-that, and aborts the process."""
+"""A program that sends itself a signal in Python code that torch's C++ calls while it is imported. An
+exception cannot pass through C++: it aborts the process."""
 
 
 @pytest.mark.sample("train-*", seconds=1.4)
@@ -206,7 +207,8 @@ def test_a_signal_within_the_import_of_torch_aborts_nothing(
 def test_a_row_that_was_left_open_is_written_once(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
 ) -> None:
-    """Ended in an evaluation, continued, killed after the row and before the next checkpoint, continued."""
+    """The run is ended in an evaluation, continued, killed after the evaluation's row and before the next
+    checkpoint, and continued again."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     assert (
         train(
@@ -230,7 +232,7 @@ def test_a_row_that_was_left_open_is_written_once(
 def test_what_is_being_written_is_on_disk_when_the_process_ends(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
 ) -> None:
-    """Told to end while a slow disk takes a checkpoint."""
+    """SIGTERM comes while a slow disk writes a checkpoint."""
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
     def slow() -> None:
@@ -257,8 +259,8 @@ def test_what_is_being_written_is_on_disk_when_the_process_ends(
 def test_ctrl_c_again_does_not_cut_off_what_is_being_written(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
 ) -> None:
-    """Told to end, and twice more while a slow disk takes the last checkpoint; the directory is the run's
-    until that is there."""
+    """The run gets SIGTERM, and Ctrl-C twice while a slow disk writes the last checkpoint. The run keeps its
+    directory locked until the checkpoint is written."""
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
     def slow() -> None:
@@ -313,7 +315,8 @@ def test_another_thread_hears_nothing_and_takes_nothing() -> None:
 
 @pytest.mark.parametrize("while_it_asks", [False, True])
 def test_a_process_that_users_code_forks_ends_by_sigterm(while_it_asks: bool) -> None:
-    """Who ends the workers of a pool sends it and waits for them."""
+    """A child that user code forks ends at once by SIGTERM: a pool that ends its workers sends SIGTERM and
+    waits."""
     told = Interruption()
     reads, writes = os.pipe()
     with told.heard(), told.at_once() if while_it_asks else nullcontext():

@@ -1,8 +1,7 @@
-"""A checkpoint holds everything that decides the future (R3): a walk over all that a run holds finds no state
-that it leaves out.
+"""R3: a checkpoint holds everything that decides the rest of the run.
 
-A run and a fresh one that takes up its checkpoint hold the same everywhere, but for what `OTHERWISE` lists,
-with reasons.
+A walk over all objects compares a run with a second run that continues from its checkpoint. Both must hold
+the same values. `OTHERWISE` lists the allowed differences, with reasons.
 """
 
 import functools
@@ -91,12 +90,13 @@ OTHERWISE = {
         "set from the schedule before every optimiser step"
     ),
 }
-"""Paths, as patterns, that may differ between a run and one that takes up its checkpoint, and why nothing
-depends on them."""
+"""Patterns of paths that may differ between a run and its continuation, each with the reason why nothing
+depends on the value."""
 
 
 def exceptions(path: str) -> list[str]:
-    """The patterns that a path matches; a wire on the way to it does not count."""
+    """Return the patterns that a path matches. A wire between two boxes does not count as a part of the
+    path."""
     return [pattern for pattern in OTHERWISE if re.fullmatch(pattern, path.replace("._box", ""))]
 
 
@@ -105,8 +105,8 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass
 class Walked:
-    """Fingerprints of a run by step; and of the one that took up its checkpoint of step 2, then and at the
-    end."""
+    """Fingerprints by step, of the first run (`run`) and of its continuation from the checkpoint of step 2
+    (`again`)."""
 
     run: dict[int, dict[str, str]] = field(default_factory=dict)
     again: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Walked:
         return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
     def differences(self, step: int) -> list[str]:
-        """Those that nobody has reviewed."""
+        """Return the paths that differ and match no reviewed pattern."""
         return [path for path in self.all_differences(step) if not exceptions(path)]
 
     def explained(self, step: int) -> list[str]:
@@ -127,17 +127,17 @@ class Walked:
 
 
 def everything(run: Run) -> dict[str, str]:
-    """Also the generators that a process has of its own, which no part may use; not Python's, from which the
-    run-time checks of signatures draw."""
+    """Return the fingerprints of a run and of the global generators of torch and numpy, which no part may
+    use. Python's global generator is left out, since the run-time checks of types use it."""
     own = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
     return {**fingerprints(run), **fingerprints(own, "generators")}
 
 
 def walk(config: Path, run_dir: Path, drop: str | None = None) -> Walked:
-    """Train to the end; then put back the directory as it was at step 2, and go on from there.
+    """Train to the end; then restore the directory as it was at step 2, and train again from there.
 
     Args:
-        drop: a part that is left out of checkpoints.
+        drop: a part that is left out of the checkpoints.
     """
     walked, aside = Walked(), run_dir.with_name("aside")
 
@@ -179,7 +179,7 @@ def walk(config: Path, run_dir: Path, drop: str | None = None) -> Walked:
 def walks(
     world: World, tmp_path_factory: pytest.TempPathFactory, over_the_wire: bool
 ) -> Callable[[str], Walked]:
-    """The walk of each of `RUNS`, made once."""
+    """Return a function that gives the walk of a run of `RUNS`. Each is made once."""
 
     @functools.cache
     def walk_of(name: str) -> Walked:
@@ -215,7 +215,7 @@ def test_a_checkpoint_holds_all_state(
 
 
 def counter(patch: pytest.MonkeyPatch) -> None:
-    """An objective that counts, and keeps the count to itself."""
+    """Patch an objective so that it counts its calls and saves the count nowhere."""
     from oat.algorithms.direct import DPO
 
     prepare = DPO.prepare
@@ -228,7 +228,7 @@ def counter(patch: pytest.MonkeyPatch) -> None:
 
 
 def closure(patch: pytest.MonkeyPatch) -> None:
-    """A generator that moves, in the closure of a method."""
+    """Patch a method so that its closure holds a generator that is drawn from."""
     from oat.rollout.actor import Actor
 
     sample, generator = Actor.sample, np.random.default_rng(0)
@@ -241,7 +241,7 @@ def closure(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_a_class(patch: pytest.MonkeyPatch) -> None:
-    """A list that belongs to a class."""
+    """Patch a class so that a list of the class grows."""
     from oat.collector import Collector
 
     fill, seen = Collector.fill, []  # type: ignore[var-annotated]
@@ -255,7 +255,7 @@ def of_a_class(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_the_process(patch: pytest.MonkeyPatch) -> None:
-    """A number from torch's own generator."""
+    """Patch the learner so that it draws from torch's global generator."""
     from oat.learner.learner import Learner
 
     update = Learner.update
@@ -305,7 +305,8 @@ def test_a_part_left_out_is_found(
 
 
 def test_the_walk_looks_everywhere() -> None:
-    """And says where it cannot."""
+    """The walk sees slots, closures, defaults and containers, and reports an object of which it cannot see
+    the inside."""
 
     class Slotted:
         __slots__ = ("inner",)

@@ -1,5 +1,5 @@
-"""The fault table itself: every row has tests; what they found is joined, kept, written, and not run again
-while the sources stay."""
+"""The fault table itself: every row has tests, and their results are joined, stored and written. A row is not
+run again while the sources are unchanged."""
 
 import ast
 import json
@@ -43,7 +43,8 @@ def test_two():
 
 
 def marked(source: str) -> list[tuple[str, str, bool]]:
-    """Row, name and whether `make test` leaves it out, of every test of a file that proves a row."""
+    """Return row, name and slowness of every test of a file that proves a row. The last value is True if
+    `make test` leaves the test out."""
     if "pytest.mark.fault" not in source:
         return []
     tree, found = ast.parse(source), []
@@ -82,7 +83,7 @@ def test_the_reader_of_markers_sees_them() -> None:
 
 
 def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
-    """Those that `make faults` finds, and among them some for `make test`."""
+    """`make faults` finds every marked test, and `make test` runs at least one test of each row."""
     found: dict[str, dict[str, bool]] = {}
     for file in table.ROOT.glob("tests/**/test_*.py"):
         for row, name, is_slow in marked(file.read_text(encoding="utf-8")):
@@ -95,7 +96,7 @@ def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of its own, committed, with three rows, of which the third has no test."""
+    """Return the folder of a committed project with three rows, of which the third has no test."""
     for name, text in {
         "tests/conftest.py": CONFTEST,
         "tests/test_rows.py": TESTS,

@@ -1,5 +1,5 @@
-"""R23: a long run does not grow. The boxes are those of `oat train`, but engine and learner do nothing, so
-that thousands of steps take minutes."""
+"""R23: memory, files and threads of a long run do not grow. The boxes are those of `oat train`, but the
+engine and the learner do nothing, so thousands of steps take minutes."""
 
 from collections.abc import Callable
 from pathlib import Path

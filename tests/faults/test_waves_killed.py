@@ -1,9 +1,10 @@
-"""R13: whole runs under a budget in money, killed with SIGKILL between their waves, inside them and at any
-time, are the unbroken run.
+"""R13: runs under a budget in money are killed with SIGKILL between waves, within waves and at other times.
+Continued, they are the unbroken run.
 
-An oracle that may cost twenty times what it does, whose answers come at times that chance draws anew in every
-life: asked ahead by DPO; and by GRPO in a mixture with an async function and with one in a worker, normalised
-over each wave. Where and when a run dies follows from the kill's number.
+The price of a question is up to twenty times its true cost, and answers arrive at random times that differ in
+each process. There are two series: DPO asks its questions ahead; GRPO asks a mixture of this oracle, an async
+function and a function in a worker, and normalises over each wave. The number of a kill decides where and
+when it happens.
 """
 
 import importlib
@@ -96,11 +97,11 @@ SERIES = ("ahead", "mixture")
 
 @dataclass(frozen=True)
 class Whole:
-    """The run that nobody kills.
+    """The unbroken run.
 
     Attributes:
-        calls: of each point.
-        seconds: that it took.
+        calls: calls of each point.
+        seconds: duration of the run.
     """
 
     run_dir: Path
@@ -174,8 +175,8 @@ def wholes(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def test_killed_once(
     world: World, tmp_path: Path, wholes: Any, figure: Callable[[str], None], series: str, number: int
 ) -> None:
-    """Every third time at a moment that is uniform in time, otherwise at a point; each point at different
-    calls."""
+    """Every third kill is at a random time of the run. The other kills are at points, at different calls of
+    each point."""
     whole = wholes(series)
     drawn = random.Random(f"{series} {number}").random()
     log = tmp_path / "log"
@@ -215,7 +216,8 @@ def test_killed_once(
 
 @pytest.mark.parametrize("series", SERIES)
 def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> None:
-    """What is left pays no further question: three texts of a group, or two of a pair, at 0.05 each."""
+    """The rest of the budget is too small for one more question: three texts of a group, or two of a pair, at
+    0.05 per text."""
     whole = wholes(series)
     assert len(whole.waves) > 15
     assert whole.waves[-1][-1] < LIMIT < whole.waves[-1][-1] + 2 * 0.05 * (2 if series == "ahead" else 3)

@@ -1,5 +1,5 @@
-"""Code in workers (R25): whatever a call does, it fails alone, in time, and the next one finds a worker; and
-what a confined worker may not do."""
+"""R25: code in workers. Whatever a call does, only this call fails, within its time limit, and the next call
+finds a worker. A confined worker is denied what it may not do."""
 
 import json
 import os
@@ -137,7 +137,8 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.fault("R25")
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_call_fails_alone_and_in_time(isolated: Isolated, what: str, figure: Callable[[str], None]) -> None:
-    """The two responses beside it, in the same question and in another, have their scores."""
+    """The two responses beside the hostile one, in the same question and in another question, get their
+    scores."""
     answers(isolated, question(0, "ready"))
     begin = time.monotonic()
     tickets = isolated.submit([question(1, what), question(2, "fine", "well")])
@@ -225,8 +226,8 @@ def test_the_workers_work_at_once_and_are_gone_when_they_are_not_used(hostile: P
 
 
 def test_other_functions_run_there_too(hostile: Path) -> None:
-    """A comparison; an asynchronous one that names columns and token ids; and what each needs is known
-    beforehand."""
+    """Workers also run a comparison and an async function with columns and token ids. The columns that each
+    needs are checked in advance."""
     pair = Isolated(f"{hostile}:pair")
     assert pair.answers == "compare"
     assert answers(pair, question(0, "long", "no", kind="compare"))[0].values == (1.0,)
@@ -363,7 +364,7 @@ def reward(prompts, completions, **columns):
 
 
 def test_a_run_with_a_function_that_exits(world: World, tmp_path: Path) -> None:
-    """It goes on, learns from the others, and says what failed."""
+    """The run goes on, learns from the other responses, and warns of the failure."""
     (tmp_path / "mine.py").write_text(EXITING, encoding="utf-8")
     changes = {
         "oracle": {"name": "isolated", "function": f"{tmp_path / 'mine.py'}:reward", "timeout_s": 5},

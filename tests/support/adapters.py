@@ -1,4 +1,4 @@
-"""What the tests of adapters share: models with one, and a learner and an engine of them."""
+"""Helpers for tests of adapters: a learner and an engine whose models have an adapter."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shapes of grouped heads."""
+"""Head counts and sizes for tests of grouped-query attention."""
 
 from oat.models.packing import Span
 

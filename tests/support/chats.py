@@ -1,4 +1,4 @@
-"""Tokenizers saved to disk, and messages."""
+"""Tokenizers saved to disk, chat messages, and chat families."""
 
 import warnings
 from pathlib import Path
@@ -67,7 +67,8 @@ def assistant(text):
 
 
 def save_byte_level(folder, *, specials=SPECIALS, added=(), **special):
-    """Byte-level BPE; every text survives encoding and decoding. `added` are tokens that are not special."""
+    """Save a byte-level BPE tokenizer, which keeps every text in encoding and decoding, and return it. The
+    tokens `added` are not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,10 +97,11 @@ def write(folder, template):
 
 
 class Family:
-    """A chat family: its tokenizer, saved with its template and loaded, and our renderer of it.
+    """A chat family: its tokenizer, saved with its template and loaded again, and the renderer of `oat` for
+    it.
 
     Attributes:
-        warned: what the renderer warned of while it was made.
+        warned: the warnings of the renderer while it was made.
     """
 
     def __init__(self, folder, template, specials, end, **special):
@@ -114,12 +116,13 @@ class Family:
         self.warned = [str(warning.message) for warning in seen]
 
     def text(self, *messages, generate=False):
-        """The template's own text."""
+        """Return the text of the template."""
         plain = [message.plain for message in messages]
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generate)
 
     def ids(self, *messages, generate=False):
-        """What transformers makes of that text, up to the last end of turn where no prompt follows it."""
+        """Return the ids of that text by transformers. Without `generate`, they end with the last end-of-turn
+        token."""
         ids = self.tokenizer(self.text(*messages, generate=generate), add_special_tokens=False)["input_ids"]
         end = self.tokenizer.convert_tokens_to_ids(self.end)
         return ids if generate else ids[: len(ids) - ids[::-1].index(end)]
@@ -138,7 +141,8 @@ OPENS = "assistant\\n<think>\\n' -}}{%- endif -%}"
 
 
 def opens_reasoning(template):
-    """The same template with a prompt that opens <think>, as that of Qwen3-Thinking does."""
+    """Return the template with a generation prompt that opens <think>, as the template of Qwen3-Thinking
+    does."""
     opened = template.replace("assistant\\n' -}}{%- endif -%}", OPENS).replace(
         "assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"
     )

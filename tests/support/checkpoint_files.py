@@ -1,4 +1,4 @@
-"""Checkpoints of a few tensors."""
+"""Helpers that save and load checkpoints of a few tensors."""
 
 import torch
 

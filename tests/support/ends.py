@@ -1,4 +1,4 @@
-"""How a command may end, and where it is told to."""
+"""The ways in which a command may end, and the places where it gets signals."""
 
 import signal
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ EVALUATION = "oat.evaluation.evaluation:Evaluation._sample"
 
 @dataclass(frozen=True)
 class End:
-    """How a command ends: by signals at a call of module.owner.name, or by itself.
+    """One way in which a command ends: by signals at the first call of `place` ("module:owner.name"), or by
+    itself.
 
     Attributes:
-        at_most: temporary directories that may be left, since nobody can take away anything after SIGKILL.
+        at_most: number of temporary directories that may remain; after SIGKILL nothing can remove them.
     """
 
     code: int

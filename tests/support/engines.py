@@ -1,4 +1,4 @@
-"""What the tests of engines share: an engine of tiny models, requests, and logits by a plain forward pass."""
+"""Helpers for tests of engines: an engine of tiny models, requests, and logits of a plain forward pass."""
 
 import math
 
@@ -37,7 +37,7 @@ def build_engine(lm, **options):
 
 
 def build_requests(*samplings: Sampling, each: int = 3, seed: int = 0) -> list[Request]:
-    """Prompts of 1 to 14 tokens, for each sampling."""
+    """Return `each` requests for each sampling, with prompts of 1 to 14 tokens."""
     generator = np.random.default_rng(seed)
     return [
         Request(
@@ -58,7 +58,7 @@ def run(engine, requests, slot="sampler"):
 
 @torch.no_grad()
 def plain_logits(module, ids: np.ndarray) -> list[list[float]]:
-    """Float64 lists of the logits of a whole sequence, without a cache."""
+    """Return the logits of a sequence as float64 lists, computed without a cache."""
     return module(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double().tolist()
 
 

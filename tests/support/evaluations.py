@@ -1,5 +1,5 @@
-"""What tests of evaluations share: oracles that say what is told, and fail where it is told; runs that are
-read, and killed."""
+"""Helpers for tests of evaluations: oracles with chosen answers and failures, readers of runs, and runs that
+are killed and continued."""
 
 import json
 import signal
@@ -154,7 +154,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def evaluated(run_dir: Path, name: str = "eval/sampled") -> dict[int, float]:
-    """A metric by step, where it is reported."""
+    """Return a metric by step, for the rows that have it."""
     return {row["step"]: row[name] for row in rows(run_dir) if name in row}
 
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 whose replies a test writes, faults included."""
+"""An HTTP server on 127.0.0.1 whose replies and faults a test chooses."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ class Asked:
     """A request.
 
     Attributes:
-        number: requests before it.
+        number: number of requests before it.
     """
 
     number: int
@@ -30,12 +30,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server says.
+    """A reply of the server.
 
     Attributes:
-        fault: "hang" says nothing, "half" closes in the middle of the body, "drip" sends a byte every tenth
-        of a second, "close" closes at once.
-        delay_s: before the reply begins.
+        fault: "hang" sends nothing, "half" closes in the middle of the body, "drip" sends one byte per tenth
+            of a second, "close" closes at once.
+        delay_s: seconds before the reply begins.
     """
 
     body: bytes = b""
@@ -46,11 +46,11 @@ class Reply:
 
 
 class FaultyServer:
-    """Runs until `stop`; `start` brings it back on the same port.
+    """A server that runs until `stop`; `start` starts it again on the same port.
 
     Attributes:
         asked: every request so far.
-        most: requests that were open together.
+        most: the highest number of requests that were open together.
     """
 
     def __init__(self, answer: Callable[[Asked], Reply]):
@@ -149,7 +149,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no error of the server."""
+        """Ignore a client that closed its connection."""
 
     def cut(self) -> None:
         for connection in list(self._connections):
@@ -159,7 +159,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(answer: Callable[[Asked], Reply]) -> Iterator[FaultyServer]:
-    """A server that ends with the test."""
+    """Yield a server, and stop it at the end."""
     server = FaultyServer(answer)
     try:
         yield server
@@ -169,12 +169,12 @@ def serving(answer: Callable[[Asked], Reply]) -> Iterator[FaultyServer]:
 
 
 def in_turn(*replies: Reply) -> Callable[[Asked], Reply]:
-    """One reply a request, the last one for all that follow."""
+    """Return a function that gives one reply per request, and the last reply to all further requests."""
     return lambda asked: replies[min(asked.number, len(replies) - 1)]
 
 
 def until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Wait for something; whether it came."""
+    """Wait until a condition holds, and return True if it does within `seconds`."""
     end = time.monotonic() + seconds
     while not is_so() and time.monotonic() < end:
         time.sleep(0.01)
@@ -183,7 +183,8 @@ def until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 @pytest.fixture
 def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of this process wait a tenth as long before another try, unless they are told how long."""
+    """Divide the default waiting times of this process's HTTP clients by ten. Times that a test gives
+    stay."""
     from oat.oracles.http_client import HttpClient
 
     defaults = HttpClient.__init__.__kwdefaults__

@@ -1,5 +1,4 @@
-"""What tests of whole runs share: a tiny model with its data, configurations of it, and processes that end as
-they like."""
+"""Helpers for tests of whole runs: a tiny model with its data, configurations, and child processes."""
 
 import fcntl
 import hashlib
@@ -35,7 +34,7 @@ NO_TRL = "TRL is not here"
 NO_BITSANDBYTES = "bitsandbytes is not here"
 NO_WANDB = "wandb is not here"
 NO_MLFLOW = "mlflow is not here"
-"""Why tests are skipped that need one of them; counted aloud."""
+"""Reasons why tests are skipped that need an optional package. The end of the output counts them."""
 
 REWARD = '''
 import asyncio
@@ -66,10 +65,10 @@ def forbidden(prompts, completions, **columns):
 
 @dataclass(frozen=True)
 class World:
-    """A folder with a model of one token a character, prompts and reward functions.
+    """A folder with prompts, reward functions, and a model with one token per character.
 
     Attributes:
-        oracle: the name of the reward function, as configurations give it.
+        oracle: the reward function's name for the setting `oracle.name`.
     """
 
     folder: Path
@@ -80,15 +79,15 @@ class World:
 
     @property
     def late(self) -> str:
-        """The same function, async, and slow by chance."""
+        """The name of the same reward function, as an async function with random delays."""
         return f"{self.folder / 'reward.py'}:late"
 
     def tree(self, algorithm: str, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A configuration as plain data: four steps of four prompts, a checkpoint and an evaluation every
-        two.
+        """Return a configuration as plain data: four steps of four prompts, with a checkpoint and an
+        evaluation at every second step.
 
         Args:
-            changes: values by dotted name; a section set to None is left out.
+            changes: values by dotted name; None for a section removes the section.
         """
         tree: dict[str, Any] = {
             "run_dir": str(run_dir),
@@ -115,7 +114,8 @@ class World:
         return tree
 
     def config(self, algorithm: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
-        """The same as a file `folder/<algorithm>.yaml`, of a run in `folder/<algorithm>`."""
+        """Write the configuration to `folder/<algorithm>.yaml`, and return this path. Its run directory is
+        `folder/<algorithm>`."""
         file = folder / f"{algorithm}.yaml"
         file.write_text(
             yaml.safe_dump(self.tree(algorithm, folder / algorithm, changes), sort_keys=False),
@@ -127,7 +127,8 @@ class World:
 def make_model(
     folder: Path, *, hidden: int = 16, layers: int = 1, seed: int = 0, tokens: Sequence[str] = ALPHABET
 ) -> None:
-    """Write a Llama and a tokenizer that reads one token a character; longer tokens can only be sampled."""
+    """Write a Llama and a tokenizer that reads one token per character. A longer token can only be
+    sampled."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -150,7 +151,7 @@ def make_model(
 
 
 def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Intent]:
-    """The questions of a round as they stand in the ledger."""
+    """Return the questions of a round as the ledger records them."""
     sql = "SELECT id FROM questions WHERE (purpose, step, round) = (?, ?, ?) ORDER BY position"
     return [store.by_id(id) for (id,) in store.db.execute(sql, (purpose, step, round))]
 
@@ -158,7 +159,8 @@ def recorded(store: Store, purpose: str, step: int, round: int = 0) -> list[Inte
 def make_group(
     occurrence: int, *texts: str, reference: str | None = None, columns: dict[str, Any] | None = None
 ) -> Group:
-    """A prompt `p<occurrence>` and one response of a few made-up tokens for each text."""
+    """Return a group: the prompt `p<occurrence>`, and for each text a response with one made-up token per
+    character."""
     context = Segment("context", np.arange(3, dtype=np.int32))
     trajectories = []
     for number, text in enumerate(texts):
@@ -178,7 +180,7 @@ def make_group(
 def make_questions(
     groups: list[Group], kind: Kind, step: int, round: int = 0, *, oracle: str, purpose: str = "train"
 ) -> list[Question]:
-    """One question a group, about all of its responses."""
+    """Return one question per group, about all of its responses."""
     questions = []
     for group in groups:
         picks = tuple(range(len(group.trajectories)))
@@ -189,7 +191,7 @@ def make_questions(
 
 
 def made(folder: Path) -> Path:
-    """A directory for a run that `build` makes by itself, without `open_run`."""
+    """Make and return a run directory for a run that `build` makes without `open_run`."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -200,7 +202,7 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def damage_metrics(run_dir: Path, lines: Mapping[int, bytes | None]) -> None:
-    """Put other lines in the place of rows of metrics, or none."""
+    """Replace the given lines of metrics.jsonl by others. None removes the line."""
     rows = dict(enumerate((run_dir / "metrics.jsonl").read_bytes().splitlines())) | dict(lines)
     (run_dir / "metrics.jsonl").write_bytes(
         b"".join(row + b"\n" for _, row in sorted(rows.items()) if row is not None)
@@ -208,8 +210,8 @@ def damage_metrics(run_dir: Path, lines: Mapping[int, bytes | None]) -> None:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that the first process of this run of the suite makes, and all others find; not to be
-    changed."""
+    """Return a folder that all processes of one call of pytest share. The first process makes it. Tests must
+    not change it."""
     own = factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     folder = shared / name
@@ -243,21 +245,20 @@ def _make_world(folder: Path) -> None:
 
 
 class Finished:
-    """Hands out copies of finished runs, each of which is trained once in a run of the suite."""
+    """Finished runs. Each is trained once per call of pytest, and tests get copies of it."""
 
     def __init__(self, world: World, factory: pytest.TempPathFactory):
         self.world = world
         self.factory = factory
 
     def copy(self, algorithm: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
-        """What `oat train` leaves of `world.config(algorithm, folder, changes)`: its directory
-        `folder/<algorithm>`."""
+        """Return a copy of the run of `world.config(algorithm, folder, changes)`, in `folder/<algorithm>`."""
         self.world.config(algorithm, folder, changes)
         shutil.copytree(self.only_read(algorithm, changes), folder / algorithm)
         return folder / algorithm
 
     def only_read(self, algorithm: str, changes: Mapping[str, Any] | None = None) -> Path:
-        """The run itself, which is not to be changed."""
+        """Return the directory of the run itself. Tests must not change it."""
         tree = self.world.tree(algorithm, Path("run"), changes)
         content = json.dumps([tree, ComputeConfig().serialise], sort_keys=True)
         name = f"{algorithm}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -276,8 +277,8 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Finished
 
 
 def serialise_by_default(is_on: bool) -> bool:
-    """Set what `compute.serialise` is where a configuration leaves it out, in this process and in what is
-    forked from it; what it was."""
+    """Set the default of `compute.serialise` for this process and its later forks, and return the previous
+    default."""
     place = [field.name for field in fields(ComputeConfig)].index("serialise")
     was = list(ComputeConfig.__init__.__defaults__ or ())
     ComputeConfig.__init__.__defaults__ = (*was[:place], is_on, *was[place + 1 :])
@@ -290,26 +291,26 @@ def serialise_by_default(is_on: bool) -> bool:
     params=[pytest.param(True, id="wire"), pytest.param(False, id="plain", marks=pytest.mark.slow)],
 )
 def over_the_wire(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """The tests of a module that uses it send the values of every run through the wire encoding; the slow
-    suite runs them without it as well."""
+    """A test module that uses this fixture sends the values of every run through the wire encoding. The slow
+    suite also runs its tests without the wire encoding."""
     was = serialise_by_default(request.param)
     yield request.param
     serialise_by_default(was)
 
 
 def oat(*arguments: object) -> int:
-    """Run a command line in this process; its exit code."""
+    """Run a command line in this process, and return its exit code."""
     from oat.cli import main
 
     return main([str(argument) for argument in arguments])
 
 
 def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None = None) -> int:
-    """Run something in a child of this warm process; its exit code, or minus the signal that ended it.
+    """Run `action` in a forked child. Return the child's exit code, or minus the signal that ended it.
 
     Args:
-        log: gets what the child prints.
-        kill_after_s: seconds after which it gets SIGKILL, if it still lives.
+        log: the file that gets the child's output.
+        kill_after_s: seconds after which the child gets SIGKILL.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -338,9 +339,10 @@ def forked(action: Callable[[], int], log: Path, *, kill_after_s: float | None =
 
 
 def cold(place: str, *arguments: object, log: Path, environment: Mapping[str, object] | None = None) -> int:
-    """Call `module:function` of the tests with these arguments, as texts, in an interpreter of its own and in
-    a session of its own; its exit code, or minus the signal that ended it. `log` gets what it prints, and
-    `log.session` its session.
+    """Call `module:function` of the tests in a new interpreter and a new session. Return the exit code, or
+    minus the signal that ended the process. The function gets its arguments as texts.
+
+    The file `log` gets the output, and `log.session` the id of the session.
     """
     script = (
         "import sys; sys.path[:0] = sys.argv[2].split(':'); import fixtures; "
@@ -363,7 +365,7 @@ def cold(place: str, *arguments: object, log: Path, environment: Mapping[str, ob
 
 
 def in_session(session: int) -> list[str]:
-    """The processes of a session, zombies too, as the kernel lists them."""
+    """Return the processes of a session, zombies included, as the kernel lists them."""
     found = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -376,7 +378,7 @@ def in_session(session: int) -> list[str]:
 
 
 def named(place: str) -> tuple[Any, str]:
-    """The owner and the name of "module:owner.name"."""
+    """Return the owner and the name of "module:owner.name"."""
     module, _, names = place.partition(":")
     *owners, name = names.split(".")
     owner: Any = importlib.import_module(module)
@@ -388,8 +390,8 @@ def named(place: str) -> tuple[Any, str]:
 def kill_at(
     owner: Any, name: str, call: int, *, after: bool = False, signals: Sequence[int] = (signal.SIGKILL,)
 ) -> None:
-    """Make this process die, as of `kill -9`, or get other signals, at the given call (from 1) of
-    `owner.name`: before it runs, or after it returned.
+    """Send SIGKILL, or other signals, to this process at call number `call` (from 1) of `owner.name`: before
+    the call runs, or after it has returned.
 
     For a forked child only.
     """
@@ -415,8 +417,8 @@ def kill_at(
 def gradient_of(
     learner: Learner, update: Callable[[], dict[str, float]], model: str = "policy"
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """What an update of one optimiser step reports, and the gradient that a model's optimiser got, by
-    parameter; the learner frees it."""
+    """Return the report of an update of one optimiser step, and the gradients of a model by parameter. They
+    are copied out before the step, since the learner frees them."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:
@@ -431,7 +433,8 @@ def gradient_of(
 
 
 def counting(owner: Any, name: str) -> Callable[[], int]:
-    """Counts the calls of `owner.name` from now on; for a forked child only."""
+    """Count the calls of `owner.name` from now on, and return a function that gives the count. For a forked
+    child only."""
     original, calls = getattr(owner, name), 0
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -444,12 +447,12 @@ def counting(owner: Any, name: str) -> Callable[[], int]:
 
 
 def show_warnings() -> None:
-    """Print warnings as Python does, where pytest would keep them; for a forked child only."""
+    """Print warnings as Python does, although pytest collects them. For a forked child only."""
     warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), end="")
 
 
 def told(*arguments: object) -> int:
-    """Run a command line, and print what it warns of, which pytest would keep."""
+    """Run a command line, print its warnings, which pytest would hide, and return the exit code."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         code = oat(*arguments)

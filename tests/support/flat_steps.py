@@ -1,5 +1,5 @@
-"""A run whose answers have no variance in steps of one's choice, so that the alarm `spread` is raised where a
-test wants it, on any machine."""
+"""A run with flat steps: chosen steps in which all rewards are equal. The alarm `spread` is thus raised at
+these steps on any machine."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 from fixtures import write_jsonl
 
 PROMPTS = 4
-"""A step, as in `World.tree`."""
+"""Prompts per step, as in `World.tree`."""
 
 REWARD = '''
 FLAT = {flat}
@@ -28,11 +28,12 @@ def reward(prompts, completions, **columns):
 
 
 def flat_steps(folder: Path, flat: Collection[int], **rule: Any) -> dict[str, Any]:
-    """Changes to `World.tree`: the n-th step takes the prompts "n+0=" to "n+3=", and in flat steps every
-    reward is 0.
+    """Return changes to `World.tree`. The n-th step takes the prompts "n+0=" to "n+3=", and in a flat step
+    every reward is 0.
 
     Args:
-        folder: gets the data and the reward, whose path is in the ledger.
+        folder: gets the data and the reward function; the function's path is in the ledger.
+        flat: the numbers of the flat steps.
         rule: fields of `alarms.spread`.
     """
     write_jsonl(

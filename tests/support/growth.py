@@ -1,4 +1,4 @@
-"""A long run that writes down what it holds."""
+"""A long run that records its memory, files and threads."""
 
 import gc
 import json
@@ -22,7 +22,7 @@ from oat.types import Batch, Group, Prompt, Receipt, Sampling, Segment, Trajecto
 
 
 class QuietActor:
-    """Answers every prompt with a number of its own, at once."""
+    """An actor that gives every prompt its own number as response, at once."""
 
     def sample(
         self,
@@ -62,7 +62,7 @@ class QuietActor:
 
 
 class QuietLearner:
-    """Has one tensor, to which every update adds one."""
+    """A learner with one tensor; each update adds one to the tensor."""
 
     micro_batch_tokens = None
 
@@ -97,14 +97,14 @@ class QuietLearner:
 
 
 class QuietHolder:
-    """Holds what it is sent."""
+    """A holder of weights that stores nothing and returns a true receipt."""
 
     def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
         return Receipt(slot, version, {name: checksum(tensor) for name, tensor in tensors.items()})
 
 
 def quiet_run(world: World, folder: Path, steps: int) -> Run:
-    """A run of GRPO as configured, with these three in the places of actor, learner and engine."""
+    """Return a run of GRPO whose actor, learner and holders of weights are the quiet ones."""
     changes = {
         "stop.max_steps": steps,
         "evaluation.every": 50,
@@ -124,7 +124,7 @@ def quiet_run(world: World, folder: Path, steps: int) -> Run:
 
 
 def held() -> dict[str, int]:
-    """Resident bytes, open files and threads of this process."""
+    """Return resident bytes, open files and threads of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
@@ -135,8 +135,8 @@ def held() -> dict[str, int]:
 
 
 def grow(world: str, folder: str, first: str, last: str) -> int:
-    """Write to `folder` what a process holds after so many steps; both come ten steps after a checkpoint, of
-    which nothing is under way then."""
+    """Write to `folder` what the process holds after steps `first` and `last`. Both must be ten steps after a
+    checkpoint, when its writing has ended."""
     run, found = quiet_run(World(Path(world)), Path(folder), int(last) + 1), {}
 
     def report(step: int, values: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Hostile text, and a grader that is watched."""
+"""Hostile texts, and a grader whose audit events are recorded."""
 
 import os
 import sys
@@ -43,7 +43,7 @@ def value_of(expression: str) -> Fraction | None:
 
 
 def grade_all(text: str) -> list[float | None]:
-    """The text graded by every rule, in the form of an answer and as it is."""
+    """Return the grades of a text by every rule, with the marks of an answer and without."""
     return [
         *countdown(["p"] * 2, [f"<answer>{text}</answer>", text], reference=[TASK] * 2),
         *gsm8k(["p"], [text], ["72"]),
@@ -52,7 +52,7 @@ def grade_all(text: str) -> list[float | None]:
 
 
 def graded_quietly() -> int:
-    """0 where grading raises no audit event."""
+    """Return 0 if grading raises no audit event."""
     events: list[str] = []
     sys.addaudithook(lambda event, arguments: events.append(event))
     eval("1")

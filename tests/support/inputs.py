@@ -1,4 +1,4 @@
-"""Real runs whose files are changed between two lives."""
+"""Runs whose input files are changed before they are continued."""
 
 import json
 import os
@@ -31,8 +31,7 @@ HELPER = "def worth(text):\n    return text.count('a') + 0.1 * text.count('b')\n
 
 
 def run(folder: Path, *arguments: object, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
-    """A command in a process of its own, in a folder; its exit code, or minus its signal, and what it
-    printed."""
+    """Run a command in a child, in `folder`. Return its exit code, or minus its signal, and its output."""
 
     def action() -> int:
         os.chdir(folder)
@@ -54,7 +53,8 @@ def told(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def make(world: World, folder: Path, algorithm: str = "dpo", changes: dict[str, Any] | None = None) -> Path:
-    """A folder with everything that a run reads, and its configuration, in which every path is relative."""
+    """Make a folder with all input files of a run, and a configuration with relative paths only. Return the
+    folder."""
     shutil.copytree(world.folder / "model", folder / "model")
     edit(folder / "model" / "tokenizer_config.json", chat_template=TEMPLATE)
     (folder / "reward.py").write_text(REWARD)
@@ -83,7 +83,7 @@ def make(world: World, folder: Path, algorithm: str = "dpo", changes: dict[str, 
 
 
 def edit(file: Path, *removed: str, **fields: Any) -> None:
-    """Other fields of a JSON file, some removed."""
+    """Set fields of a JSON file, and remove others."""
     found = {**json.loads(file.read_text(encoding="utf-8")), **fields}
     file.write_text(
         json.dumps({name: value for name, value in found.items() if name not in removed}), encoding="utf-8"

@@ -1,4 +1,4 @@
-"""Checkpoints whose content is known, for the tests that damage them."""
+"""Checkpoints with known content, for tests that damage them."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ OLD, NEW = 2, 4
 
 
 def content(step: int) -> Content:
-    """Tensors of several kinds and a state, different at every step."""
+    """Return tensors of several types and a state; every step has other values."""
     generator = torch.Generator().manual_seed(step)
     tensors: dict[str, torch.Tensor] = {
         "learner/policy/weights/w": torch.randn(8, 12, generator=generator),
@@ -34,14 +34,14 @@ def save(checkpoints: Checkpoints, *steps: int) -> None:
 
 
 def two_good_ones(folder: Path) -> Checkpoints:
-    """Of the steps OLD and NEW."""
+    """Save checkpoints of the steps OLD and NEW, and return their store."""
     made = Checkpoints(folder, every=1, keep_last=2)
     save(made, OLD, NEW)
     return made
 
 
 def loaded_step(checkpoints: Checkpoints) -> int:
-    """The step that is loaded, with exactly what was saved at that step."""
+    """Load a checkpoint, check that its content is what was saved, and return its step."""
     found = checkpoints.load()
     assert found is not None
     step, tensors, state = found

@@ -1,5 +1,5 @@
-"""What tests of late answers share: an oracle that is paid less than it may cost and answers when chance says
-so, and the loop's way of asking it."""
+"""Helpers for tests of late answers: an oracle with random delays whose cost is below its price, and the
+loop's way of asking it."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from oat.testing import FakeOracle
 from oat.types import Answer, Feedback, Group, Price, Question, Spent
 
 MOST = 1.0
-"""The most that a text may cost."""
+"""The highest cost of one text."""
 
 
 def worth(question: Question) -> list[float]:
@@ -20,8 +20,8 @@ def worth(question: Question) -> list[float]:
 
 
 def cost(question: Question) -> float:
-    """What a question costs: a share of the most of each text that follows from it, and adds up to sums that
-    are rounded."""
+    """Return the cost of a question: for each text a share of `MOST` that depends on the text only. Sums of
+    such costs are rounded."""
     return sum(
         MOST * random.Random(f"{question.messages[0].content} {text}").random()
         for text in question.candidates
@@ -29,12 +29,13 @@ def cost(question: Question) -> float:
 
 
 class Slow(FakeOracle):
-    """Scores, at a cost below its price; each answer comes after so many calls of `collect`, in either order.
+    """An oracle of scores whose cost is below its price. Each answer comes after a number of calls of
+    `collect`, oldest or newest answer first.
 
     Args:
-        delays: draws them; None: every answer is there at once.
-        most: calls that an answer may need.
-        share: of what `cost` says that a question costs, in money.
+        delays: the generator of the delays; None: every answer is there at once.
+        most: a delay is below this number of calls.
+        share: the fraction of `cost` that a question costs in money.
     """
 
     def __init__(self, delays: random.Random | None = None, most: int = 4, share: float = 1.0):
@@ -54,21 +55,20 @@ class Slow(FakeOracle):
 
 @dataclass
 class Played:
-    """What steps saw: what they took, and what the conditions of a run read before each."""
+    """A record of steps: the feedback that each took, and the account of money and questions before each."""
 
     feedback: list[Feedback] = field(default_factory=list)
     spent: list[Spent] = field(default_factory=list)
 
 
 def texts(occurrence: int) -> list[str]:
-    """Of one to three responses, which come again under other prompts; few, so that questions are equal now
-    and then."""
+    """Return one to three short responses. There are few different texts, so some questions are equal."""
     draw = random.Random(occurrence)
     return [draw.choice("abcd") * draw.randrange(1, 4) for _ in range(draw.randrange(1, 4))]
 
 
 def group(occurrence: int) -> Group:
-    """Every fifth record has the prompt of another one."""
+    """Return a group of the record `occurrence`. Every fifth record has the same prompt."""
     made = make_group(occurrence % 5, *texts(occurrence))
     return replace(made, prompt=replace(made.prompt, occurrence=occurrence))
 
@@ -82,11 +82,11 @@ def play(
     size: int | None = None,
     before: Callable[[int], None] = lambda step: None,
 ) -> Played:
-    """The loop: each step asks rounds of `size` questions until it has its own and those ahead, and takes
-    `count`.
+    """Run the loop. Each step asks rounds of `size` questions until it has enough for itself and for the
+    questions ahead, and then takes `count` answers.
 
     Args:
-        before: called with each step.
+        before: called with the number of each step, before it begins.
     """
     found = Played()
     size = size or count

@@ -1,5 +1,5 @@
-"""What the tests of updates share: learner and objective of every algorithm, as `oat train` makes them, and
-answers about given token ids."""
+"""Helpers for tests of updates: the learner and the objective of every algorithm, as `oat train` makes them,
+and answers about given token ids."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,7 +55,7 @@ assert OPTIONS.keys() == ALGORITHMS.keys()
 
 
 def settings_of(algorithm: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Changes to the tiny world's configuration for an algorithm with its options."""
+    """Return changes to the tiny world's configuration that select an algorithm with its options."""
     unread = {"evaluation": None} if algorithm == "reward_model" else {}  # its policy stays as it is
     own = {
         "algorithm": {"name": algorithm, "prompts": 4, **OPTIONS[algorithm]},
@@ -73,7 +73,7 @@ def feedback_of(run: Run, items: Sequence[Item]) -> Feedback:
 
 
 def prepared(run: Run, items: Sequence[Item]) -> Batch:
-    """The batch that the run's algorithm makes of these answers."""
+    """Return the batch that the run's algorithm makes of these answers."""
     return run.objectives[0].prepare(feedback_of(run, items), run.learner.forward, np.random.default_rng(0))
 
 
@@ -86,8 +86,8 @@ def item(
     *,
     is_trained: bool = True,
 ) -> Item:
-    """Responses of these ids to prompt `number`, with their scores, or the comparison that follows from
-    them."""
+    """Return an answered question about responses of these ids to prompt `number`. A comparison follows from
+    the two values."""
     rows = tuple(trajectory(ids, is_trained) for ids in responses)
     group = Group(Prompt(number + 1, number, (Message("user", f"{number}+1="),)), rows)
     kind = run.objectives[0].requires.feedback
@@ -108,7 +108,7 @@ def item(
 
 
 def usual(run: Run) -> list[Item]:
-    """Four prompts with two responses each, of one to five tokens."""
+    """Return four answered questions. Each is about two responses, of one to six tokens."""
     return [
         item(run, number, [range(2, 4 + number), range(9, 12 - number % 3)], (number % 2, 0.5))
         for number in range(4)
@@ -116,7 +116,7 @@ def usual(run: Run) -> list[Item]:
 
 
 def tensors_of(run: Run) -> dict[str, Any]:
-    """What learning moves: weights, moments and counters, copied."""
+    """Return a copy of the state that learning changes: weights, moments and counters."""
     return {
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in run.parts["learner"].state.items()
@@ -124,7 +124,7 @@ def tensors_of(run: Run) -> dict[str, Any]:
 
 
 def is_unmoved(run: Run, before: Mapping[str, Any]) -> bool:
-    """Whether weights, moments and the counts of optimiser steps are bitwise what they were."""
+    """Return True if weights, moments and counts of optimiser steps are bitwise unchanged."""
     now = run.parts["learner"].state
     tensors = {name for name, value in before.items() if isinstance(value, torch.Tensor)}
     return (
@@ -139,8 +139,8 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def trajectory(ids: Sequence[int], is_trained: bool = True) -> Trajectory:
-    """A response of these ids to a prompt of four, with recorded log-probabilities near those of a model that
-    knows nothing."""
+    """Return a response of these ids to a prompt of four tokens. The recorded log-probabilities are close to
+    those of a random model."""
     size, taken = len(ids), np.array(list(ids), dtype=np.int32)
     logps = (-2.8 + 0.2 * np.sin(np.arange(size))).astype(np.float32)
     context = Segment("context", np.array([3, 13, 4, 12], dtype=np.int32))

@@ -1,8 +1,5 @@
-r"""Answers of the kind that the test problems of MATH have (MATH-500), written by hand: each in several ways
-that are one answer, beside wrong ones.
-
-The first of each is how the data set writes such an answer.
-"""
+r"""Answers in the style of the test problems of MATH (MATH-500), written by hand. Each entry has several
+spellings of one answer, and wrong answers. The first spelling is the one that the data set would use."""
 
 from math_structures import MATRICES, RELATIONS, SEVERAL
 

@@ -1,4 +1,4 @@
-"""Answers of MATH that are matrices, relations, or several values; see math_answers.py."""
+"""Answers in the style of MATH that are matrices, relations or several values; see math_answers.py."""
 
 MATRICES = [
     (

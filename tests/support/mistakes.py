@@ -1,4 +1,4 @@
-"""What people do wrong: changes to a sound configuration, by kind, and what is said of each."""
+"""Common mistakes: changes to a valid configuration, by kind, and the words that the message must contain."""
 
 import json
 from collections.abc import Callable
@@ -91,9 +91,9 @@ class Mistake:
 
     Attributes:
         changes: replacements in the text above.
-        said: what the message must have; "@text" is the file and line that begins with the text, "@" the file
-        alone.
-        prepare: makes files beside it.
+        said: words that the message must contain; "@text" stands for the file and the line that begins with
+            the text, "@" for the file.
+        prepare: makes further files beside the configuration.
     """
 
     changes: tuple[tuple[str, str], ...]
@@ -117,12 +117,12 @@ def rewrite(name: str, **changes: object) -> None:
 
 
 def without(name: str) -> Callable[[], None]:
-    """The model without one of its files."""
+    """Return a function that removes one of the model's files."""
     return lambda: Path("model", name).unlink()
 
 
 def records(name: str, **record: object) -> Callable[[], None]:
-    """A data file whose second record is this one."""
+    """Return a function that writes a data file whose second record is `record`."""
     return lambda: write(
         name,
         "".join(

@@ -1,4 +1,4 @@
-"""What people do wrong with models, templates, vocabularies and memory."""
+"""Common mistakes with models, templates, vocabularies and memory."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ LOOP = "{% for m in messages %}BODY{% endfor %}{% if add_generation_prompt %}ass
 
 
 def template(body: str, *said: str) -> Mistake:
-    """A template that an episode of several turns cannot use."""
+    """Return the mistake of a template that an episode of several turns cannot use."""
     loop = LOOP.replace("BODY", body)
     render = ("compute:", "render:\n  template: chat.jinja\ncompute:")
     return wrong(
@@ -46,7 +46,7 @@ def more_tokens() -> None:
 
 
 def more_rows(name: str, rows: int) -> Callable[[], None]:
-    """A model with more rows than it had."""
+    """Return a function that saves the model with `rows` rows in its embedding."""
 
     def resize() -> None:
         model = AutoModelForCausalLM.from_pretrained(name)
@@ -67,7 +67,7 @@ def reference(*tokens: str, hidden: int = 16) -> Callable[[], None]:
 
 
 def adapter(**told: object) -> Callable[[], None]:
-    """An adapter's directory without its weights."""
+    """Return a function that makes an adapter's directory without weights."""
     says = {
         "peft_type": "LORA",
         "r": 2,
@@ -85,13 +85,13 @@ def adapter(**told: object) -> Callable[[], None]:
 
 
 def make_large() -> None:
-    """A model that is small, with room for long responses."""
+    """Make a small model with a long context."""
     make_model(Path("large"))
     rewrite("large/config.json", max_position_embeddings=1024)
 
 
 def make_huge() -> None:
-    """A model of 14 billion parameters, with files of zeros that take no room on the disk."""
+    """Make a model of 14 billion parameters, with sparse files of zeros that take no room on the disk."""
     shutil.copytree("model", "huge")
     config = LlamaConfig(
         vocab_size=18,
@@ -374,4 +374,4 @@ TOO_LARGE = {
 
 
 LONG_SEARCHES = {"more than is free", "long responses", "many responses", "a copy beside a checkpoint"}
-"""Those that work out what would fit from many estimates."""
+"""Mistakes whose message needs a search: many estimates of memory show what would fit."""

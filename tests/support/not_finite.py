@@ -1,4 +1,4 @@
-"""Runs in which numbers are not finite."""
+"""Runs with numbers that are not finite."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ class Poisoned(GRPO):
 def poisoned(
     world: World, folder: Path, steps: Sequence[int], changes: Mapping[str, Any] | None = None
 ) -> Path:
-    """A run of six steps of GRPO, some of which have an advantage that is no number."""
+    """Return the configuration of six steps of GRPO. At the given steps an advantage is not finite."""
     (folder / "poisoned.py").write_text(POISONED.format(steps=list(steps)), encoding="utf-8")
     small = {"stop.max_steps": 6, "evaluation": None, "engine": {"name": "torch", "threads": 1}}
     return world.config(

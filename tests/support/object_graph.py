@@ -1,5 +1,5 @@
-"""What an object holds, all the way down: a fingerprint of every value that could be state, by the path of
-attributes that leads to it."""
+"""A walk over an object and everything that it holds: a fingerprint of every value that could be state, by
+the path of attributes to it."""
 
 import array
 import collections
@@ -47,7 +47,7 @@ _DESCRIPTORS = (
 _MADE_LATER = 1 << 9
 """The flag of types that are not built into the interpreter."""
 _IDS_FROM = 2**32
-"""Whole numbers from here on, as keys, are ids of objects, which differ from process to process."""
+"""A whole number from here on, as a key of a dict, is the id of an object, and differs between processes."""
 
 OPAQUE = {
     "sqlite3.Connection": "its state is the file",
@@ -57,22 +57,27 @@ OPAQUE = {
     "tokenizers.AddedToken": "read from the model's directory and never changed",
     "_abc._abc_data": "which classes are subclasses of which",
 }
-"""Types that cannot be looked into, and why that may be so. Any other makes the walk fail."""
+"""Types whose inside the walk cannot see, each with the reason why this is safe. The walk fails at any other
+such type."""
 
 
 class UnknownTypeError(AssertionError):
-    """An object of a type that cannot be looked into, and that nobody has reviewed."""
+    """The walk met an object of a type that hides its inside and is not in `OPAQUE`."""
 
 
 def fingerprints(root: Any, name: str = "run") -> dict[str, str]:
-    """By path, what stands there: values as they are, tensors and arrays by a hash, generators by their
-    state, what was met before by its first path.
+    """Return the fingerprint of each value, by path:
 
-    Looks into attributes, slots, containers, closures, defaults, partial functions, and the attributes of
-    classes of ours; not into the globals of modules.
+    - a plain value: the value;
+    - a tensor or an array: a hash;
+    - a generator: its state;
+    - an object that was met before: its first path.
+
+    The walk follows attributes, slots, containers, closures, defaults, partial functions, and attributes of
+    the project's classes. It does not follow globals of modules.
 
     Raises:
-        UnknownTypeError: something cannot be looked into.
+        UnknownTypeError: the walk cannot see the inside of an object.
     """
     found: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -101,7 +106,7 @@ def _plain(value: Any) -> str:
 
 
 def _leaf(value: Any) -> str | None:
-    """The fingerprint of a value by itself; None for what is only the sum of its parts."""
+    """Return the fingerprint of a value; None if the value consists of its parts only."""
     match value:
         case torch.Tensor():
             data = value.detach()
@@ -130,7 +135,7 @@ def _leaf(value: Any) -> str | None:
 
 
 def _children(value: Any, path: str, *, is_leaf: bool) -> Iterator[tuple[str, Any]]:
-    """The parts of a value, each with what is added to the path."""
+    """Yield the parts of a value, each after the suffix of its path."""
     if isinstance(value, type):
         if _is_ours(value):
             yield from (
@@ -157,7 +162,8 @@ def _children(value: Any, path: str, *, is_leaf: bool) -> Iterator[tuple[str, An
 
 
 def _of_mapping(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys that are objects go by what they are, and with a number where that says nothing or not enough."""
+    """Yield the values of a mapping. A key that is an object appears as its fingerprint and a number, and as
+    a part of its own."""
     names: collections.Counter[str] = collections.Counter()
     for key, part in mapping.items():
         is_name = isinstance(key, _PLAIN) and not (isinstance(key, int) and key >= _IDS_FROM)
@@ -199,7 +205,8 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[tuple[str, Any]]]], ...] = (
 
 
 def _check(value: Any, path: str) -> None:
-    """Whether a value that is no container has attributes, or is of a type that was reviewed."""
+    """Check that a value that is no container has visible attributes, or that `OPAQUE` has its type;
+    otherwise raise UnknownTypeError."""
     kind = type(value)
     has_attributes = hasattr(value, "__dict__") or any("__slots__" in vars(holder) for holder in kind.__mro__)
     hidden = next(
@@ -213,7 +220,8 @@ def _check(value: Any, path: str) -> None:
 
 
 def _is_compiled(kind: type) -> bool:
-    """Whether a type is written in another language, and may hold what no attribute shows."""
+    """Return True if a type is written in another language, and may thus hold values that no attribute
+    shows."""
     return not kind.__flags__ & _MADE_LATER or any(
         isinstance(part, types.MethodDescriptorType) for part in vars(kind).values()
     )

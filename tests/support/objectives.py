@@ -1,4 +1,4 @@
-"""What the tests of updates share: objectives with their options, and made-up feedback for them."""
+"""Helpers for tests of updates: objectives with their options, and made-up feedback."""
 
 import math
 
@@ -96,7 +96,7 @@ OBJECTIVES = {
 
 
 class Poisoned(DPO):
-    """DPO whose loss, or only its gradient, is not a number."""
+    """DPO with a NaN in its loss or only in its gradient."""
 
     def __init__(self, config: DPOConfig, where: str):
         super().__init__(config)

@@ -1,5 +1,5 @@
-"""A judge behind OpenAI's chat completions, on 127.0.0.1: a real HTTP server (faulty_server.py) whose
-verdicts a test writes."""
+"""A judge with the interface of OpenAI's chat completions, on 127.0.0.1. It is an HTTP server
+(faulty_server.py), and a test chooses its verdicts."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from faulty_server import Asked, FaultyServer, Reply, serving
 
 Says = str | Mapping[str, float]
-"""What the model says: a text, or the probabilities of first tokens."""
+"""The model's output: a text, or the probabilities of first tokens."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Shown:
     """A request to the judge.
 
     Attributes:
-        number: requests before it.
-        body: all of it.
-        material: the JSON object that it is shown.
+        number: number of requests before it.
+        body: the body of the request.
+        material: the JSON object that the judge is shown.
     """
 
     number: int
@@ -31,20 +31,20 @@ class Shown:
 
     @property
     def text(self) -> str:
-        """Every message, joined."""
+        """Return all messages, joined."""
         return "\n".join(message["content"] for message in self.body["messages"])
 
 
 @dataclass
 class Model:
-    """Answers every request; what it took is its words.
+    """A judge model that answers every request. It counts words as tokens.
 
     Attributes:
-        says: of a request what the model says, or a whole reply with a fault.
-        has_logprobs: gives log-probabilities; None refuses a request for them.
-        has_usage: says what a request took.
+        says: maps a request to the model's output, or to a complete reply with a fault.
+        has_logprobs: the reply has log-probabilities; None: a request for them is refused.
+        has_usage: the reply states the tokens of the request.
         shown: every request so far.
-        tokens: prompt and completion tokens of all replies with a verdict.
+        tokens: prompt tokens and completion tokens of each reply with a verdict.
     """
 
     says: Callable[[Shown], Says | Reply]
@@ -78,7 +78,7 @@ class Model:
 def completion(
     probabilities: Mapping[str, float], usage: tuple[int, int] | None = None, *, has_logprobs: bool = True
 ) -> bytes:
-    """The body of a chat completion that says the most probable of some first tokens."""
+    """Return the body of a chat completion whose output is the most probable of some first tokens."""
     alternatives = [
         {"token": token, "logprob": math.log(p), "bytes": list(token.encode())}
         for token, p in probabilities.items()
@@ -105,13 +105,13 @@ def completion(
 
 
 def material(text: str) -> dict[str, Any]:
-    """The first JSON object in a text, and nothing else in it begins one."""
+    """Return the JSON object of the material in a text."""
     found: dict[str, Any] = json.JSONDecoder().raw_decode(text, text.index('{"conversation"'))[0]
     return found
 
 
 def counts(letter: str, sharpness: float = 1.0) -> Callable[[Shown], Says]:
-    """Prefers, or scores, responses by how often they have a letter."""
+    """Return a judge that prefers or scores responses by the number of times that they contain a letter."""
 
     def says(shown: Shown) -> Says:
         found = shown.material
@@ -128,7 +128,7 @@ def counts(letter: str, sharpness: float = 1.0) -> Callable[[Shown], Says]:
 def judging(
     says: Callable[[Shown], Says | Reply], **settings: Any
 ) -> Iterator[tuple[FaultyServer, Model, str]]:
-    """A server that ends with the test, the model behind it, and the URL for `oracle.url`."""
+    """Yield a server, the model behind it, and the URL for `oracle.url`. The server stops at the end."""
     model = Model(says, **settings)
     with serving(model) as server:
         yield server, model, f"{server.url}/v1"

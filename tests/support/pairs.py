@@ -1,5 +1,5 @@
-"""What the tests of losses of pairs share: pairs with made-up log-probabilities, and each loss of two
-responses in plain Python."""
+"""Helpers for tests of losses of pairs: pairs with made-up log-probabilities, and each loss of two responses
+in plain Python."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from oat.learner.reduction import Reduction
 from oat.types import Answer, Batch, Feedback, Item, Mark, Trajectory
 
 WINNER, LOSER = ("abcd", "ab"), ("a", "abcde")
-"""Texts of two pairs, chosen first; a response has one token a character."""
+"""Texts of two pairs: the chosen ones, then the rejected ones. A response has one token per character."""
 
 
 def item(
@@ -43,8 +43,8 @@ def feedback(*items: Item) -> Feedback:
 
 
 def numbers(rows: Sequence[Trajectory], kind: str) -> torch.Tensor:
-    """(K,) made-up log-probabilities or entropies, which depend on the row's length and the token's place
-    only; float64."""
+    """Return (K,) made-up log-probabilities or entropies in float64. They depend only on the row's length and
+    the token's place."""
     low, high = {"policy": (-2.5, -0.1), "reference": (-1.5, -0.5), "entropy": (0.2, 2.0)}[kind]
     parts = [
         low
@@ -87,7 +87,8 @@ def total(algorithm: Any, batch: Batch, found: dict[str, dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Response:
-    """Lists of one number a token; `frozen` are the policy's where a loss takes no gradient of them."""
+    """Numbers of one response, one per token. `frozen` are the policy's log-probabilities in a loss that
+    takes no gradient of them."""
 
     policy: list[float]
     reference: list[float]
@@ -108,7 +109,8 @@ def slow_margin(c: Response, r: Response, over: Callable[[list[float]], float] =
 
 
 def slow_dpo(c: Response, r: Response) -> float:
-    """beta 0.3, smoothing 0.1, length 0.2, lambda 0.7, SFT 0.4, in the order of the specification."""
+    """Return the DPO loss, computed in the order of the specification, with beta 0.3, smoothing 0.1, length
+    0.2, lambda 0.7 and SFT 0.4."""
     h = slow_margin(c, r)
     h += 0.2 / 0.3 * (len(c.policy) - len(r.policy))
     h -= 0.7 * max(0.0, sum(c.reference) - sum(c.policy))
@@ -149,7 +151,7 @@ def log_odds(response: Response) -> float:
 
 
 def slow_exo(q: float, smoothing: float) -> float:
-    """KL of (q, 1 - q) from the smoothed label."""
+    """Return the KL divergence of (q, 1 - q) from the smoothed label."""
     return q * math.log(q / (1 - smoothing)) + (1 - q) * math.log((1 - q) / smoothing)
 
 

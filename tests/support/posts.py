@@ -1,4 +1,4 @@
-"""Oracles whose answers come when a test says so."""
+"""Oracles whose answers come when a test chooses."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from oat.types import Answer, Group, Kind, Question
 
 
 class Clock:
-    """Time that passes only where somebody waits."""
+    """A clock whose time passes only while somebody waits."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -26,11 +26,11 @@ class Clock:
 
 
 class Post(Oracle):
-    """Comparisons by post: each prompt's answer arrives so many seconds after it was asked, the newest
-    letters first; None is never.
+    """An oracle of comparisons with chosen delays in seconds, one per prompt. The newest answers come first.
+    A delay of None means that the answer never comes.
 
     Attributes:
-        asked: occurrences in the order they were submitted, over all restarts that share the list.
+        asked: occurrences of the prompts in the order of submission, over all restarts that share the list.
     """
 
     answers: Kind = "compare"

@@ -1,10 +1,12 @@
-"""A pretended GPU, for machines without one: ordinary memory with a mark, and an error where an operation has
-marked and unmarked tensors.
+"""A simulated GPU for machines without one. It is ordinary memory with a mark, and an operation on marked and
+unmarked tensors is an error.
 
-A marked tensor says that it lives on `cuda:0`. It is made by `.to(...)` and by factories with that device;
-what is computed from it is marked too; only `.cpu()` and `.to("cpu")` lead back. What a real device allows is
-allowed: single numbers, copies, and indices from the CPU. So a run on it shows that every tensor is where it
-must be; of kernels, memory and speed it shows nothing (tests/test_gpu.py does).
+A marked tensor reports the device `cuda:0`. Marked tensors come from `.to(...)`, from factories with that
+device, and from operations on marked tensors. `.cpu()` and `.to("cpu")` remove the mark. As on a real device,
+an operation may also take single numbers, copies, and indices from the CPU.
+
+A run with it shows that every tensor is on the right device. It says nothing about kernels, memory and speed;
+tests/test_gpu.py tests these.
 """
 
 import weakref
@@ -33,8 +35,8 @@ class MixedDevicesError(AssertionError):
 
 
 class _Marks:
-    """Where memory is pretended to be, by its address: on the device (True), or, as tensors without memory
-    tell nothing, unknown (None)."""
+    """The place of each memory address: True on the device, False on the CPU, None unknown. A tensor without
+    memory has an unknown place."""
 
     def __init__(self) -> None:
         self.places: dict[int, bool | None] = {}
@@ -58,7 +60,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class _Move(torch.autograd.Function):
-    """To the device or back; gradients go the other way."""
+    """A copy to the device or back. Its gradient is copied in the opposite direction."""
 
     @staticmethod
     def forward(
@@ -74,7 +76,7 @@ class _Move(torch.autograd.Function):
 
 
 class _Operations(TorchDispatchMode):
-    """Every operation: refuse a mixture, mark what comes out."""
+    """Intercepts every operation: refuses a mixture of places, and marks the result."""
 
     def __init__(self, marks: _Marks):
         super().__init__()
@@ -104,7 +106,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What Python code says about devices."""
+    """Answers Python code that asks a tensor for its device."""
 
     def __init__(self, marks: _Marks):
         super().__init__()
@@ -143,7 +145,7 @@ class _Functions(TorchFunctionMode):
         return moved
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Code that runs in the backward pass is seen as well."""
+        """Run the backward pass in this mode, so that its Python code is intercepted too."""
         with self:
             torch.autograd.graph._engine_run_backward(
                 (loss,),
@@ -158,7 +160,8 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def pretended_gpu() -> Iterator[_Operations]:
-    """Within it `compute.profile: gpu` has its device; gives what counted the operations on it."""
+    """Let `compute.profile: gpu` use the simulated device within the context. Yields the counter of
+    operations on it."""
     import oat.build.models
 
     device_of = oat.build.models.device_of

@@ -1,4 +1,4 @@
-"""Questions and how functions are asked them."""
+"""Helpers that make questions and ask them of an oracle."""
 
 from oat.types import Key, Message, Question
 

@@ -10,5 +10,5 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def files() -> dict[str, str]:
-    """The README's files by name: a code block under `<!-- file: NAME -->`."""
+    """Return the README's files by name. Each is a code block under `<!-- file: NAME -->`."""
     return dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", README, flags=re.DOTALL))

@@ -1,4 +1,4 @@
-"""A real reward server in processes of its own, for tests; it ends with them."""
+"""A real reward server in processes of its own. It stops at the end of the test."""
 
 import http.client
 import os
@@ -26,7 +26,7 @@ TOKEN = "sesame-4711-sesame"
 
 
 def save_tiny_reward_model(folder: Path, *, is_chat: bool = True) -> str:
-    """A random reward model that reads 512 characters."""
+    """Save a random reward model with a context of 512 characters, and return its path."""
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE if is_chat else None
     return save_reward_model(folder, build_config("llama", context=512), tokenizer)
@@ -37,9 +37,9 @@ class Served:
     """A server that is ready.
 
     Attributes:
-        process: of its front.
-        said: its lines so far.
-        log: what it says on stderr.
+        process: the front process.
+        said: the lines of its output so far.
+        log: the file with its error output.
     """
 
     url: str
@@ -49,7 +49,7 @@ class Served:
 
     @property
     def session(self) -> dict[int, str]:
-        """The other processes of the server with their command lines, by id."""
+        """Return the other processes of the server: command lines by process id."""
         found = {}
         for place in Path("/proc").glob("[0-9]*"):
             try:
@@ -67,7 +67,7 @@ class Served:
 
     @property
     def workers(self) -> list[int]:
-        """The processes that hold the model."""
+        """Return the ids of the processes that hold the model."""
         return [
             pid
             for pid, command in self.session.items()
@@ -82,11 +82,11 @@ def served(
     log: Path | None = None,
     port: int = 0,
 ) -> Iterator[Served]:
-    """A server, once it is ready.
+    """Start a server, and yield it when it is ready.
 
     Args:
-        log: gets what it says on stderr.
-        port: 0 takes a free one.
+        log: the file for its error output.
+        port: 0 selects a free port.
     """
     errors = log.open("wb") if log else None
     words = [sys.executable, "-m", *command, *arguments, "--port", str(port)]
@@ -145,7 +145,7 @@ def feedback(
 
 
 def scores(model: str, *pairs: tuple[str, str]) -> list[float]:
-    """By the model, without a server."""
+    """Return the model's scores, computed without a server."""
     scorer = Scorer(model)
     found = scorer.score([scorer.encode((Message("user", prompt),), response) for prompt, response in pairs])
     return [value for value in found if value is not None]

@@ -1,4 +1,4 @@
-"""The calls of a save, in their order."""
+"""The operations of a save, in their order."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from oat.rundir.checkpoints import Checkpoints
 
 
 class Recorder:
-    """What a save asks of the operating system, in order; for a forked child only, since an audit hook
-    stays."""
+    """Records the operations of a save in their order. For a forked child only, since an audit hook cannot be
+    removed."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -64,14 +64,15 @@ SAVED = [
     "read tensors.safetensors",
     "read state.json",
 ]
-"""Up to the end of the verification; what was left of an earlier attempt goes first."""
+"""The operations up to the end of the verification. The first one removes the remains of an earlier
+attempt."""
 
 
 def recorded_save(folder: str, verifies: str, events: str) -> int:
-    """Save step 6, and write what was asked of the operating system to a file.
+    """Save step 6, and write the list of its operations to a file.
 
     Args:
-        verifies: "" to damage the checkpoint once it is published.
+        verifies: "" damages the checkpoint after it is published.
     """
     recorder, point = Recorder(), Checkpoints._point
 

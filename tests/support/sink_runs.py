@@ -1,4 +1,4 @@
-"""Runs with a sink of a user's."""
+"""Runs with a sink of a user's own."""
 
 from collections.abc import Mapping
 from pathlib import Path

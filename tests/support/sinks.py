@@ -1,4 +1,4 @@
-"""A sink of a user's that writes down what it gets, and fails in a way and at a moment of one's choice."""
+"""A user's own sink that writes down its rows, and fails in a chosen way at a chosen moment."""
 
 import json
 import os
@@ -9,9 +9,12 @@ import time
 
 
 class Rows:
-    """Args:
-    file: in the run directory, to which what it gets is appended. fails: how: raises, exits, dies, is killed,
-    hangs, or hangs deaf (whatever it is told); "" where it does not. at: open, close, or the step of a row.
+    """A sink that appends its rows to a file and may fail.
+
+    Args:
+        file: the file's path in the run directory.
+        fails: raises, exits, dies, is killed, hangs, or hangs deaf (it ignores signals); "" does not fail.
+        at: open, close, or the step of a row.
     """
 
     def __init__(self, file="rows.jsonl", fails="", at=""):

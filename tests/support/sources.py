@@ -1,4 +1,4 @@
-"""Files of records, as tests write and read them."""
+"""Helpers that write and read files of records."""
 
 import json
 

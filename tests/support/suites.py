@@ -1,7 +1,8 @@
-"""The tests that `make test` runs, and those left to `make test-slow`; `suites_page.py` writes down why.
+"""The markers that select tests for `make test` and for `make test-slow`; `suites_page.py` writes their
+reasons into a page.
 
-`@pytest.mark.slow(instead="...", seconds=...)` leaves a test out of `make test`; `@pytest.mark.sample(...)`
-leaves some of its cases out. `seconds` are what they took, of one core that others used too.
+`@pytest.mark.slow(instead="...", seconds=...)` leaves a test out of `make test`. `@pytest.mark.sample(...)`
+leaves some of its cases out. `seconds` is the measured time on one core, which other processes used too.
 """
 
 from collections.abc import Iterable
@@ -11,10 +12,10 @@ import pytest
 
 
 def mark_slow(items: Iterable[pytest.Item], *, are_whole: bool) -> None:
-    """Mark as slow what only `make faults` runs, and the cases that a sample leaves out.
+    """Mark as slow the tests that only `make faults` runs, and the cases that a sample leaves out.
 
     Args:
-        are_whole: whether all cases of each test are among the items.
+        are_whole: the items have all cases of each test.
 
     Raises:
         pytest.UsageError: a sample names a case that its test does not have.

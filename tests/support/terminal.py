@@ -1,4 +1,4 @@
-"""A command in a pretended terminal, and what people see there."""
+"""A command in a simulated terminal, and the lines that the terminal shows."""
 
 import os
 import pty
@@ -17,14 +17,14 @@ CONTROL = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 
 @dataclass(frozen=True)
 class Seen:
-    """What a terminal got.
+    """The output of a command in a terminal.
 
     Attributes:
-        code: of the command.
-        raw: everything that was written to it.
-        lines: what stands in it at the end, as a terminal shows it.
+        code: the command's exit code.
+        raw: everything that was written to the terminal.
+        lines: the lines that the terminal shows at the end.
         cursor: the codes that hid or showed the cursor.
-        is_whole: whether the terminal's settings are those of before.
+        is_whole: the terminal's settings are the same as before the command.
     """
 
     code: int
@@ -35,7 +35,7 @@ class Seen:
 
 
 def in_a_terminal(action: Callable[[], int]) -> Seen:
-    """Run something in a child whose output is a terminal of 100 columns."""
+    """Run `action` in a child whose output is a terminal of 100 columns."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (40, 100))
     before, parts = termios.tcgetattr(slave), list[bytes]()
@@ -61,8 +61,8 @@ def in_a_terminal(action: Callable[[], int]) -> Seen:
 
 
 def screen(raw: str) -> list[str]:
-    """The lines that a terminal shows after it was written to; it knows what rich uses: colours, erasing a
-    line, moving up."""
+    """Return the lines that a terminal shows after `raw` was written. Only rich's codes are handled: colours,
+    erasing a line, moving up."""
     lines = [""]
     row = 0
     column = 0

@@ -1,5 +1,5 @@
-"""What the tests of the engine and of the model loading share: tiny random models on disk, and sampling done
-slowly, in plain Python."""
+"""Helpers for tests of the engine and of model loading: tiny random models on disk, and a slow sampling
+distribution in plain Python."""
 
 import math
 from pathlib import Path
@@ -42,7 +42,7 @@ def build_config(family: str, vocab_rows: int = VOCAB_ROWS, layers: int = 2, con
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character; decoding joins them."""
+    """Return a tokenizer with one token per character; decoding joins the characters."""
     tokenizer = Tokenizer(
         models.WordLevel({character: index for index, character in enumerate(CHARACTERS)}, unk_token="?")
     )
@@ -52,7 +52,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_model(directory: Path, config, scale: float = 5.0) -> str:
-    """A random model with its tokenizer; matrices are scaled up, so that no distribution is flat."""
+    """Save a random model with its tokenizer, and return its path. Matrices are scaled up, so that no
+    distribution is flat."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         module = AutoModelForCausalLM.from_config(config)
@@ -73,8 +74,8 @@ def save_reward_model(
     labels: int = 1,
     scale: float = 3.0,
 ) -> str:
-    """A random sequence-classification model with its tokenizer; matrices are scaled up, so that scores
-    differ."""
+    """Save a random sequence-classification model with its tokenizer, and return its path. Matrices are
+    scaled up, so that scores differ."""
     config.num_labels = labels
     with torch.random.fork_rng():
         torch.manual_seed(11)
@@ -89,7 +90,8 @@ def save_reward_model(
 
 
 def slow_distribution(logits: list[float], sampling: Sampling) -> dict[int, float]:
-    """The ids that can be drawn and their log-probabilities, ascending by id, by sorting lists."""
+    """Return the log-probabilities of the ids that can be drawn, in ascending order of ids. They are computed
+    by sorting lists."""
     ranked = sorted(
         (token for token in range(len(logits)) if logits[token] > -math.inf),
         key=lambda token: (-logits[token], token),
@@ -116,10 +118,10 @@ def slow_distribution(logits: list[float], sampling: Sampling) -> dict[int, floa
 
 
 def save_llama(path: Path, *, vocab_size: int, hidden: int, inner: int, spread: float) -> Path:
-    """Save a Llama of two layers, the same at every call.
+    """Save a Llama of two layers with the same weights at every call.
 
     Args:
-        spread: standard deviation of the weights; 0.1 is as large as in real models, so rounding is not
+        spread: standard deviation of the weights. 0.1 is typical of real models, so rounding is not
             amplified.
     """
     torch.manual_seed(3)

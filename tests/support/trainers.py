@@ -1,4 +1,4 @@
-"""Trainers of the Python API, and the same as a configuration."""
+"""Trainers of the Python API, and configurations of the same runs."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def letters(prompts: Sequence[str], completions: Sequence[str], **columns: Any) 
 
 
 def lines(world: World, run_dir: Path, **changes: Any) -> dict[str, Any]:
-    """What the tests' configuration says, for a run of four steps."""
+    """Return the values of the tests' configuration, for a run of four steps."""
     tree = world.tree("grpo", run_dir) | {"oracle": letters, "engine": {"threads": 1}}
     return tree | changes
 

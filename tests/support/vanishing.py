@@ -1,4 +1,4 @@
-"""What may become of a run directory while a run works with it."""
+"""Changes to a run directory while a run works with it."""
 
 import shutil
 from pathlib import Path
@@ -15,6 +15,6 @@ def removed(run_dir: Path) -> None:
 
 
 def replaced(run_dir: Path) -> None:
-    """By a copy that says the same."""
+    """Move the directory away, and put a copy with the same content in its place."""
     moved(run_dir)
     shutil.copytree(run_dir.with_name("moved"), run_dir)

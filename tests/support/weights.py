@@ -1,4 +1,4 @@
-"""What the tests of weights that are handed on share."""
+"""Helpers for tests of the transfer of weights."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from oat.engines.torch import TorchEngine
 
 
 class Source:
-    """What Weights reads of a learner."""
+    """The part of a learner that `Weights` uses."""
 
     def __init__(self, lm: Any):
         self.lm = lm

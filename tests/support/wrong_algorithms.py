@@ -1,4 +1,4 @@
-"""Algorithms, each of which breaks the protocol of `Objective` in one way."""
+"""Algorithms that break the protocol of `Objective`, each in one way."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from oat.types import Batch, Loss, Plan, Requires
 
 
 class Broken(GRPO):
-    """GRPO, but for what subclasses do."""
+    """GRPO; subclasses add a fault."""
 
     def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
         return self.spoilt(super().prepare(feedback, forward, generator))
@@ -83,7 +83,7 @@ class InFeedback(Broken):
 
 
 class Hopeful(Broken):
-    """Fails where nothing was answered."""
+    """Fails if no question was answered."""
 
     def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
         best = max(
@@ -128,14 +128,14 @@ class Flat(BrokenLoss):
 
 
 class Centred(BrokenLoss):
-    """Each term also depends on all the others of the forward pass."""
+    """Each term depends on all other terms of the forward pass."""
 
     def terms(self, terms_K: torch.Tensor, outputs: Outputs, view: View) -> torch.Tensor:
         return terms_K * (1.0 + outputs["policy"]["sampled"].mean())
 
 
 class Whitened(GRPO):
-    """Normalises over the forward pass what belongs into `prepare`."""
+    """Normalises over the rows of a forward pass, instead of in `prepare`."""
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         advantages_N = view["advantages_N"] / (view["advantages_N"].abs().mean() + 1e-6)
@@ -233,7 +233,7 @@ class Judged(GRPO):
 
 
 class Scaled(GRPO):
-    """Remembers the largest reward; subclasses forget to save it, or to load it."""
+    """Keeps the largest reward. Subclasses omit it when they save or load."""
 
     def __init__(self, config: GRPOConfig):
         super().__init__(config)
@@ -263,7 +263,7 @@ class Loaded(Saved):
 
 
 class Left(GRPO):
-    """Its loss reads what `prepare` left in it."""
+    """The loss reads an attribute that `prepare` sets."""
 
     def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
         self.largest = max(abs(value) for item in feedback.items for value in item.answer.values)
@@ -275,7 +275,7 @@ class Left(GRPO):
 
 
 class LeftBehind(Left):
-    """Its loss has something to read before, too."""
+    """The attribute that the loss reads also has a value before the first `prepare`."""
 
     largest = 1.0
 
