@@ -1,5 +1,5 @@
-"""AOT: sorted differences over a whole step, against sorting inside the loss; whom a pair is compared with
-does not depend on any batch size."""
+"""AOT: sorted differences over a whole step, compared with a loss that sorts. The partner of a pair does not
+depend on any batch size."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def sums(batch: Batch, values_K: torch.Tensor) -> torch.Tensor:
 
 
 def sorted_loss(batch: Batch, raw: torch.Tensor, form: str) -> torch.Tensor:
-    """The paper's, with the sorting in it; of the rows in any order."""
+    """Return the paper's loss, which sorts inside the loss. The rows may be in any order."""
     row_of = {
         (row.text, group): n for n, (row, group) in enumerate(zip(batch.rows, batch.group_of_N, strict=True))
     }
@@ -66,8 +66,8 @@ def test_loss_and_gradient_are_those_of_sorting_in_the_loss(form: str) -> None:
 
 
 def test_ranks_by_hand() -> None:
-    """One token each. Margins 1, 3, 2 of the policy and 5, 4, 6 of the reference: 1 meets 4, 3 meets 6, 2
-    meets 5."""
+    """Each response has one token. The policy's margins are 1, 3, 2 and the reference's 5, 4, 6. So 1 is
+    matched with 4, 3 with 6, and 2 with 5."""
     policy, reference = [-1.0, -2.0, -1.0, -4.0, -1.0, -3.0], [-1.0, -6.0, -1.0, -5.0, -1.0, -7.0]
 
     def given(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:

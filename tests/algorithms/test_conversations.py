@@ -1,5 +1,5 @@
-"""Supervised learning of conversations: which tokens of a file of `messages` are learned, and how they lie in
-the passes of an update."""
+"""Supervised learning of conversations: which tokens of a file of `messages` are learned, and how
+conversations are packed into passes."""
 
 import json
 from itertools import pairwise
@@ -28,11 +28,12 @@ EXTENDS = """{% for message in messages %}{{ 'a' if message.role == 'user' else 
 REWRITES = EXTENDS.replace(
     "message.content }}", "message.content if loop.last else message.content.replace('=', '') }}"
 )
-"""What was said before loses a character."""
+"""A template that removes a character from earlier messages."""
 
 
 def said(*texts: str, **fields: Any) -> list[dict[str, Any]]:
-    """Turn by turn, the user first; further fields are of the assistant's first message."""
+    """Return alternating messages, the user first. `fields` are further fields of the assistant's first
+    message."""
     messages: list[dict[str, Any]] = [
         {"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)
     ]
@@ -40,7 +41,7 @@ def said(*texts: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def recorded(world: World, tmp_path: Path, *records: dict[str, Any]) -> tuple[Renderer, list[Trajectory]]:
-    """What `sft` gets of a file of records."""
+    """Return the renderer, and the trajectories that `sft` gets from a file of records."""
     template = tmp_path / "chat.jinja"
     template.write_text(EXTENDS, encoding="utf-8")
     renderer = Renderer(load_tokenizer(str(world.folder / "model")), template=str(template))
@@ -116,8 +117,8 @@ def config(
 def test_a_template_that_rewrites_history_is_refused_where_that_changes_a_turn(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check and train say the same of the first such record; what it keeps is learned, and so is a last
-    message alone."""
+    """`oat check` and `oat train` name the first record whose turn the template changes. Unchanged turns are
+    learned, and so is a last message alone."""
     same, other = {"messages": said("1+1", "2", "+3", "5=")}, {"messages": said("1+9", "1=0", "+3", "13")}
     file = config(world, tmp_path, REWRITES, [same, other] * 2)
     for command in ("check", "train"):
@@ -142,8 +143,8 @@ def test_a_template_that_rewrites_history_is_refused_where_that_changes_a_turn(
 
 @pytest.mark.inventory(14)
 def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End to end without padding, each from position 0, and as many in a pass as `micro_batch_tokens` has
-    room for."""
+    """Conversations follow each other without padding, each from position 0. A pass holds as many of them as
+    `micro_batch_tokens` allows."""
     passes: list[tuple[list[int], int]] = []
     hidden = CausalLM.hidden
 
@@ -183,8 +184,8 @@ def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.inventory(14)
 def test_neighbours_in_a_pass_are_invisible(world: World, tmp_path: Path) -> None:
-    """Log-probabilities are those of each row alone; no gradient reaches a token that only the neighbour has,
-    not even a rounding error."""
+    """Log-probabilities equal those of each row alone. A token that only the neighbour has gets a gradient of
+    exactly zero."""
     renderer, (one, other) = recorded(
         world, tmp_path, {"messages": said("1+1", "2", "+3", "5")}, {"messages": said("7", "8", "9", "6")}
     )

@@ -1,5 +1,5 @@
-"""The direct losses as algorithms: pairs from feedback, one term a pair, against plain Python on the numbers
-of each token."""
+"""The direct losses as algorithms: pairs made from feedback, and one term per pair, compared with plain
+Python on the numbers of each token."""
 
 import math
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def slow_total(
     entropy: Sequence[float],
     frozen: Sequence[float],
 ) -> float:
-    """The mean over two pairs, from lists of one number a token."""
+    """Return the mean loss over two pairs, from lists with one number per token."""
     ends = np.flatnonzero(np.diff(view.row_of_K)) + 1
     columns = [np.split(np.array(column), ends) for column in (policy, reference, entropy, frozen)]
     responses = [Response(*(column[row].tolist() for column in columns)) for row in range(4)]
@@ -50,7 +50,8 @@ def slow_total(
 @pytest.mark.inventory(3, 4, 5, 6, 7, 8, 9, 10, 11)
 @pytest.mark.parametrize("name", SLOW)
 def test_loss_and_gradient_are_those_of_plain_python(name: str) -> None:
-    """The gradient by central differences, in float64. Of the entropy there is none: see `bnf_scores`."""
+    """The gradient is compared with central differences, in float64. The entropy gets no gradient: see
+    `bnf_scores`."""
     algorithm, _ = SLOW[name]
     batch, view, found = prepared(
         algorithm, item(0, WINNER), item(1, LOSER[::-1], label=1), item(2, ("abc", "abc"), None, "tie")
@@ -104,8 +105,8 @@ def test_a_term_does_not_depend_on_other_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_descent_raises_chosen_and_lowers_rejected_tokens(name: str) -> None:
-    """Of one token each, where policy and reference agree. There `apo_down` leaves the chosen one where it
-    is."""
+    """Responses have one token, and policy and reference agree. There, `apo_down` does not change the chosen
+    token."""
     algorithm, _ = SLOW[name]
     batch, view, _ = prepared(algorithm, item(0, ("a", "b")))
     raw = (
@@ -190,8 +191,8 @@ def test_reported_rewards(name: str) -> None:
 
 
 def test_the_gap_to_the_reference_by_hand() -> None:
-    """A response of four tokens that all rise by 1/2 nat, and one of two that fall by 1/4 and 3/4: 3 nats
-    over 6 tokens, and not 1 over 6."""
+    """In one response four tokens rise by 1/2 nat each; in the other, two tokens fall by 1/4 and 3/4. The
+    mean gap is 1 nat over 6 tokens: 2 - 1 = 1, in absolute values 3, so 1/2."""
     algorithm = objective(DPO)
     _, view, _ = prepared(algorithm, item(0, WINNER), item(1, LOSER, None, "tie"))
     raw = view["reference_logps_K"] + torch.tensor([0.5, 0.5, 0.5, 0.5, -0.25, -0.75])
@@ -291,8 +292,8 @@ def test_names() -> None:
 
 
 def test_rewards_that_pairs_are_made_of_are_reported() -> None:
-    """Means over the candidates that have a score, whether their pair has a winner or not; nothing where
-    pairs were compared as such."""
+    """The metrics are means over the candidates that have a score, with or without a winner of their pair.
+    They are absent if an oracle compared the pairs."""
     items = [
         item(0, WINNER, scores=(3.0, 1.0)),
         item(1, LOSER, None, "tie", scores=(2.0, 2.0)),

@@ -1,5 +1,5 @@
-"""The ensemble's optimiser and the fading of its prior, against the sources (SEA, arXiv:2411.01493; EE4LLM,
-arXiv:2402.00396)."""
+"""The ensemble's optimiser and the fading of its prior, compared with the sources (SEA, arXiv:2411.01493;
+EE4LLM, arXiv:2402.00396)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ CONFIG = EnsembleConfig(members=MEMBERS, hidden=8, batch=2, steps=1, buffer=3, p
 def pairs(
     count: int, *, label: int | None = 0, oracle: str = "judge", queries: int = 2, step: int = 1
 ) -> list[Item]:
-    """Compared pairs with features; what they cost is apart from what they say."""
+    """Return compared pairs with features. Their price does not depend on their label."""
     groups, items = [make_group(number, "a", "b") for number in range(count)], []
     for group, question in zip(groups, make_questions(groups, "compare", step, oracle=oracle), strict=True):
         features = (
@@ -63,7 +63,8 @@ def no_model(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[st
 
 
 def strength(objective: EnsembleLearning, items: list[Item], queries: int) -> float:
-    """The coefficient of the prior in a step that takes these, when so many queries have been paid."""
+    """Return the coefficient of the prior in a step that takes these items, after so many queries were
+    paid."""
     batch = objective.prepare(Feedback(1, tuple(items), queries), no_model, np.random.default_rng(0))
     outputs = {ENSEMBLE: {"rewards": torch.zeros(batch.size, MEMBERS), "prior": torch.tensor(1.0)}}
     return objective.losses(outputs, view_of(batch))["loss/prior"].coef
@@ -80,7 +81,8 @@ def test_the_prior_fades_with_labelled_pairs_and_not_with_what_they_cost(queries
 
 
 def test_it_learns_by_the_adam_of_the_sources() -> None:
-    """With gradients far above what the policy's are clipped to, and a decay that biases feel."""
+    """Gradients are far above the clipping bound of the policy, and the weight decay is large enough to
+    change biases."""
     config = replace(CONFIG, learning_rate=1e-2, weight_decay=0.3)
     learner, plain = small(config, weights=20.0), small(config, weights=20.0).models[ENSEMBLE].module
     objective = EnsembleLearning(config)

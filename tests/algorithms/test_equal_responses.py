@@ -1,5 +1,5 @@
-"""Which responses are equal: recorded ones and whole episodes are told apart by their tokens, samples for an
-oracle that reads by their text."""
+"""Which responses are equal: recorded responses and episodes are compared by their tokens. Samples are
+compared by their text if the oracle reads text."""
 
 import json
 import warnings
@@ -49,7 +49,7 @@ PAIRS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 
 @pytest.fixture
 def trained(world: World, tmp_path: Path) -> Callable[..., tuple[Path, oat.Trainer]]:
-    """Trains DPO for two steps, and gives the run's directory."""
+    """Return a function that trains DPO for two steps and returns the run directory."""
 
     def train(prompts: Any, oracle: Any, **sampling: Any) -> tuple[Path, oat.Trainer]:
         (tmp_path / "chat.jinja").write_text(TEMPLATE)
@@ -88,7 +88,7 @@ def test_recorded_pairs_that_differ_anywhere_are_learned_from(
 
 
 class FirstTurnCounts:
-    """Pays for the first response of two."""
+    """An environment that rewards the first response of two."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> dict[str, Any]:
         return {"turns": 0}
@@ -133,7 +133,7 @@ def exported(run: Path, out: Path, layout: str = "preference") -> list[dict[str,
 def test_recorded_responses_are_exported_whole(
     trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path
 ) -> None:
-    """They are the data again, which train again."""
+    """The exported records are the data again, and a run can train on them."""
     records = [
         {"prompt": [asked(f"{number}+1=")], "chosen": c, "rejected": r}
         for number, (c, r) in enumerate(PAIRS.values())
@@ -196,7 +196,7 @@ def test_parquet_holds_what_was_given_or_nothing(tmp_path: Path, calls: list[Any
 
 
 class SometimesTwice(FirstTurnCounts):
-    """Asks again only where the first response is a digit."""
+    """Asks again only if the first response is a digit."""
 
     def step(self, state: dict[str, Any], response: str) -> Turn:
         turn = super().step(state, response)

@@ -1,4 +1,4 @@
-"""GRPO and Dr. GRPO as algorithms: which samples count, and how their tokens are weighed."""
+"""GRPO and Dr. GRPO as algorithms: which samples count, and the weights of their tokens."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TEXTS = ("a", "abcd", "ab")
 
 
 def feedback(*scores: tuple[float, ...], missing: Mark | None = None) -> Feedback:
-    """One group a tuple; `missing` is the mark of the last score of all."""
+    """Return feedback with one group per tuple of scores. `missing` is the mark of the last score."""
     items = []
     for number, values in enumerate(scores):
         group = make_group(number, *TEXTS[: len(values)])
@@ -49,10 +49,12 @@ def total(algorithm: Any, batch: Batch, logps_K: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_coefficient_of_the_kl_adapts_before_the_step_learns() -> None:
-    """The reference's log-probabilities are lower than the recorded raw ones by log 2, so each token has k3 =
-    log 2 - 1/2 = 0.1931 nats. Against a target of 0.18 that is an error of 0.0730; of 3 responses over a
-    horizon of 6 the coefficient of 0.4 becomes 0.4146. A second step, of a divergence that is far off, is
-    clipped."""
+    """The reference's log-probabilities are below the recorded raw ones by log 2, so k3 is log 2 - 1/2 =
+    0.1931 nats per token. With a target of 0.18 the error is 0.0730. After 3 responses, with a horizon of 6,
+    the coefficient rises from 0.4 to 0.4146.
+
+    In the second step the divergence is far from the target, and the error is clipped.
+    """
     made, seen = (
         GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18, kl_horizon=6)),
         list[str](),
@@ -134,7 +136,8 @@ def test_gradient_of_a_fresh_sample_by_hand() -> None:
 
 
 def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> None:
-    """Not so GRPO: it divides by the response's length, and by the spread of the group's rewards."""
+    """GRPO weighs tokens differently: it divides by the response's length and by the standard deviation of
+    the group's rewards."""
     close, far = (1.0, 1.5), (1.0, 9.0)
     for algorithm in (
         DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4)),
@@ -150,8 +153,8 @@ def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> 
 
 
 def test_the_kl_term_is_reduced_as_the_rest() -> None:
-    """k3 of d = -1.5 - -0.5 = -1 is e^1 - 1 - 1, its slope 1 - e^1; over 7 tokens, of 3 sequences of at most
-    10 tokens."""
+    """With d = -1.5 - -0.5 = -1, k3 is e^1 - 1 - 1 and its slope is 1 - e^1. There are 7 tokens in 3
+    sequences of at most 10 tokens."""
 
     def both(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         return {want: torch.full((7,), -1.5 if model == "policy" else -0.5) for want in wants}

@@ -1,4 +1,5 @@
-"""Adaptive KL in whole runs: it comes to its target, and a killed run adapts as the unbroken one."""
+"""Adaptive KL in whole runs: the divergence reaches its target, and a killed run adapts like the unbroken
+run."""
 
 import json
 import signal
@@ -48,7 +49,7 @@ def test_a_killed_run_has_the_coefficient_of_the_unbroken_one(world: World, tmp_
 
 
 def test_over_the_wire_the_learner_gets_the_coefficient_with_the_batch(world: World, tmp_path: Path) -> None:
-    """There the objective that has the losses is not the one that adapts."""
+    """Over the wire, the learner's objective is a copy of the one that adapts the coefficient."""
     config = world.config("grpo", tmp_path, {**ADAPTS, "algorithm.kl_target": 1e-3})
     for name, flags in (("plain", ()), ("wire", ("--compute.serialise", "true"))):
         assert oat("train", config, "--run_dir", tmp_path / name, *flags) == 0
@@ -61,8 +62,8 @@ def test_over_the_wire_the_learner_gets_the_coefficient_with_the_batch(world: Wo
     seconds=5.9,
 )
 def test_it_comes_to_its_target(world: World, tmp_path: Path) -> None:
-    """A fixed coefficient lets the policy go far beyond the target; adapted from the same start it holds it
-    near."""
+    """With a fixed coefficient the divergence goes far above the target. With an adapted coefficient of the
+    same initial value it stays near the target."""
 
     def last(name: str, *flags: str) -> tuple[float, float]:
         flags = ("--run_dir", str(tmp_path / name), "--stop.max_steps", "40", *flags)

@@ -1,5 +1,5 @@
-"""KTO: who is desirable, the baseline from responses to other prompts, the loss, and what TRL's formats make
-of it."""
+"""KTO: desirable responses, the baseline from responses to other prompts, the loss, and the data formats of
+TRL."""
 
 import json
 import math
@@ -27,7 +27,8 @@ def item(
     prompt: int | None = None,
     length: int = 1,
 ) -> Item:
-    """Scored samples of a prompt whose ids are its number, so many times."""
+    """Return scored samples of a prompt of `length` tokens, all with the id `number`, or `prompt` if
+    given."""
     group = make_group(number, *(text for text, _ in samples))
     context = Segment("context", np.full(length, number if prompt is None else prompt, dtype=np.int32))
     group = replace(
@@ -42,7 +43,8 @@ def item(
 
 
 def numbers(model: str, rows: Sequence[Trajectory]) -> torch.Tensor:
-    """(K,) made up from the prompt, the response's length and the token's place; float64."""
+    """Return (K,) made-up numbers in float64 that depend on the prompt, the response's length and the token's
+    place."""
     low = {"policy": 0.1, "reference": 0.7}[model]
     parts = [
         low * (1 + row.ids[0]) + np.sin(len(row.completion) * np.arange(1, row.trained.sum() + 1))
@@ -72,7 +74,8 @@ ITEMS = item(1, [("abcd", 1.0), ("ab", 0.0)]), item(2, [("a", 0.25), ("abc", 0.5
 
 
 def test_who_is_desirable() -> None:
-    """A score that reaches the threshold; a missing score and an empty response are left out."""
+    """A response is desirable if its score reaches the threshold. A missing score and an empty response are
+    left out."""
     _, batch = prepared(*ITEMS, item(3, [("ab", 1.0), ("", 1.0), ("abc", 1.0)], ("ok", "ok", "abstain")))
     assert [row.text for row in batch.rows] == ["abcd", "ab", "a", "abc", "ab"]
     assert batch.columns["is_desirable_U"].tolist() == [True, False, False, True, True]
@@ -83,8 +86,8 @@ def test_who_is_desirable() -> None:
 
 
 def test_the_baseline_by_hand() -> None:
-    """Response i + 2 behind prompt i, the responses of a token: the mean of ln 4, ln 2, -ln 2 and ln 2, that
-    is ln(4 * 2) / 4."""
+    """Response i + 2 follows prompt i, and responses have one token. The log-ratios are ln 4, ln 2, -ln 2 and
+    ln 2, so the baseline is ln(4 * 2) / 4."""
     ratios = {(1, "c"): math.log(4), (1, "d"): math.log(2), (2, "a"): -math.log(2), (2, "b"): math.log(2)}
 
     def given(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
@@ -111,8 +114,8 @@ def test_the_baseline_by_hand() -> None:
 
 
 def test_the_divergence_is_of_what_the_sampler_drew_in_this_step() -> None:
-    """By hand, log-ratios of ln 2 and -ln 2 at its two tokens: k3 is 1/2 - 1 + ln 2 and 2 - 1 - ln 2, of mean
-    1/4. The gap is over all tokens."""
+    """The log-ratios at the two sampled tokens are ln 2 and -ln 2. So k3 is 1/2 - 1 + ln 2 and 2 - 1 - ln 2,
+    with mean 1/4. The reference gap is over all tokens."""
     recorded, older = item(2, [("a", 0.0)]), item(3, [("b", 1.0)])
     recorded = replace(
         recorded,
@@ -154,7 +157,8 @@ def test_responses_to_other_prompts() -> None:
 
 
 def test_what_has_no_room_or_is_no_other_prompt_is_left_out() -> None:
-    """A sequence longer than any of the step's own; a prompt that comes twice; a step of one prompt."""
+    """These are left out: a mismatched sequence that is longer than every sequence of the step, a prompt that
+    occurs twice, and a step with one prompt."""
     long_prompt, long_response = item(1, [("ab", 0.0)], length=9), item(2, [("abcdefghi", 0.0)], length=1)
     assert [
         len(row.ids)
@@ -169,7 +173,7 @@ def test_what_has_no_room_or_is_no_other_prompt_is_left_out() -> None:
 def slow(
     batch: Batch, policy: Sequence[float], reference: Sequence[float], baseline: float, labels: Sequence[bool]
 ) -> float:
-    """beta 0.3, weights 2 and 0.5, from lists of one number a token."""
+    """Return the loss with beta 0.3 and weights 2 and 0.5, from lists with one number per token."""
     ends = np.cumsum([int(row.trained.sum()) for row in batch.rows])[:-1]
     terms = []
     for p, q, is_desirable in zip(
@@ -245,7 +249,8 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_trl(world: World, tmp_path: Path, name: str) -> None:
-    """By their path alone; a recorded pair is one desirable response and one that is not."""
+    """Each format of TRL needs only the path. A recorded pair gives one desirable and one undesirable
+    response."""
     path = write_jsonl(tmp_path / "data.jsonl", FORMATS[name])
     changes = {
         "prompts": {

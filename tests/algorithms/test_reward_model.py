@@ -1,4 +1,4 @@
-"""Reward models are trained, saved, and asked: recorded pairs and online, the whole way."""
+"""Reward models are trained, saved and used as oracle, from recorded pairs and online."""
 
 import json
 import random
@@ -30,7 +30,8 @@ TEMPLATE = (
 
 
 def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """The response with more letters a is the better one; their number is the margin."""
+    """Return recorded pairs. The better response has more letters a, and the difference of these counts is
+    the margin."""
     generator, records = random.Random(seed), []
     while len(records) < count:
         texts = ["".join(generator.choice("ab") for _ in range(generator.randint(1, 6))) for _ in range(2)]
@@ -49,7 +50,7 @@ def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def offline(world: World, folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """A run of four steps over recorded pairs."""
+    """Return the configuration of a run of four steps on recorded pairs."""
     data = {
         "prompts.path": str(write_jsonl(folder / "pairs.jsonl", pairs(40))),
         "prompts.reference_key": None,
@@ -64,7 +65,7 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
 
 
 def chat_model(folder: Path) -> str:
-    """One whose template writes a line break behind every turn."""
+    """Save a model whose template writes a line break after every turn. Return its path."""
     make_model(folder, tokens=[*ALPHABET, *"us\n"])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
@@ -73,7 +74,7 @@ def chat_model(folder: Path) -> str:
 
 
 def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
-    """Prompts with chosen responses, and what the learner of a run that ended gives them."""
+    """Return prompts with chosen responses, and their scores by the learner of a run that has ended."""
     with open_run(resolve(*load_config(config))) as run:
         restore(run)
         groups = run.collector.actor.sample(run.collector.prompts.take(20), {}, ())
@@ -88,8 +89,8 @@ def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
 @pytest.mark.parametrize("case", ["plain", "a chat", "an adapter", "an adapter beside four bits"])
 @pytest.mark.inventory(112)
 def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:
-    """By transformers alone, by `Scorer`, and by the oracle; also where the template writes on behind a
-    response."""
+    """The exported model is asked through transformers alone, through `Scorer` and through the oracle. In one
+    case the template writes text after the response."""
     changes: dict[str, Any] = {"model.lora": {"rank": 2}} if case.startswith("an adapter") else {}
     if "four bits" in case:
         pytest.importorskip("bitsandbytes", reason=NO_BITSANDBYTES)
@@ -123,7 +124,8 @@ def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Pat
 
 
 def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> None:
-    """Transformers would take the score of the token before it; so it refuses batches instead."""
+    """With this padding token, transformers would score the token before the end. So the export has no
+    padding token, and transformers refuses batches."""
     tokenizer = AutoTokenizer.from_pretrained(world.folder / "model")
     make_model(tmp_path / "model")
     tokenizer.pad_token = tokenizer.eos_token
@@ -139,7 +141,7 @@ def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> N
 
 
 def test_an_online_run_learns_from_whoever_compares(world: World, tmp_path: Path) -> None:
-    """The policy answers and stays as it is."""
+    """The policy answers the prompts and does not change."""
     changes = {
         "evaluation": None,
         "algorithm": {"name": "reward_model", "prompts": 4, "samples": 2},
@@ -156,7 +158,7 @@ def test_an_online_run_learns_from_whoever_compares(world: World, tmp_path: Path
 
 
 def test_pairs_of_a_ledger_are_learned_again(world: World, tmp_path: Path) -> None:
-    """What a run of dpo asked and was told is a preference dataset."""
+    """The exported questions and answers of a dpo run are a preference dataset."""
     assert oat("train", world.config("dpo", tmp_path, {"evaluation": None})) == 0
     assert oat("ledger", tmp_path / "dpo", "--export", tmp_path / "answers.jsonl") == 0
     changes = {
@@ -184,8 +186,8 @@ def test_held_out_prompts_are_measured_and_never_learned(world: World, tmp_path:
 
 
 def test_the_calibration_error_by_hand() -> None:
-    """Two bins: 0.62 and 0.64 with one right of two, a gap of 0.63 - 0.5; 0.9 and right, a gap of 0.1;
-    weights 2/3 and 1/3. A tie is half right."""
+    """There are two bins. 0.62 and 0.64, with one of two right, have a gap of 0.63 - 0.5 and weight 2/3. 0.9,
+    which is right, has a gap of 0.1 and weight 1/3. A tie counts as half right."""
     confidence, right = torch.tensor([0.62, 0.9, 0.64]), torch.tensor([1.0, 1.0, 0.0])
     assert calibration_error(confidence, right) == pytest.approx(2 / 3 * 0.13 + 1 / 3 * 0.1, abs=1e-6)
     assert calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 1.0])) == 0.0
@@ -195,7 +197,8 @@ def test_the_calibration_error_by_hand() -> None:
 def test_a_margin_is_read_from_its_column(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first loss of scores near 0 is about log(1 + e^margin), in the mean over the step's pairs."""
+    """The first scores are near 0, so the loss is about the mean of log(1 + e^margin) over the step's
+    pairs."""
     options = {"algorithm": {"name": "reward_model", "prompts": 40, "margin_key": "gap"}, "stop.max_steps": 1}
     assert oat("train", offline(world, tmp_path, options)) == 0
     expected = np.mean([np.log1p(np.exp(record["gap"])) for record in pairs(40)])

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: on recorded demonstrations, and on the policy's own accepted samples."""
+"""Supervised fine-tuning, on recorded demonstrations and on the policy's own accepted samples."""
 
 import json
 import math
@@ -19,7 +19,8 @@ from oat.types import Answer, Batch, Feedback, Item, Mark, Segment
 
 
 def item(number: int, samples: list[tuple[str, float]], marks: tuple[Mark, ...] | None = None) -> Item:
-    """Scored samples of a prompt whose only id is its number; responses of one length have the same ids."""
+    """Return scored samples of a prompt whose only id is its number. Responses of equal length have equal
+    ids."""
     group = make_group(number, *(text for text, _ in samples))
     context = Segment("context", np.array([number], dtype=np.int32))
     group = replace(
@@ -74,7 +75,7 @@ def test_loss_by_hand(reduction: str) -> None:
 
 
 def slow(samples: list[tuple[int, list[float]]], reduction: str) -> float:
-    """Of (prompt, log-probabilities of the tokens) pairs, with lists."""
+    """Return the loss of (prompt, log-probabilities of tokens) pairs, computed with lists."""
     prompts = sorted({prompt for prompt, _ in samples})
     parts = {
         "sequence": [logps for _, logps in samples],
@@ -139,8 +140,8 @@ def test_a_step_without_a_good_response_is_an_empty_batch() -> None:
 
 @pytest.mark.inventory(15)
 def test_over_a_run_a_response_is_learned_once() -> None:
-    """As RFT's data set has it, by prompt; what was rejected may be accepted later. A restart knows what was
-    learned."""
+    """As in RFT's data set, a prompt's response is learned once. A response that was rejected may be accepted
+    later. The objective's state keeps the learned responses over a restart."""
 
     def learned(algorithm: SFT, *items: Item) -> tuple[list[str], float]:
         batch = algorithm.prepare(Feedback(0, items, 9), forward, np.random.default_rng(0))
@@ -239,8 +240,8 @@ def test_of_recorded_pairs_a_threshold_keeps_the_chosen(world: World, tmp_path: 
 
 @pytest.mark.inventory(15)
 def test_samples_of_the_start_are_learned_once_each(world: World, tmp_path: Path) -> None:
-    """RFT: the sampler stays what it was, so greedy samples are the same in both passes, and the second
-    learns nothing."""
+    """RFT: the sampler keeps its first weights, so greedy samples are equal in both epochs, and the second
+    epoch learns nothing."""
     changes = {
         "algorithm": {"name": "sft", "prompts": 4, "threshold": -99.0, "duplicates": "run"},
         "evaluation": None,
@@ -262,7 +263,7 @@ def test_samples_of_the_start_are_learned_once_each(world: World, tmp_path: Path
 
 @pytest.mark.inventory(15)
 def test_a_run_goes_on_after_steps_without_a_good_response(world: World, tmp_path: Path) -> None:
-    """No response reaches 99; the weights stay, and every step is there."""
+    """No response reaches the threshold of 99. The weights stay, and every step has its row."""
     assert oat("train", world.config("sft", tmp_path, {"algorithm.threshold": 99.0, "evaluation": None})) == 0
     rows = rows_of(tmp_path / "sft")[1:]
     assert [row["rows/trained"] for row in rows] == [0.0] * 4

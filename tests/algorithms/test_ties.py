@@ -1,4 +1,5 @@
-"""Pairs without a winner: left out, or one half in each order, by name and counted."""
+"""Pairs without a winner are left out, or count one half in each order, according to a setting. Their number
+is reported."""
 
 import json
 from pathlib import Path
@@ -20,7 +21,7 @@ HALF = {"ties": "half", "abstentions": "half"}
 
 
 def halving(name: str, **changes: Any) -> Any:
-    """The algorithm of `SLOW`, with ties and abstentions counted one half in each order."""
+    """Return the algorithm of `SLOW` that counts ties and abstentions one half in each order."""
     algorithm, _ = SLOW[name]
     return type(algorithm)(algorithm.Config(**{**vars(algorithm.config), **HALF, **changes}))
 
@@ -31,8 +32,8 @@ def loss_of(algorithm: Direct, *items: Item) -> float:
 
 
 def test_a_tie_by_hand() -> None:
-    """Of dpo at beta 1 and h = log 3: (-log(3/4) - log(1/4)) / 2, beside -log(3/4) of the pair that was won;
-    the mean of the two."""
+    """DPO with beta 1 and h = log 3. The tie's loss is (-log(3/4) - log(1/4)) / 2, and that of the won pair
+    is -log(3/4). The total is their mean."""
     algorithm = objective(DPO, beta=1.0, ties="half")
     batch, _, _ = prepared(algorithm, item(0, ("a", "b")), item(1, ("a", "b"), None, "tie"))
     raw = batch.columns["reference_logps_K"] + torch.tensor([np.log(3), 0.0, 0.0, -np.log(3)])
@@ -43,8 +44,8 @@ def test_a_tie_by_hand() -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
-    """Beside a pair that was won: the loss is the mean of those with the first and with the second as winner,
-    and so is the gradient."""
+    """A tie stands beside a won pair. Its loss and gradient are the means of those with either response as
+    winner."""
     results = []
     for label, mark in ((None, "tie"), (0, "ok"), (1, "ok")):
         algorithm = halving(name)
@@ -73,8 +74,8 @@ def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
     ],
 )
 def test_which_pairs_count_one_half(mark: Mark, probability: float, counted_by: str | None) -> None:
-    """Ties by their mark or their probability, and abstentions, each by its own setting; what failed or was
-    not paid for never."""
+    """A tie, by its mark or its probability, and an abstention count by their own settings. A failed or
+    unpaid pair never counts."""
     pairs = [item(0, WINNER), item(1, LOSER, None, mark)]
     answers = step_metrics(feedback(*pairs))
     assert answers["answers/tied_frac"] == (0.5 if counted_by == "ties" else 0.0)
@@ -120,7 +121,7 @@ def test_metrics_of_pairs_are_of_those_with_a_winner() -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_ties_in_micro_batches(size: int) -> None:
-    """Each is halved wherever it stands: the parts add up to the loss of the step."""
+    """The losses of micro-batches, each with the halved pairs in it, add up to the loss of the step."""
     algorithm = objective(DPO, beta=0.3, sft_weight=0.4, **HALF)
     batch, _, found = prepared(
         algorithm, item(0, WINNER), item(1, LOSER, None, "tie"), item(2, ("abcdefg", "ab"), None, "abstain")
@@ -140,7 +141,7 @@ def test_ties_in_micro_batches(size: int) -> None:
 
 @pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
 def test_one_half_is_a_tie_however_labels_are_made(world: World, tmp_path: Path, labels: str) -> None:
-    """A function that compares has no other word for it."""
+    """A function that compares can report a tie only as 0.5."""
     (tmp_path / "even.py").write_text(
         "def even(prompts, first, second, **columns):\n    return [0.5 for _ in prompts]\n", encoding="utf-8"
     )

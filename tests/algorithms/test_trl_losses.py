@@ -1,7 +1,7 @@
-"""Our losses are TRL's, where TRL has them and means the same: its own lines run on our numbers.
+"""The losses of `oat` equal TRL's where TRL has the same loss: TRL's own lines are run on our numbers.
 
-The lines are found in the parsed source of TRL's trainers, so what is compared is what TRL computes, and
-nothing of it needs to be imported or built.
+The lines are taken from the parsed source of TRL's trainers. So TRL's code is compared, and it need not be
+imported.
 """
 
 import ast
@@ -30,8 +30,8 @@ MARGIN = preference.dpo_margin(CHOSEN, REJECTED, CHOSEN_REFERENCE, REJECTED_REFE
 
 
 def source(name: str) -> ast.Module:
-    """A file of TRL's, from here or from the environment that `make bench` makes for it. It is parsed, and
-    not imported with all that it needs."""
+    """Return the parsed source of a file of TRL, from this environment or from the one that `make bench`
+    makes for TRL. The file is not imported."""
     found = importlib.util.find_spec("trl")
     places = (
         [*(found.submodule_search_locations or [])]
@@ -44,14 +44,14 @@ def source(name: str) -> ast.Module:
 
 
 def run(nodes: list[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
-    """What the names are after some of TRL's statements."""
+    """Run statements of TRL's, and return the values of all names."""
     names = {"torch": torch, "F": F, **names}
     exec(compile(ast.Module(nodes, type_ignores=[]), "trl", "exec"), names)
     return names
 
 
 def of_dpo_trainer(loss: str) -> torch.Tensor:
-    """What DPOTrainer's chain of `if loss_type == ...` makes of our numbers."""
+    """Return the loss that DPOTrainer's chain of `if loss_type == ...` computes from our numbers."""
     tree = source("trainer/dpo_trainer.py")
     chains = [
         node
@@ -78,7 +78,7 @@ def of_dpo_trainer(loss: str) -> torch.Tensor:
 
 
 def aot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The terms of `aot`, in the order of the ranks."""
+    """Return the terms of `aot` in the order of the ranks."""
     terms = preference.dpo_loss(
         first - second[contrast.rank_matches(first, second)], beta=BETA, label_smoothing=SMOOTHING
     )
@@ -126,7 +126,7 @@ def test_loss_of_the_kto_trainer(is_desirable: bool) -> None:
 
 
 def method(name: str, file: str) -> Any:
-    """A method, without its types; and what stands beside it in the file."""
+    """Return a method, run without its class, together with the functions of its file."""
     tree = source(file)
     (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name)
     beside = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -134,7 +134,7 @@ def method(name: str, file: str) -> Any:
 
 
 def test_loss_of_the_orpo_trainer() -> None:
-    """Its term is to be raised, ours to be lowered; the weight is ours to give."""
+    """TRL's term is maximised and ours is minimised; the weight is the caller's."""
     settings = SimpleNamespace(beta=1.0, accelerator=SimpleNamespace(device="cpu"))
     found = method("odds_ratio_loss", "experimental/orpo/orpo_trainer.py")(
         settings, CHOSEN / 20, REJECTED / 20

@@ -10,7 +10,7 @@ from inputs import make, run
 
 @pytest.fixture(scope="module")
 def begun(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of two steps; each test goes on with a copy of it, at another place."""
+    """Return a folder with a run of two steps. Tests continue copies of it in other folders."""
     folder = make(world, tmp_path_factory.mktemp("begun"))
     code, said = run(folder, "train", "run.yaml")
     assert code == 0, said

@@ -1,5 +1,5 @@
-"""`compute.profile`: what is refused and said where there is no device, and, on a pretended one, that every
-tensor is where it must be."""
+"""`compute.profile`: the errors on a machine without a GPU, and the device of every tensor on a simulated
+GPU."""
 
 import json
 from pathlib import Path
@@ -94,8 +94,8 @@ def test_a_run_on_a_pretended_device(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Trained, continued from its checkpoint and evaluated; in float32 it is the run on the CPU. No thread
-    count is measured. (Autocast needs a real device, and is off here.)"""
+    """The run is trained, continued from its checkpoint and evaluated. In float32 it equals the run on the
+    CPU. No thread count is measured. Autocast needs a real GPU, and is off."""
     monkeypatch.setattr("oat.build.run.choose_threads", lambda *_: pytest.fail("measured"))
     changes = {**CASES[case], **({"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {})}
     (tmp_path / "gpu").mkdir()
@@ -121,8 +121,8 @@ def test_a_run_on_a_pretended_device(
 
 @pytest.mark.slow(instead="test_a_run_on_a_pretended_device", seconds=2.0)
 def test_a_reference_stays_on_the_cpu(world: World, tmp_path: Path) -> None:
-    """Its weights are there and nowhere else, also where it follows the policy, which is on the device; in
-    float32 it is the run with both there."""
+    """With `model.reference_device: cpu` the reference has weights only on the CPU, also when it follows a
+    policy on the device. In float32 the run equals the run with both on the device."""
     changes = {"model.reference_update": {"mix": 0.5}, "evaluation": None}
     (tmp_path / "gpu").mkdir()
     config = world.config("dpo", tmp_path / "gpu", {**GPU, **changes, "model.reference_device": "cpu"})

@@ -1,4 +1,4 @@
-"""What asking can cost at most, as `oat check` says it and a budget is held against it before the first
+"""The highest price of questions: `oat check` prints it, and it is compared with the budget before the first
 step."""
 
 import json
@@ -66,7 +66,8 @@ def by_length(tmp_path: Path) -> str:
 def test_what_check_says_is_what_can_come(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three responses of four letters about a prompt of four; none that the run asks about may cost more."""
+    """A question is about three responses of four letters to a prompt of four letters. No question of the run
+    may cost more than `oat check` says."""
     config = world.config(
         "grpo",
         tmp_path,
@@ -168,7 +169,7 @@ def test_recorded_responses_are_as_they_are(
 
 
 def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None:
-    """Responses of up to four tokens, drawn anew, about prompts of the run."""
+    """No question about random responses of up to four tokens may cost more than the printed limit."""
     options = {
         "name": "judge",
         "model": "m",
@@ -211,8 +212,8 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
 
 
 def test_the_longest_texts_by_any_measure() -> None:
-    """Of letters, of bytes, and of characters that are written as escapes; none of an id that ends a
-    response."""
+    """The longest text is found for each measure: letters, bytes, and characters that JSON escapes. Ids that
+    end a response do not count."""
     words = [
         "<pad>",
         "<eos>",
@@ -256,7 +257,8 @@ def test_prompts_are_spread_over_all_sources(world: World, tmp_path: Path) -> No
 def test_a_run_that_asked_nobody_does_not_say_that_it_finished(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An oracle whose price is higher once it is asked; the first question that is not paid is warned of."""
+    """The oracle's price is higher when it is asked than at `oat check`. The run warns of the first question
+    that the budget cannot pay."""
     oracle = {"name": by_length, "really": 9.0}
     config = world.config(
         "grpo", tmp_path, {"oracle": oracle, "stop": {"max_steps": 3, "max_cost": 5.0}, "evaluation": None}

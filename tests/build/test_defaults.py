@@ -1,5 +1,5 @@
-"""Defaults that follow from other settings: the engine's threads, and what `oat check` says of all of
-them."""
+"""Defaults that follow from other settings: the engine's threads, and the lines of `oat check` about all
+derived defaults."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from oat.errors import ConfigError
 
 
 def said_of(config: Path, *flags: object) -> dict[str, str]:
-    """By setting, what `oat check` says of it."""
+    """Return the lines of `oat check` about derived defaults, by setting."""
     tree, origins = load_config(config, [str(flag) for flag in flags])
     return dict(line.split(": ", 1) for line in derived(resolve(tree, origins)))
 
@@ -26,8 +26,8 @@ def said_of(config: Path, *flags: object) -> dict[str, str]:
 def test_the_engine_computes_on_the_threads_of_the_run(
     world: World, tmp_path: Path, flags: tuple[object, ...], expected: int
 ) -> None:
-    """Unless it has a number of its own. Nothing is computed here: a process whose kernels had several
-    threads can have no forked children."""
+    """The engine uses the run's number of threads if it has no number of its own. Nothing is computed here,
+    since a process whose kernels used several threads cannot be forked."""
     config, before = world.config("grpo", tmp_path, {"compute.threads": 3}), torch.get_num_threads()
     try:
         resolved = resolve(*load_config(config, [str(flag) for flag in flags]))
@@ -39,7 +39,7 @@ def test_the_engine_computes_on_the_threads_of_the_run(
 
 
 def test_a_run_that_was_begun_before_keeps_its_number(world: World, tmp_path: Path) -> None:
-    """It was measured then."""
+    """A run continues with the number of threads that it measured at its start."""
     config, stored = (
         world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}),
         tmp_path / "grpo" / "config.yaml",

@@ -1,4 +1,5 @@
-"""Forks: a new run that begins where another stood, under settings that may not change within a run."""
+"""Forks: a new run that begins from a checkpoint of another run, with settings that may not change within a
+run."""
 
 import json
 import re
@@ -20,7 +21,7 @@ from oat.rundir.checkpoints import Checkpoints
 
 @pytest.fixture(scope="module")
 def parent(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps with checkpoints at 4 and 6."""
+    """Return the folder of a run of six steps with checkpoints of steps 4 and 6."""
     folder = tmp_path_factory.mktemp("parent")
     assert oat("train", world.config("grpo", folder, {"stop.max_steps": 6})) == 0
     return folder
@@ -37,7 +38,8 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 
 def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: Path) -> None:
-    """Its last two steps are asked anew, since its ledger ends where it began."""
+    """A fork of step 4 asks the questions of the last two steps again, since its ledger ends at step 4. It
+    has the digest of its origin and changes nothing in it."""
     before = {
         file: file.read_bytes()
         for file in (parent / "grpo").rglob("*")
@@ -51,7 +53,7 @@ def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: P
 def test_a_fork_goes_its_own_way_from_there_on(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another rate, another oracle and twice the prompts; and the same command continues it."""
+    """The fork has another learning rate and twice the prompts. The same command continues it."""
     flags = ("--learner.learning_rate", "0.1", "--algorithm.prompts", "8", "--stop.max_steps", "8")
     assert fork(parent, tmp_path / "fork", "", *flags) == 0
     old, new = rows(parent / "grpo"), rows(tmp_path / "fork")
@@ -115,7 +117,8 @@ def test_what_cannot_be_forked(
 def test_a_fork_is_checked_before_it_is_begun(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What may change is let pass, a damaged checkpoint is not, and everything stays as it is."""
+    """`oat check` of a fork allows fields that may change, refuses a damaged checkpoint, and changes no
+    file."""
     shutil.copytree(parent / "grpo", tmp_path / "run")
     before = sorted((file, file.stat().st_mtime_ns) for file in tmp_path.rglob("*"))
     flags = (
@@ -148,7 +151,8 @@ def test_a_fork_is_checked_before_it_is_begun(
 def test_the_plan_of_a_fork_counts_from_where_it_begins(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And that of a run that goes on from its newest checkpoint; what is said is what the run then does."""
+    """The plan counts from the fork's first step, or from the newest checkpoint of a run that continues. The
+    run then does what the plan says."""
     flags = ("--run_dir", tmp_path / "fork", "--stop.max_steps", "9", "--oracle.max_outstanding", "0")
     begins = ("--from", f"{parent / 'grpo'}@4")
     spent = int(rows(parent / "grpo")[4]["oracle/queries"])
@@ -198,7 +202,7 @@ def test_the_plan_of_a_fork_counts_from_where_it_begins(
 
 
 def test_what_a_fork_says_of_itself_may_be_damaged(parent: Path, tmp_path: Path) -> None:
-    """The run then counts from its own start."""
+    """If fork.json is damaged, the run counts its steps from 0."""
     shutil.copytree(parent / "grpo", tmp_path / "run")
     (tmp_path / "run" / "environment.json").unlink()
     for text in ("[" * 100_000, "[]", "{"):
@@ -228,7 +232,8 @@ def test_the_refusal_to_continue_names_the_way_to_fork(
 
 
 def test_a_fork_knows_how_good_its_first_checkpoint_is(parent: Path, tmp_path: Path) -> None:
-    """It had the highest learning rate of all, so it stays."""
+    """The checkpoint that the fork begins with has the highest value of the metric, so it is kept as the
+    best."""
     ranked = (
         "--checkpoint.keep_best",
         "1",
@@ -272,8 +277,9 @@ def test_what_other_judges_said_ranks_no_checkpoint_of_a_fork(parent: Path, tmp_
 def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
     world: World, tmp_path: Path, judges: str
 ) -> None:
-    """Killed in an evaluation at its end, made longer, and killed again: the questions of that evaluation are
-    open. A fork with another judge asks nobody, one with the same asks again."""
+    """The origin is killed in its last evaluation, made longer, and killed again, so the questions of that
+    evaluation have no answers. A fork with another judge does not ask them; a fork with the same judge asks
+    them again."""
     common = {
         "checkpoint.every": 1,
         "checkpoint.background": False,
@@ -320,7 +326,7 @@ def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
 def test_a_fork_that_is_made_needs_its_origin_no_more(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One whose making was cut off does."""
+    """A finished fork does not need its origin. A fork that was killed while it was made needs it."""
     log, last = tmp_path / "log", ("--stop.max_steps", "6")
     config = world.config("grpo", tmp_path)
     assert oat("train", config) == 0
@@ -378,7 +384,8 @@ def test_a_roll_back_of_a_fork_leads_to_a_checkpoint_of_its_own(parent: Path, tm
 def test_a_run_does_not_go_on_with_other_data(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line more would put every epoch in another order, and prompts would come twice."""
+    """With one more line, every epoch would have another order, and some prompts would come twice. The run is
+    refused."""
     data = tmp_path / "train.jsonl"
     lines = (world.folder / "train.jsonl").read_text()
     data.write_text(lines)

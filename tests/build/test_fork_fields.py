@@ -1,5 +1,5 @@
-"""Every field of a configuration in a fork: one that may change is changed in a real run, which goes on with
-it; any other is refused by name."""
+"""Every field of a configuration in a fork. A field that may change is changed in a real run; any other field
+is refused by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -81,7 +81,7 @@ FORKED: dict[str, Any] = {
     "learner.logits_chunk": 7,
     "learner.max_updates": 1,
 }
-"""What each field is changed to that may be."""
+"""A changed value for each field that may change."""
 
 BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
@@ -97,7 +97,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "oracle.max_answer_age": {"oracle.max_outstanding": 5},
     "learner.schedule_steps": {"learner.schedule": "linear"},
 }
-"""What must change with it, or nothing would read it."""
+"""Further changes that a changed field needs; without them nothing would read it."""
 
 READS = {
     **dict.fromkeys(
@@ -105,7 +105,7 @@ READS = {
     ),
     "learner.critic_learning_rate": "ppo",
 }
-"""The algorithm that reads it, where GRPO does not."""
+"""The algorithm that reads a field, for fields that GRPO does not read."""
 
 REFUSED: dict[str, Any] = {
     "model.path": "other",
@@ -153,13 +153,13 @@ REFUSED: dict[str, Any] = {
     "compute.profile": "gpu",
     "compute.threads": 2,
 }
-"""What each field is changed to that may not be."""
+"""A changed value for each field that may not change."""
 
 
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The configuration of a finished run of an algorithm, of four steps; each is made once. The last is a
-    user's, with a critic."""
+    """Return a function that gives the configuration of a finished run of four steps, by algorithm. Each run
+    is made once. "ppo" is a user's own algorithm with a critic."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
@@ -186,7 +186,7 @@ def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved dataset with a split `test`."""
+    """Return the folder of a saved dataset with a split `test`."""
     folder = tmp_path_factory.mktemp("dataset") / "saved"
     datasets.DatasetDict(test=datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "a"}])).save_to_disk(
         folder
@@ -199,7 +199,7 @@ def run_of(config: Path) -> Path:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a configuration by dotted name."""
+    """Return the values of a configuration by dotted name."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -211,7 +211,8 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 
 def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None:
-    """A field that is new belongs into a table above, or is free."""
+    """Every field is free, or is in exactly one of the tables above. A new field must be added to one of
+    them."""
     names = leaves(yaml.safe_load((run_of(parents("grpo")) / "config.yaml").read_text())).keys()
     free = {name for name in names if f"{name}.".startswith(tuple(f"{field}." for field in FREE))}
     assert names - free == {*FORKED, *REFUSED}
@@ -232,7 +233,7 @@ def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None
 def test_a_field_that_may_change(
     world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str
 ) -> None:
-    """Under it the fork takes up the checkpoint, and makes a step more than the run."""
+    """The fork begins with the checkpoint, has the changed value, and makes one step more than its origin."""
     config = parents(READS.get(field, "grpo"))
     text = json.dumps({field: FORKED[field], **BESIDE.get(field, {})})
     changed = json.loads(text.replace("WORLD", str(world.folder)).replace("DATASET", str(dataset)))
@@ -252,7 +253,7 @@ def test_a_field_that_may_change(
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: Path, field: str) -> None:
-    """Whatever else there would be to say of its value, and before anything is made."""
+    """The field is refused before its value is checked and before any file is made."""
     config = parents("grpo")
     begun = resolve(*load_config(config))
     tree = dump(begun.config)
@@ -270,7 +271,7 @@ def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: P
 @pytest.mark.sample("True-False", seconds=0.6)
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_whole_evaluation_may_come_or_go(world: World, tmp_path: Path, before: bool, after: bool) -> None:
-    """One that comes is due at once."""
+    """An evaluation that a fork adds is due at once."""
     (tmp_path / "after").mkdir()
     for folder, has_one in ((tmp_path, before), (tmp_path / "after", after)):
         config = world.config("grpo", folder, {} if has_one else {"evaluation": None})

@@ -1,5 +1,5 @@
-"""What defines a run's model, its text and its rewards is what it was, or the run says so: real runs, whose
-files are changed between two lives."""
+"""A run warns or ends if its model, texts or rewards have changed since it began. These are real runs whose
+files are changed before they are continued."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def other_weights(model: Path) -> None:
 
 
 def few_of(cases: dict[str, Any], *names: str) -> list[Any]:
-    """All cases, of which only these are not slow tests."""
+    """Return all cases as parameters. Only the cases in `names` are not slow."""
     return [pytest.param(name, marks=[] if name in names else pytest.mark.slow, id=name) for name in cases]
 
 
@@ -116,7 +116,7 @@ def test_a_change_of_model_or_text_is_refused_by_file_and_field(copy: Path, chan
 
 
 def saved_again(model: Path) -> None:
-    """By the libraries themselves; the weights in parts."""
+    """Save the model again with the libraries themselves, with the weights in several files."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     module, tokens = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
@@ -127,8 +127,8 @@ def saved_again(model: Path) -> None:
 
 
 def by_another_program(model: Path) -> None:
-    """Another version, aliases, order, white space, fields that nobody reads, and none of those that have
-    their default."""
+    """Rewrite the model's files as another program might: other version, aliases, order and white space,
+    fields that nothing reads, and no fields with default values."""
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
         if not (model / name).exists():
             continue
@@ -175,8 +175,8 @@ def test_a_file_that_is_only_saved_again_is_the_same(copy: Path, again: str) -> 
 
 
 def test_whoever_uses_a_run_meets_the_same_refusal(copy: Path) -> None:
-    """Its greedy accuracy would be another model's, and an export would have another model's
-    configuration."""
+    """Every command refuses the run with the same message. Otherwise `oat eval` would measure another model,
+    and `oat export` would write another model's configuration."""
     assert run(copy, "eval", "run")[0] == 0
     CHANGES["the base of the positions"][0](copy / "model")
     fork = ("train", "run.yaml", "--from", "run@1", "--run_dir", "fork", "--learner.learning_rate", 0.1)
@@ -232,7 +232,8 @@ def test_a_reference_and_an_adapter_are_held_against_what_they_were(world: World
 def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows(
     world: World, tmp_path: Path, file: str, words: str
 ) -> None:
-    """The rounds on record were sampled by that start about these prompts."""
+    """Before the first checkpoint, the recorded rounds were sampled from the start model for these prompts.
+    So neither may change."""
     folder = make(world, tmp_path, "grpo", {"checkpoint.every": 2})
     code, said = run(
         folder, "train", "run.yaml", before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1)
@@ -248,7 +249,7 @@ def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows
 
 @pytest.mark.slow(instead="test_a_change_of_model_or_text_is_refused_by_file_and_field", seconds=1.5)
 def test_the_start_may_go_where_nobody_reads_it_any_more(world: World, tmp_path: Path) -> None:
-    """Without a reference the checkpoint has every weight."""
+    """Without a reference, the checkpoint has every weight of the run. The start model may then change."""
     folder = make(world, tmp_path, "grpo")
     assert run(folder, "train", "run.yaml")[0] == 0
     other_weights(folder / "model")
@@ -273,7 +274,8 @@ def test_a_distance_that_only_evaluations_measure_is_from_the_same_reference(
 )
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_runs_begun_before_go_on_with_one_warning(copy: Path, is_removed: bool) -> None:
-    """Also one whose file was removed, which nobody can tell from them."""
+    """A run of an earlier version has no record of its inputs, and continues with one warning. A run whose
+    environment.json was removed cannot be told from it, and is treated alike."""
     entries = [
         {name: value for name, value in entry.items() if name != "inputs"} for entry in told(copy / "run")
     ]
@@ -304,7 +306,8 @@ MIXED = {
     ids=["alone", "in a mixture"],
 )
 def test_a_reward_model_is_what_is_read_of_it(world: World, tmp_path: Path, oracle: dict[str, Any]) -> None:
-    """One that is saved again is the same, with all that it has said; another field is another reward."""
+    """A reward model that another program saved again counts as unchanged, without a warning. With another
+    field it counts as another reward."""
     folder = make(world, tmp_path, "grpo", {"oracle": oracle, "evaluation": None})
     save_reward_model(
         folder / "scores",
@@ -325,8 +328,7 @@ def test_a_reward_model_is_what_is_read_of_it(world: World, tmp_path: Path, orac
 
 
 def test_a_hub_model_is_what_is_read_of_its_commit(world: World, tmp_path: Path) -> None:
-    """Another cache, as on another machine, and another commit: what it says counts, and not where it
-    lies."""
+    """A model of the hub is compared by content. The folder of the cache and the commit may change."""
     import huggingface_hub.constants
     import transformers.utils.hub
 

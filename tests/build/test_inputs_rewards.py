@@ -1,5 +1,5 @@
-"""The rewards of a run are what they were, or the run says so: real runs, whose code is changed between two
-lives."""
+"""A run warns or ends if the code of its rewards has changed since it began. These are real runs whose code
+is changed before they are continued."""
 
 import csv
 import json
@@ -63,8 +63,8 @@ def test_a_changed_reward_goes_on_only_when_that_is_accepted(copy: Path) -> None
 
 @pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=2.1)
 def test_what_a_kill_leaves_of_an_accepted_change(copy: Path, begun: Path) -> None:
-    """The change counts from the first question on: no command needs to accept it twice, and the rows are
-    those of the run that nobody killed."""
+    """An accepted change is recorded with the first question after it. After a kill no command has to accept
+    it again, and the rows equal those of the run without a kill."""
     from oat.commands.export import digest_run
 
     unbroken = Path(shutil.copytree(begun, copy.parent / "unbroken"))
@@ -170,7 +170,7 @@ def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=2.0)
 def test_own_code_and_held_out_data_are_warned_of(copy: Path) -> None:
-    """The helper is imported by the first answer, long after the run was opened."""
+    """The first answer imports the helper, long after the run was opened."""
     assert {"reward.py", "helper.py"} <= told(copy / "run")[0]["inputs"]["modules"].keys()
     (copy / "helper.py").write_text(HELPER + "\n# changed\n")
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 3)
@@ -358,7 +358,8 @@ def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path
 
 
 def test_a_lambda_is_what_it_does_and_not_the_line_it_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one line with what may change, such as the number of steps."""
+    """Two equal lambdas count as the same reward, although one stands on a line with another value that may
+    change."""
     one, other = (lambda prompts, completions: [len(text) for text in completions]), 100
     same, more = (
         (lambda prompts, completions: [len(text) for text in completions]),
@@ -381,8 +382,8 @@ SLOTTED = """class Mine:
 
 @pytest.mark.parametrize("recorded", ["", "None"])
 def test_a_run_whose_oracle_had_no_version_keeps_its_answers(tmp_path: Path, recorded: str) -> None:
-    """Older runs could store none in an oracle with slots, or with a property. Their answers are used again,
-    until the oracle's file changes."""
+    """Earlier versions could not store a version in an oracle with slots or with a property of that name. Its
+    answers are used again until the oracle's file changes."""
     name = f"{tmp_path / 'mine.py'}:Mine"
     (tmp_path / "mine.py").write_text(SLOTTED)
     roles = {"oracle": (name, build_oracle(name, {}))}

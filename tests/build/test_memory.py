@@ -1,4 +1,5 @@
-"""The estimate of `oat check --memory` against what a real run takes, and what the verb says."""
+"""The estimate of `oat check --memory` is compared with the peak of real runs, and the command's output is
+checked."""
 
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from oat.models.outline import Outlines
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 BESIDE_GB = 0.15
-"""What a process holds beside tensors after its imports: compiled kernels, which differ by processor, and
-what the allocator keeps."""
+"""GB that a process holds beside tensors after its imports: compiled kernels, which differ by processor, and
+memory that the allocator keeps."""
 SMALL = {
     "vocab_size": 30_000,
     "hidden_size": 256,
@@ -45,8 +46,8 @@ def _importable() -> Iterator[None]:
     "lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)]
 )
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
-    """Of processes that run one step of 4 sequences of 256 tokens; what is loaded and measured beside tensors
-    counts at this size."""
+    """The processes run one step of 4 sequences of 256 tokens. At this size, loaded libraries count as much
+    as tensors."""
     from real_shapes import IMPORTS, Shape, compare, measure, write_model
 
     config = LlamaConfig(
@@ -83,8 +84,8 @@ def test_parts_by_hand(world: World, tmp_path: Path) -> None:
     seconds=6.0,
 )
 def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
-    """With as many tokens as rows of the head, raw log-probabilities are the sampled ones only at temperature
-    1 and without truncation."""
+    """Below temperature 1 or with truncation, raw log-probabilities are computed apart from the sampled ones.
+    With as many tokens as rows of the head, the estimate must show it."""
     from real_shapes import Shape, write_config, write_model
 
     config = LlamaConfig(
@@ -112,8 +113,8 @@ def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_in_the_estimate(world: World, tmp_path: Path) -> None:
-    """Many held-out prompts fill the engine, whatever a step of training asks of it; and its cache comes on
-    top of weights and moments."""
+    """Many held-out prompts fill the engine however few a training step samples. The cache then comes on top
+    of weights and moments."""
     config, origins = load_config(world.config("grpo", tmp_path))
     config = resolve(config, origins)
     few, many = (estimate(config, Lengths(8, count, 24)) for count in (1, 400))

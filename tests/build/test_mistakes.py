@@ -1,5 +1,5 @@
-"""What people do wrong, by kind: `oat check` and `oat train` end with exit code 2 and the same one message:
-where, what, and what to do."""
+"""Common mistakes, by kind. `oat check` and `oat train` end with exit code 2 and the same message, which says
+where, what, and how to correct it."""
 
 import re
 import shutil
@@ -90,7 +90,7 @@ def test_a_mistake_is_one_message(
 def test_what_lies_beside_the_configuration_is_named(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Paths are taken from the working directory; where the one beside the configuration was meant, the
+    """Paths are relative to the working directory. If a missing file exists beside the configuration, the
     message says so."""
     shutil.copytree(world.folder / "model", tmp_path / "model")
     for name in ("train.jsonl", "held_out.jsonl", "reward.py"):
@@ -146,7 +146,8 @@ def test_a_mistake_comes_before_what_differs_from_the_run(
 
 
 def place(text: str, start: str) -> str:
-    """File and line of the one line that begins with a text; the file alone for none."""
+    """Return the file and the number of the line that begins with `start`; the file alone if `start` is only
+    ": "."""
     lines = [
         number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(start.strip())
     ]

@@ -1,5 +1,5 @@
-"""The last line of a run that learned nothing says so, with the likely cause, and after its first steps; of
-one that learned it does not."""
+"""The last line of a run that learned nothing says so, with the likely cause. So does a warning after the
+first steps. A run that learned has neither."""
 
 import signal
 import warnings
@@ -31,7 +31,7 @@ NOTHING = "oat train: the run learned nothing: "
 
 
 def trained(config: Path, capsys: pytest.CaptureFixture[str], *flags: object) -> tuple[str, list[str]]:
-    """The last line of a run, and what was said of it before as a warning."""
+    """Train, and return the last line of the output and the warnings that the run has learned nothing yet."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert oat("train", config, *flags) == 0
@@ -90,7 +90,8 @@ def test_nothing_learned(
     changes: dict[str, Any],
     cause: str,
 ) -> None:
-    """It is said after the first steps, at the end, and again by a run that had ended."""
+    """The message comes after the first steps and at the end. A repeated command on the finished run prints
+    the last line again."""
     changes = rewarded(tmp_path, reward, **changes)
     cause = cause.format(oracle=changes["oracle.name"])
     config = world.config(algorithm, tmp_path, changes)
@@ -194,8 +195,8 @@ def test_a_run_without_a_step(world: World, tmp_path: Path, capsys: pytest.Captu
 def test_of_all_lives(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], learned: tuple[int, ...], killed: int
 ) -> None:
-    """A run that is killed says at its end what the unbroken one says, and says it after its first steps if
-    these are done in this life."""
+    """A run that was killed ends with the last line of the unbroken run. It warns after its first steps if
+    these steps are done after the kill."""
     changes = flat_steps(tmp_path, {0, 1, 2, 3} - {*learned})
     changes |= {
         "stop.max_steps": 4,

@@ -1,5 +1,4 @@
-"""What `oat check` says of a run, held against the run itself; and that what it prints costs and changes
-nothing."""
+"""The output of `oat check` is compared with the run itself. The command is cheap and changes nothing."""
 
 import json
 import re
@@ -43,7 +42,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def lines_of(printed: str) -> dict[str, str]:
-    """By name; a line without one belongs to the line before."""
+    """Return the output's lines by name. A line without a name belongs to the line before it."""
     found: dict[str, str] = {}
     last = ""
     for line in printed.splitlines()[1:]:
@@ -105,7 +104,8 @@ def test_a_run_without_a_known_end(world: World, tmp_path: Path, capsys: pytest.
 def test_how_often_prompts_come(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int, times: str
 ) -> None:
-    """Of more prompts than are taken it is said how many there are, and no share of a time."""
+    """The output says how often each prompt is taken. If there are more prompts than the run takes, it gives
+    their number instead."""
     changes = {"prompts.epochs": epochs, "stop": {}, "algorithm.prompts": 1, "oracle.repeats": 0}
     assert oat("check", world.config("grpo", tmp_path, changes)) == 0
     assert f"{30 * epochs} prompts ({times}), " in capsys.readouterr().out
@@ -133,7 +133,8 @@ def test_how_often_prompts_come(
 def test_a_run_that_is_turned_back_is_counted_from_there(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `checkpoints/latest` says; so are the first line of `oat train`, and a fork of the run."""
+    """`checkpoints/latest` names an older checkpoint. `oat check`, the first line of `oat train` and a fork
+    all count from it."""
     config, run = (
         world.config("grpo", tmp_path, {"evaluation": None, "checkpoint.keep_last": 5}),
         tmp_path / "grpo",
@@ -158,7 +159,7 @@ def test_a_run_that_is_turned_back_is_counted_from_there(
 
 
 def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
-    """The very `build` of a run, and no tensor has memory."""
+    """The outline is made by the same `build` as a run, and no tensor has memory."""
     resolved = resolve(*load_config(world.config("dpo", tmp_path)))
     with outlined(resolved, gather_inputs(resolved)) as run:
         learner: Any = run.learner
@@ -177,7 +178,7 @@ def test_a_command_makes_one_module_without_weights_for_each_path(
     changes: dict[str, str],
     paths: int,
 ) -> None:
-    """DPO has a reference beside the policy, and `--memory` makes both again."""
+    """DPO has a reference beside the policy, and `--memory` uses both again. Yet each path is read once."""
     shutil.copytree(world.folder / "model", tmp_path / "other")
     changes = {name: value.format(folder=tmp_path) for name, value in changes.items()}
     config = world.config("dpo", tmp_path, {**changes, "stop.max_steps": 1})
@@ -219,7 +220,7 @@ def test_tokens_of_a_response(world: World, tmp_path: Path, capsys: pytest.Captu
 def test_what_the_model_does_with_the_end_of_a_prompt(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The shares are those that transformers itself computes."""
+    """The printed shares are those that transformers computes."""
     config = world.config("grpo", tmp_path, {"prompts.shuffle": False})
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(world.folder / "model"),
@@ -262,8 +263,7 @@ def test_a_model_that_ends_at_once_or_soon_is_shown(
     at_once: str,
     soon: str,
 ) -> None:
-    """The model's layers add nothing, so the next token is decided by the last one alone: by `=`, then by
-    what it led to."""
+    """The model's layers add nothing, so the last token alone decides the next one, beginning with `=`."""
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(world.folder / "model"),
         AutoTokenizer.from_pretrained(world.folder / "model"),
@@ -342,8 +342,8 @@ def test_tokens_of_recorded_responses(
 
 
 def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lengths of recorded data are those of prompt and response; columns that the reward gets are named, once
-    for each file."""
+    """The lengths of recorded data are of prompt and response. The columns that the reward gets are named
+    once per file."""
     path = world.folder / "train.jsonl"
     assert oat("check", world.config("grpo", tmp_path, {"evaluation.path": str(path)})) == 0
     printed = capsys.readouterr().out
@@ -394,7 +394,8 @@ def test_the_resolved_configuration(
 
 
 def test_help_needs_no_torch() -> None:
-    """Of every command, in one process: what is slow to import is imported when a command works."""
+    """One process prints the help of every command and imports no slow library. A command imports these when
+    it begins its work."""
     names = list(COMMANDS)
     assert len(names) >= 8
     code = "import sys, contextlib\nfrom oat.cli import main\n"
@@ -430,7 +431,8 @@ def test_what_is_not_estimated_is_small(
 def test_a_run_that_does_not_fit_goes_on_when_it_is_told(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also a run that stands, on a machine with less memory."""
+    """A run that does not fit is refused, and goes on if `compute.memory_gb` is high enough. This also holds
+    for a run that was begun on a machine with more memory."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
     lengths = Lengths(4)
     peak = estimate(resolve(*load_config(config)), lengths).peak / 1e9

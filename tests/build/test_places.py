@@ -1,5 +1,5 @@
-"""Relative paths are seen from where a command began, whatever user code makes of the working directory; and
-a run whose directory vanishes ends."""
+"""Relative paths count from the directory where the command began, even if user code changes the working
+directory. A run whose directory vanishes ends."""
 
 import json
 import os
@@ -53,8 +53,8 @@ WAYS = {"import": ("reward", "at_import"), "call": ("reward", "at_call"), "threa
 
 @pytest.fixture
 def project(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with everything that configurations name, in which commands begin; beside it `elsewhere`,
-    where code goes to."""
+    """Return a folder with everything that configurations name; commands begin in it. Beside it is the folder
+    `elsewhere`, to which user code changes."""
     folder = tmp_path / "project"
     folder.mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -68,7 +68,7 @@ def project(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def write_reward(folder: Path, way: str = "", line: str = "") -> None:
-    """The reward file; with a line of Python where `way` says."""
+    """Write the reward file. `way` says where it gets a further line of Python: at import or at a call."""
     places = {"at_import": "", "at_call": "pass"} | ({way: line} if way else {})
     (folder / "reward.py").write_text(WANDERS.format(**places))
 
@@ -84,7 +84,7 @@ def config(
     changes: dict[str, Any] | None = None,
     algorithm: str = "dpo",
 ) -> Path:
-    """Relative paths in every field that takes one."""
+    """Write a configuration with a relative path in every field that takes a path."""
     own = {
         "run_dir": "runs/mine",
         "model.path": "model",
@@ -137,8 +137,8 @@ def test_a_reward_that_changes_the_working_directory_changes_nothing(
 def test_models_adapters_and_data_are_found_after_code_has_gone_elsewhere(
     world: World, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is opened after a user's code has run: an adapter, a model as the reference, functions that give
-    data, weights in another precision."""
+    """These are opened after user code has changed the directory: an adapter, a reference model, functions
+    that give data, and weights in another precision."""
     lora: dict[str, Any] = {
         "model.lora": {"rank": 2},
         "stop.max_steps": 1,
@@ -211,7 +211,8 @@ def test_a_trainer_sees_paths_from_where_it_was_made(
 
 
 def test_a_run_directory_moves_between_two_lives(world: World, project: Path) -> None:
-    """Also one with a model and records that were given from Python."""
+    """The run directory is renamed before the run is continued. The model and the records were given from
+    Python."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     given = {
@@ -235,8 +236,8 @@ def test_a_run_directory_moves_between_two_lives(world: World, project: Path) ->
 def test_a_way_up_leads_to_no_folder_that_is_there_already(
     world: World, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A start that fails removes the folder that it made; it was taken for one where its name went up through
-    a folder that was missing."""
+    """A start that fails removes the folder that it made. A name such as `kept/missing/..` leads to an
+    existing folder, and this folder must stay."""
     config(world, project)
     kept = project / "kept"
     kept.mkdir()
@@ -253,7 +254,7 @@ def test_a_way_up_leads_to_no_folder_that_is_there_already(
 def test_a_directory_that_can_hold_no_run_is_a_mistake(
     world: World, project: Path, capsys: pytest.CaptureFixture[str], run_dir: str
 ) -> None:
-    """Also one that is named by more ways up than there are."""
+    """This also holds for a path with more `..` than there are folders."""
     config(world, project)
     for name in (run_dir, "../" * 60 + run_dir[1:]):
         for command in ("check", "train"):
@@ -272,7 +273,8 @@ def test_a_run_whose_directory_vanishes_ends(
     what: Callable[[Path], None],
     when: str,
 ) -> None:
-    """While a reward is asked, or while a step learns, also the last one."""
+    """The directory vanishes while a reward is asked, or while a step learns; the step may be the last
+    one."""
     changes = {
         name: None
         for name in (
@@ -364,7 +366,7 @@ def test_evaluations_that_vanish_under_a_run_end_it(world: World, project: Path)
 
 
 def test_a_lock_that_is_removed_ends_the_run(world: World, project: Path) -> None:
-    """Another process could work in the directory from then on."""
+    """Without the lock another process could use the directory, so the run ends."""
     lines = world.tree(
         "grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None}
     )

@@ -1,4 +1,5 @@
-"""Whole runs of `oat train`, held against what the data, the ledger and plain arithmetic say they must be."""
+"""Whole runs of `oat train`, compared with the values that follow from the data, the ledger and plain
+arithmetic."""
 
 import json
 import math
@@ -30,7 +31,7 @@ def metrics(run_dir: Path) -> list[Row]:
 
 
 def taken(store: Store, purpose: str, step: int) -> list[tuple[Intent, Answer]]:
-    """The questions that a step learned from, and their answers."""
+    """Return the questions that a step learned from, with their answers."""
     return [(asked, store.answer(asked)[0]) for asked in store.taken(purpose, step)]
 
 
@@ -39,8 +40,8 @@ class Task:
     """A task that a random model solves now and then.
 
     Attributes:
-        tokens: what the model can write.
-        score: the rule once more, for what these tokens can spell.
+        tokens: the tokens that the model can write.
+        score: the same rule, rewritten for texts of these tokens.
     """
 
     tokens: Sequence[str]
@@ -77,7 +78,7 @@ TASKS = {
 @pytest.mark.inventory(125)
 @pytest.mark.parametrize("name", TASKS)
 def test_dpo_by_a_rule_from_start_to_export(name: str, world: World, tmp_path: Path) -> None:
-    """Three steps in which the rule's preferences are learned from; what is left behind is whole."""
+    """Three steps learn from the rule's preferences. All files that the run leaves are complete."""
     task = TASKS[name]
     make_model(tmp_path / "model", tokens=task.tokens)
     records = [task.record(a, b) for a in range(1, 4) for b in range(1, 4)]
@@ -177,8 +178,8 @@ def record(a: int, b: int) -> dict[str, Any]:
 def test_every_completion_comes_with_its_columns_and_is_counted(
     algorithm: str, changes: dict[str, Any], world: World, tmp_path: Path
 ) -> None:
-    """Four steps of four prompts under a reward that checks what it is given; its own count is the ledger's,
-    and the ledger's the metrics'."""
+    """In four steps of four prompts, the reward function checks its arguments and counts its calls. Its count
+    equals the ledger's, and the ledger's equals that of the metrics."""
     write_jsonl(tmp_path / "train.jsonl", [record(a, b) for a in range(5) for b in range(2)])
     write_jsonl(tmp_path / "held_out.jsonl", [record(a, 9) for a in range(3)])
     (tmp_path / "strict.py").write_text(STRICT, encoding="utf-8")
@@ -255,8 +256,8 @@ LINEAR = {
 @pytest.mark.inventory(109)
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_learning_rate_of_a_run_falls_to_a_tenth(name: str, world: World, tmp_path: Path) -> None:
-    """Two optimiser steps a pass, five steps; a row holds the rate of its last optimiser step, which is one
-    short of where the schedule ends."""
+    """Five steps make two optimiser steps per pass. A row holds the rate of its last optimiser step, so the
+    last row is one optimiser step before the end of the schedule."""
     changes, expected = LINEAR[name]
     schedule = {
         "learner.schedule": "linear",
@@ -295,8 +296,8 @@ class Constant:
 def test_a_misspelt_option_of_an_oracle(
     option: str, nearest: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its file and line, and the nearest of the oracle's own options and of the fields that every oracle
-    has."""
+    """The message names file and line, and the most similar option among the oracle's own and those that
+    every oracle has."""
     (tmp_path / "mine.py").write_text(ORACLE, encoding="utf-8")
     name = f"{tmp_path / 'mine.py'}:Constant"
     config = world.config("dpo", tmp_path, {"oracle": {"name": name, "value": 1.0, option: 2.0}})
@@ -314,8 +315,8 @@ def test_a_misspelt_option_of_an_oracle(
 
 
 def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tmp_path: Path) -> None:
-    """Others render a conversation to the ids that the run sampled from, and stop at its ends: the
-    tokenizer's, the template's, the model's."""
+    """Other libraries render a conversation to the ids that the run sampled from. They stop at the end tokens
+    of the tokenizer, of the template and of the model."""
     turns = ["<|im_start|>", "<|im_end|>"]
     make_model(tmp_path / "model", tokens=["\n", *"abcdefghijklmnopqrstuvwxyz0123456789+=", *turns])
     plain = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -355,7 +356,7 @@ def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tm
 def test_the_engines_threads_are_measured_once_and_kept(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another number that would be measured later does not change the run; another one that is asked for is
+    """A later measurement with another result does not change the run. Another number in a flag is
     refused."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2, "compute.threads": None})
     for steps, found in ((2, 3), (3, 5)):

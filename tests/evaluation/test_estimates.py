@@ -1,5 +1,4 @@
-"""The numbers of an evaluation: worked by hand, against slow versions that enumerate, and at their
-extremes."""
+"""The numbers of an evaluation: computed by hand, compared with slow enumerations, and at extreme values."""
 
 import itertools
 import math
@@ -54,8 +53,8 @@ def test_average_by_hand() -> None:
 
 
 def test_pass_at_by_hand() -> None:
-    """Of 4 samples 1 is right: 1/4 for one draw, 1 - C(3,2)/C(4,2) = 1/2 for two, 1 for four. A prompt
-    without any brings 0."""
+    """1 of 4 samples is right. One draw gives 1/4, two draws give 1 - C(3,2)/C(4,2) = 1/2, four draws give 1.
+    A prompt without a right sample gives 0."""
     rows = table([0, 1, 0, 0], [0, 0, 0, 0])
     assert [pass_at(rows, k, success=1.0) for k in (1, 2, 3, 4)] == [0.125, 0.25, 0.375, 0.5]
     assert pass_at(rows, 1, success=0.0) == 1.0
@@ -79,8 +78,8 @@ def test_pass_at_counts_the_sets_of_samples(rows: list[list[float]], k: int, suc
 
 
 def test_majority_by_hand() -> None:
-    """Two votes for 7, right, against one for 8; then a tie of a right and a wrong answer; then nobody has an
-    answer."""
+    """Three cases: two votes for the right answer 7 and one for 8; a tie of a right and a wrong answer; no
+    answers at all."""
     rows = table([1, 0, 1], [1, 0, 0], [0.25, 0.25, 1])
     answers = [[Decimal("7"), Decimal("8"), Decimal("7.0")], ["7", "8", None], [None, None, None]]
     assert majority_at(rows[:1], answers[:1], 3) == 1.0
@@ -125,7 +124,7 @@ def test_majority_equals_slow_version(rows: list[list[float]], k: int, chance: r
 @QUICK
 @given(TABLES)
 def test_one_sample_passes_and_votes_as_it_is_worth(rows: list[list[float]]) -> None:
-    """With k = 1 both are the mean over prompts of the mean over samples."""
+    """With k = 1, both numbers are the mean over prompts of the mean over samples."""
     worth = mean([statistics.fmean(known(row)) for row in rows if known(row)])
     solved = mean([statistics.fmean(float(value >= 1) for value in known(row)) for row in rows if known(row)])
     assert close(majority_at(table(*rows), [["a"] * len(row) for row in rows], 1), worth)
@@ -134,7 +133,7 @@ def test_one_sample_passes_and_votes_as_it_is_worth(rows: list[list[float]]) -> 
 
 @pytest.mark.inventory(99)
 def test_win_rate_by_hand() -> None:
-    """An oracle that always says 0.75 gives a win rate of 1 and a mean probability of 0.75; a tie is half a
+    """An oracle that always says 0.75 gives a win rate of 1 and a mean probability of 0.75. A tie is half a
     win."""
     always = np.full((5, 3), 0.75)
     assert (average(wins(always)), average(always)) == (1.0, 0.75)
@@ -143,7 +142,8 @@ def test_win_rate_by_hand() -> None:
 
 
 def test_the_interval_is_what_all_resamples_say() -> None:
-    """All 4^4 = 256 resamples of four prompts, one of which has less values than the others, by counting."""
+    """The interval is compared with all 4^4 = 256 resamples of four prompts, one of which has fewer
+    values."""
     rows = table([0, 1], [1, 1], [0.5, NAN], [0, 0])
     means = []
     for drawn in itertools.product(rows.tolist(), repeat=4):
@@ -166,8 +166,8 @@ def test_the_interval_equals_slow_version() -> None:
 
 
 def test_the_interval_covers() -> None:
-    """Of 200 experiments of 60 prompts about 95 in 100 hold the true mean; samples of one prompt that say the
-    same narrow nothing."""
+    """Of 200 experiments with 60 prompts, about 95 in 100 contain the true mean. Equal samples of one prompt
+    do not narrow the interval."""
     generator = np.random.default_rng(3)
     held = 0
     widths = []
@@ -196,8 +196,8 @@ def lengths(size: int, seed: int, shift: float) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("shift", [-60, 0, 60])
 @pytest.mark.parametrize("seed", range(4))
 def test_an_oracle_that_only_likes_length(seed: int, shift: float) -> None:
-    """The plain rate is far from one half where one side writes more; at equal lengths there is nothing to
-    choose."""
+    """The plain win rate is far from one half if one side writes more. At equal lengths the sides are equal,
+    so the controlled rate is one half."""
     ours, theirs = lengths(2000, seed, shift)
     won = (1 + np.sign(ours - theirs)) / 2
     assert shift == 0 or abs(won.mean() - 0.5) > 0.2
@@ -213,8 +213,8 @@ def test_an_oracle_that_ignores_length(rate: float) -> None:
 
 @pytest.mark.parametrize(("quality", "bias"), [(0.8, 1.5), (-0.5, 1.5), (1.0, -2.0)])
 def test_a_known_effect_of_length_is_taken_out(quality: float, bias: float) -> None:
-    """Wins drawn from the model itself: at equal lengths the rate is sigmoid(quality), whatever the oracle
-    thinks of length."""
+    """Wins are drawn from the model of the estimate. At equal lengths the rate is sigmoid(quality), for any
+    effect of length."""
     ours, theirs = lengths(20_000, 7, 60)
     differences = (ours - theirs) / (ours - theirs).std(ddof=1)
     chances = 1 / (1 + np.exp(-(quality + bias * np.tanh(differences))))
@@ -258,8 +258,7 @@ def test_length_at_its_extremes() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    """Of three pairs two are ordered alike; a pair that one of both does not tell apart, or has no value for,
-    says nothing."""
+    """Two of three pairs are ordered alike. A pair does not count if one side gives a tie or has no value."""
     assert agreement(table([1, 2, 3]), table([1, 2, 1.5])) == pytest.approx(2 / 3)
     assert agreement(table([1, 2, 3], [1, NAN, 2]), table([1, 2, 2], [0, 5, 1])) == 1.0
     assert agreement(table([1, 2]), table([2, 1])) == 0.0

@@ -1,5 +1,5 @@
-"""Evaluation: the same questions under the same numbers, what counts, what is paid, and that training never
-notices."""
+"""Evaluation: equal questions with equal random numbers, the values that count, the price, and no effect on
+training."""
 
 import importlib
 import json
@@ -92,8 +92,8 @@ def responses(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 
 def test_two_evaluations_differ_by_the_weights_alone(world: World, tmp_path: Path) -> None:
-    """At a learning rate of 0 every evaluation repeats the first, token for token; it stands before the first
-    step, when due, and at the end."""
+    """With a learning rate of 0 every evaluation repeats the first one, token for token. Evaluations are made
+    before the first step, when due, and at the end."""
     config = world.config("grpo", tmp_path, {"learner.learning_rate": 0, "stop.max_steps": 5})
     train(config, tmp_path / "log")
     first = responses(tmp_path / "grpo", 0)
@@ -169,8 +169,8 @@ def test_what_has_no_value_does_not_count(world: World, tmp_path: Path, rewards:
 def test_a_comparing_oracle_gives_the_win_rate_against_references(
     world: World, tmp_path: Path, rewards: str
 ) -> None:
-    """References have two letters; the oracle says 0.9 for a longer response, a half for equal ones, nothing
-    for shorter ones."""
+    """References have two letters. The oracle says 0.9 for a longer response and 0.5 for an equal one. It
+    abstains for a shorter one."""
     train(
         world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:longer", "stop.max_steps": 1}),
         tmp_path / "log",
@@ -219,7 +219,7 @@ def test_a_win_rate_needs_references(
 def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
     world: World, tmp_path: Path, rewards: str, place: str, call: int, twice: int
 ) -> None:
-    """Two evaluations of four prompts with three responses each, and two steps of training."""
+    """The run has two evaluations of four prompts, with three responses each, and two steps of training."""
     config = world.config(
         "grpo", tmp_path, {"oracle.name": f"{rewards}:counted", "oracle.repeats": 0, "stop.max_steps": 2}
     )
@@ -240,7 +240,7 @@ def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
 def test_a_run_and_a_configuration_can_be_evaluated_alone(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the numbers that the run itself reported, and nothing written into the run."""
+    """`oat eval` prints the numbers that the run itself reported, and writes nothing into the run."""
     config = world.config("dpo", tmp_path)
     train(config, tmp_path / "log")
     before = digest_run(tmp_path / "dpo")
@@ -276,7 +276,8 @@ def test_what_cannot_be_evaluated(world: World, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_failing_evaluation_leaves_training_alone(world: World, tmp_path: Path) -> None:
-    """Its oracle raises; the run warns, counts it, and ends in the weights of a run without evaluation."""
+    """The oracle of the evaluation raises. The run warns, counts the failure, and has the final weights of a
+    run without evaluation."""
     (tmp_path / "broken.py").write_text(
         "def reward(prompts, completions, **columns):\n    raise RuntimeError('down')\n", encoding="utf-8"
     )

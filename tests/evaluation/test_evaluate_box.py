@@ -1,5 +1,5 @@
-"""The evaluation as a box: its own oracle, budget, slot and times; and that whatever fails in it leaves
-training as it is."""
+"""The evaluation as a box: its own oracle, budget, slot and times. A failure in it does not change
+training."""
 
 import json
 import signal
@@ -33,7 +33,7 @@ def run_of(config: Path, *flags: object) -> Run:
 
 
 def training_of(run_dir: Path) -> list[tuple[Any, ...]]:
-    """Every question of training, its answer, and the step that took it."""
+    """Return every training question with its answer and the step that took it."""
     sql = """SELECT q.step, q.round, q.occurrence, q.kind, q.oracle, q.prompt, q.candidates,
         a.vals, a.marks, a.label, a.queries, t.step, t.position
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
@@ -43,8 +43,8 @@ def training_of(run_dir: Path) -> list[tuple[Any, ...]]:
 
 
 def test_an_oracle_of_its_own_with_options(world: World, tmp_path: Path, judges: str) -> None:
-    """The same class twice, with other options: training learns from one, evaluations are by the other, and
-    the ledger tells them apart."""
+    """One class is used twice with different options: training learns from one oracle, and evaluations ask
+    the other. The ledger tells them apart."""
     name = f"{judges}:Constant"
     changes = {
         "oracle": {"name": name, "value": 0.9},
@@ -141,7 +141,8 @@ def test_a_mistake_is_one_message(
 
 
 def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judges: str) -> None:
-    """The price rises between the look at the budget and the question."""
+    """The price rises between the check of the budget and the question, so only a part of the evaluation is
+    paid. The part gives no mean."""
     changes = {
         "evaluation.oracle": {"name": f"{judges}:Dear", "rises": 12},
         "evaluation.max_queries": 60,
@@ -158,8 +159,8 @@ def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judge
 
 @pytest.mark.slow(instead="test_an_evaluation_that_failed_fails_in_a_replay_too", seconds=1.6)
 def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: str) -> None:
-    """The run is killed after the last evaluation, and goes on from its start: what is known by then changes
-    no decision."""
+    """The run is killed after the last evaluation and continues from its start. Answers that are already on
+    record change no decision."""
     changes = {
         "evaluation.oracle": {"name": f"{judges}:Dear"},
         "evaluation.max_queries": 30,
@@ -175,8 +176,9 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
 
 @pytest.mark.slow(instead="tests/faults/test_state.py evaluates the reference", seconds=2.5)
 def test_any_slot(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a sync after the third step the sampler answers after two steps as at the start; the reference
-    always does, and the policy never. `oat eval` finds in the checkpoint what each slot held at the end."""
+    """The sampler is synced after the third step, so after two steps it answers as at the start. The
+    reference always does, and the policy never. `oat eval` finds in the checkpoint each slot's weights of the
+    end."""
     found = {}
     for slot in ("policy", "sampler", "reference"):
         changes = {
@@ -203,8 +205,8 @@ def test_any_slot(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def tensors_of(run: Run) -> dict[str, torch.Tensor]:
-    """Copies of what the learner and the slots of the engine hold, but for the slot that an evaluation is
-    given the newest policy in."""
+    """Return copies of the tensors of the learner and of the engine's slots, without the slot `policy`, into
+    which an evaluation loads the newest weights."""
     engine: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
     learner: Any = run.learner
     held = {
@@ -232,8 +234,8 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
 def test_an_evaluation_leaves_every_weight_as_it_was(
     world: World, tmp_path: Path, judges: str, kept: dict[str, Any], fails: str
 ) -> None:
-    """Also one that fails, when it asks, waits or counts: the learner's weights, and the sampler's and the
-    reference's in the engine, bit by bit."""
+    """The evaluation may succeed, or fail when it asks, waits or counts. The learner's weights, and the
+    sampler's and reference's in the engine, stay bitwise the same."""
     own = {"name": f"{judges}:Constant", "fails": fails if fails in ("submit", "collect") else ""}
     section = {
         "evaluation.oracle": own,
@@ -300,9 +302,8 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(
 def test_an_evaluation_that_failed_fails_in_a_replay_too(
     world: World, tmp_path: Path, judges: str, judge: str, fails: str
 ) -> None:
-    """The run is killed after a later evaluation, and goes on from before the first, with an oracle that
-    works by then: rows and files are as they were. Nothing that was asked stays open, sets money aside, or is
-    asked again."""
+    """The run is killed after a later evaluation and continues from before the first one. By then the oracle
+    works, but rows and files stay the same. No question stays open, holds money back, or is asked again."""
     own = {"name": f"{judges}:Constant", "fails": fails, "healed": str(tmp_path / "healed")}
     log = tmp_path / "log"
     run_dir = tmp_path / "grpo"
@@ -339,8 +340,8 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(
 def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
     world: World, tmp_path: Path, judges: str, what: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """An environment that raises on held-out prompts, an oracle that cannot say what they cost, and a file of
-    records that cannot be written."""
+    """User code fails an evaluation: an environment raises on held-out prompts, an oracle cannot give a
+    price, or a file of records cannot be written."""
     unpriced = {"name": f"{judges}:Unpriced", "max_queries": 100}
     changes: dict[str, Any] = {
         "environment": played(judges, "Refusing"),
@@ -422,8 +423,8 @@ def test_an_environment_that_fails_in_training_ends_the_run(
 def test_a_kill_while_an_evaluation_fails(
     world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]
 ) -> None:
-    """Before its failure is on record it is made anew; from then on it has failed. Either way nothing stays
-    open."""
+    """If the kill comes before the failure is recorded, the evaluation is made again; afterwards it counts as
+    failed. In both cases no question stays open."""
     own = {"name": f"{judges}:Constant", "fails": "half", "healed": str(tmp_path / "healed")}
     config, log = world.config("grpo", tmp_path, {"evaluation.oracle": own}), tmp_path / "log"
     assert (

@@ -1,4 +1,5 @@
-"""Budgets of an evaluation: its own, never passed, and what a failed one has paid."""
+"""Budgets of an evaluation: separate from training, never exceeded, and with the payments of a failed
+evaluation."""
 
 import itertools
 import warnings
@@ -20,8 +21,8 @@ from oat.types import Price
 def test_budgets_and_waits_that_nobody_fills(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The oracle of training costs nothing here; nor does a column of a data set that the records of an
-    evaluation need."""
+    """The training oracle costs no queries, and the column of a data set costs none either. So a budget or a
+    wait in queries would have no effect, and is refused."""
     free = {
         "oracle.name": "recorded",
         "prompts.responses": ["answer"],
@@ -45,8 +46,8 @@ def test_budgets_and_waits_that_nobody_fills(
 
 
 def test_a_budget(world: World, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """Twelve queries an evaluation and thirty in the budget: two evaluations are made, two are not begun, and
-    this is said once."""
+    """An evaluation takes twelve queries and the budget has thirty. Two evaluations are made, two are
+    skipped, and one warning says so."""
     config = world.config(
         "grpo", tmp_path, {"evaluation.max_queries": 30, "oracle.repeats": 0, "stop.max_steps": 6}
     )
@@ -71,8 +72,8 @@ def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
     recwarn: pytest.WarningsRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twenty-four queries an evaluation: the second one does not fit into thirty. After it no more samples
-    are drawn, but for the other judge's."""
+    """An evaluation costs twenty-four queries, so the second does not fit into thirty. After it, samples are
+    drawn only for the other judge."""
     drawn, answer = [], Evaluation._sample
     monkeypatch.setattr(
         Evaluation, "_sample", lambda self, mode: drawn.append(mode.name) or answer(self, mode)
@@ -121,7 +122,7 @@ def test_a_budget_of_tokens_or_money(
     words: str,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    """Twelve responses an evaluation, of seven tokens and a quarter of a coin each."""
+    """An evaluation has twelve responses. Each costs seven tokens and 0.25 in money."""
     section = "evaluation.gold." if judge == "gold" else "evaluation."
     changes = {
         f"evaluation.{judge}": {"name": f"{judges}:Metered"},
@@ -151,7 +152,7 @@ def test_a_limit_that_an_oracle_cannot_keep_is_refused(
 
 
 def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> None:
-    """The reference says the same every time, so the first evaluation pays for all."""
+    """The reference gives the same responses every time, so the first evaluation pays for all of them."""
     config = world.config("grpo", tmp_path, {"evaluation.slot": "reference", "evaluation.max_queries": 12})
     assert oat("train", config) == 0
     assert evaluated(tmp_path / "grpo").keys() == {0, 2, 4}
@@ -165,8 +166,8 @@ def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> N
     [("oat.ledger.outstanding:Outstanding.submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
 )
 def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
-    """An evaluation that had begun is ended, whatever it has cost; what comes later is decided as in the
-    unbroken run."""
+    """An evaluation that had begun is finished, at any price. Later decisions are those of the unbroken
+    run."""
     flags = ("--evaluation.max_queries", "30", "--stop.max_steps", "6")
     config = world.config("grpo", tmp_path)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken", *flags) == 0
@@ -177,8 +178,8 @@ def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, plac
 def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
     world: World, tmp_path: Path, judges: str
 ) -> None:
-    """Of the evaluation after two steps half is answered when it fails, and stays open no longer: the numbers
-    of the next one are its own."""
+    """The evaluation after step 2 fails with half of its answers, and its questions are closed. The next
+    evaluation gets its own answers."""
     found = []
     for fails in ("", "half"):
         folder = tmp_path / f"fails {fails}"
@@ -212,7 +213,7 @@ def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
 def test_an_evaluation_that_is_due_waits_for_queries(
     world: World, tmp_path: Path, section: dict[str, Any], steps: list[int]
 ) -> None:
-    """Twelve queries a step; an evaluation at the start and at the end in any case."""
+    """A step costs twelve queries. The start and the end have an evaluation in every case."""
     changes = {f"evaluation.{name}": value for name, value in section.items()}
     assert (
         oat("train", world.config("grpo", tmp_path, {**changes, "stop.max_steps": 10, "oracle.repeats": 0}))
@@ -224,8 +225,8 @@ def test_an_evaluation_that_is_due_waits_for_queries(
 def test_what_an_evaluation_lost_is_not_asked_again_by_training(
     world: World, tmp_path: Path, judges: str
 ) -> None:
-    """Its oracle fails when it is asked; the run is killed, and the continued one must not ask it in a step
-    of training."""
+    """The evaluation's oracle fails when it is asked, and the run is killed. The continued run must not ask
+    the lost questions in a training step."""
     config = world.config(
         "grpo", tmp_path, {"evaluation.oracle": {"name": f"{judges}:Constant", "fails": "submit"}}
     )

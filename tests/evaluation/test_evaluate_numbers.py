@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: its records, the numbers made of them, and a second opinion."""
+"""The results of an evaluation: its records, the numbers made of them, and a gold oracle."""
 
 import itertools
 import json
@@ -31,7 +31,8 @@ from oat.types import Price
 
 @pytest.mark.inventory(98)
 def test_a_record_has_the_five_keys(world: World, tmp_path: Path) -> None:
-    """The prompt under the name that it has in the data and, behind `format_`, as the model saw it."""
+    """A record has the prompt under the data's own column name, and under `format_` with that name as the
+    model read it."""
     turns = ["<|im_start|>", "<|im_end|>"]
     make_model(tmp_path / "model", tokens=["\n", *"abcdefghijklmnopqrstuvwxyz0123456789+=", *turns])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -113,8 +114,8 @@ def test_a_conversation_is_recorded_as_messages(world: World, tmp_path: Path) ->
 @pytest.mark.inventory(98)
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call: int) -> None:
-    """Killed while the file is brought to disk: before the sync of its content, and before that of its
-    name."""
+    """The run is killed while the file is written to disk: before the sync of its content, or before the sync
+    of its name."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
 
     def action() -> int:
@@ -157,7 +158,7 @@ def test_an_oracle_that_always_says_three_quarters(world: World, tmp_path: Path,
 
 
 def test_numbers_are_those_of_the_records(world: World, tmp_path: Path, judges: str) -> None:
-    """Held against what the file of an evaluation says, by counting."""
+    """The numbers are compared with counts over the evaluation's file."""
     wanted = {
         "samples": 5,
         "pass_at": [1, 3],
@@ -224,7 +225,7 @@ def test_answers_that_no_vote_can_count(judges: str) -> None:
 
 
 def test_length_is_taken_out_of_a_win_rate(world: World, tmp_path: Path, judges: str) -> None:
-    """The oracle likes length alone; references have two letters, responses up to four."""
+    """The oracle prefers the longer response. References have two letters, responses up to four."""
     changes = {
         "evaluation.oracle": f"{judges}:longer",
         "evaluation.samples": 64,
@@ -238,8 +239,8 @@ def test_length_is_taken_out_of_a_win_rate(world: World, tmp_path: Path, judges:
 
 
 def test_a_second_opinion(world: World, tmp_path: Path, judges: str) -> None:
-    """It is asked about the same responses, of another kind here, in an account of its own; training does not
-    notice."""
+    """The gold oracle is asked about the same responses, here in another kind of question, and has its own
+    account. Training does not change."""
     changes = {
         "evaluation.oracle": f"{judges}:letters",
         "evaluation.gold": f"{judges}:longer",
@@ -280,7 +281,7 @@ def test_a_second_opinion_of_the_contrary(world: World, tmp_path: Path, judges: 
 
 
 def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Path, judges: str) -> None:
-    """The first one stands."""
+    """The numbers of the evaluation's first oracle stay."""
     for gold, name in (
         ({"fails": "collect"}, "eval/gold_failed"),
         ({"max_queries": 24}, "eval/gold_skipped"),
@@ -321,7 +322,8 @@ def test_killed_in_a_second_opinion(world: World, tmp_path: Path, judges: str, p
 def test_oat_eval_knows_all_of_it(
     world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that had none of it is evaluated with it, from its configuration and from its directory."""
+    """`oat eval` computes numbers that the run did not, from the run's configuration and from its
+    directory."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
     assert oat("train", config) == 0
     answers = f"{judges}:first_letter"
@@ -365,8 +367,8 @@ def test_oat_eval_knows_all_of_it(
 def test_every_number_is_reported(
     world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every name of the list, but those of what fails or is not begun, which tests above see, those of what
-    training sampled, and of pairs."""
+    """Every metric of the list is reported. Left out are those of failures and skipped evaluations, which
+    tests above cover, those of training samples, and those of pairs."""
     wanted = {
         "kl": True,
         "oracle": f"{judges}:longer",
@@ -397,7 +399,7 @@ def test_a_number_in_a_name_stands_for_any() -> None:
 
 
 def test_the_page_is_valid(world: World, tmp_path: Path) -> None:
-    """What docs/evaluation.md tells people to write."""
+    """The settings in docs/evaluation.md are valid."""
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     sections = [yaml.safe_load(block.split("```")[0])["evaluation"] for block in page.split("```yaml\n")[1:]]
     assert len(sections) >= 3

@@ -1,5 +1,5 @@
-"""Evaluations of every kind of run: online, with the samples of training; iterative, with a sampler that
-lags; offline."""
+"""Evaluations of every kind of run: online, with the samples of training; iterative, with a sampler that lags
+behind; offline."""
 
 import json
 from contextlib import closing
@@ -29,8 +29,8 @@ def records_of(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def online(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """DPO with its win probability against the references as it goes on; every response that a step learned
-    from is compared."""
+    """Return a DPO run with online evaluation: every response that a step learned from is compared with the
+    reference."""
     changes = {
         **SINGLE,
         "evaluation.online": True,
@@ -43,8 +43,8 @@ def online(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.inventory(100)
 def test_samples_of_training_are_held_against_the_references(online: Path) -> None:
-    """By hand from the ledger: what the oracle says of each response against the one letter that is the
-    reference."""
+    """The expected values are computed by hand from the ledger: the oracle's answer about each response and
+    the reference, which is one letter."""
     rows = rows_of(online)
     assert "eval/online" not in rows[0], "nothing was learned from yet"
     for step in (2, 4):
@@ -130,8 +130,8 @@ def test_recorded_responses_are_not_sampled(
 
 
 def test_an_iterative_run_evaluates_its_newest_weights(world: World, tmp_path: Path) -> None:
-    """The sampler lags three steps; the evaluation looks at the policy, or at the sampler where that is asked
-    for, and neither is disturbed."""
+    """The sampler lags three steps behind. The evaluation uses the policy, or the sampler if
+    `evaluation.slot` says so, and changes neither."""
     changes = {
         **SINGLE,
         "learner.sync_every": 3,
@@ -183,7 +183,7 @@ def test_an_offline_run_learns_and_starts_no_actor(
 
 @pytest.mark.inventory(117)
 def test_an_offline_run_is_evaluated_online(world: World, tmp_path: Path) -> None:
-    """What is learned is recorded; what is evaluated is sampled now, and its file is written."""
+    """Training uses recorded responses. The evaluation samples new ones and writes its file."""
     run = trained(world, tmp_path, "dpo", {"evaluation.oracle": world.oracle, "evaluation.every": 5})
     assert sorted(path.name for path in (run / "evaluations").iterdir()) == [
         f"step_{step:08d}.jsonl" for step in (0, 5, 10)
@@ -197,7 +197,8 @@ def test_an_offline_run_is_evaluated_online(world: World, tmp_path: Path) -> Non
 
 
 def trained(world: World, folder: Path, algorithm: str, changes: dict[str, Any]) -> Path:
-    """Ten steps over recorded pairs of which the chosen one is all a."""
+    """Train ten steps on recorded pairs whose chosen response has only the letter a. Return the run
+    directory."""
     data = [
         {"prompt": f"{a}+{b}=", "answer": "a", "chosen": "aaa", "rejected": f"{b}{a}"}
         for a in range(4)

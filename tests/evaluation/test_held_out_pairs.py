@@ -1,4 +1,4 @@
-"""Held-out pairs: what the objective's loss says of pairs that are never learned (`evaluation.pairs`)."""
+"""Held-out pairs (`evaluation.pairs`): the objective's loss on pairs that are never learned."""
 
 import json
 from pathlib import Path
@@ -46,12 +46,12 @@ NAMES = {
     for name in ("count", "loss", "accuracy", "margin", "reward_chosen", "reward_rejected")
 }
 GAP = {"eval/pairs/reference_gap"}
-"""Of the losses that read a reference."""
+"""The further metric of losses with a reference."""
 
 
 def offline(world: World, folder: Path, name: str = "dpo", **changes: Any) -> Path:
-    """A run of four steps of recorded pairs, that measures nine others every two steps;
-    folder/<name>.yaml."""
+    """Write folder/<name>.yaml: a run of four steps on recorded pairs, which evaluates nine other pairs every
+    two steps."""
     write_jsonl(folder / "pairs.jsonl", TRAIN)
     write_jsonl(folder / "held_out.jsonl", HELD_OUT)
     only: dict[str, Any] = {
@@ -80,8 +80,8 @@ def of_pairs(row: dict[str, float]) -> dict[str, float]:
 
 
 def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) -> None:
-    """Worked out from the exported model and the start, pair by pair; at the start policy and reference are
-    one."""
+    """The expected values are computed pair by pair from the exported model and the start model. At the start
+    the policy equals the reference."""
     assert oat("train", offline(world, tmp_path)) == 0
     found = rows(tmp_path / "dpo")
     assert [bool(of_pairs(row)) for row in found] == [True, False, True, False, True]
@@ -133,7 +133,8 @@ def _logps(model: Path, prompt: str, response: str) -> torch.Tensor:
 @pytest.mark.sample("dpo", "simpo", "aot", "orpo", seconds=1.9)
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
-    """The same in one pass or pair by pair; the objective is left as it is, and so is every weight."""
+    """One pass over all pairs gives the same numbers as passes over single pairs. The objective and all
+    weights stay the same."""
     cls: Any = ALGORITHMS[name]
     renderer = Renderer(load_tokenizer(str(world.folder / "model")), template=None)
     prompts = Prompts([Source(HELD_OUT)], renderer, Seeds(0), responses=["chosen", "rejected"]).all()
@@ -190,7 +191,7 @@ def test_a_killed_run_measures_the_same(world: World, tmp_path: Path) -> None:
 def test_the_reference_is_computed_once_unless_it_moves(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one that follows the policy the numbers are those of the reference as it is then."""
+    """If the reference follows the policy, the numbers are those of the reference at that step."""
     passes: list[int] = []
     forward = Learner.forward
 
@@ -242,8 +243,8 @@ def test_check_reads_them_and_eval_gives_them(
 
 
 def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
-    """Online: an oracle that fails, or whose budget is empty, leaves the pairs' numbers; those are the same
-    with and without the prompts."""
+    """An oracle that fails, or an empty budget, does not remove the pairs' numbers. They are the same with
+    and without prompts."""
     write_jsonl(tmp_path / "held_out.jsonl", [*HELD_OUT, {"prompt": "1+1=", "chosen": "2", "rejected": "2"}])
     evaluation = {
         "path": str(world.folder / "held_out.jsonl"),
@@ -259,7 +260,8 @@ def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
 
 
 def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of all held-out pairs, however the step's own are shared out; `oat eval` too."""
+    """The numbers are over all held-out pairs, for any distribution of a step's own pairs. `oat eval` prints
+    them too."""
     file = offline(world, tmp_path, "reward_model")
     assert oat("train", file) == 0
     found = rows(tmp_path / "reward_model")
@@ -283,7 +285,7 @@ def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_from_python(world: World, tmp_path: Path) -> None:
-    """As objects; and a checkpoint is ranked by them."""
+    """The pairs are given as Python objects, and checkpoints are ranked by their accuracy."""
     save_model(tmp_path / "model", build_config("llama"))
     trainer = Trainer(
         model=tmp_path / "model",

@@ -416,8 +416,8 @@ def test_laws_of_advantages(normalise: bool, figure: Figure) -> None:
 
 @pytest.mark.fault("R22")
 def test_a_broken_loss_breaks_the_laws(figure: Figure) -> None:
-    """The laws find a broken loss: one that reads its neighbour, uses a column twice, doubles its gradient or
-    overflows."""
+    """The laws find each of five broken losses: it reads its neighbour, depends on a common constant, doubles
+    its gradient, loses digits in bfloat16, or overflows."""
     dpo = LAWS["dpo"]
     broken = {
         "order": (test_order_changes_nothing, replace(dpo, loss=lambda c: dpo.loss(c).cumsum(0))),

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Ledger]:
-    """Opens the ledger of this test, again and again."""
+    """Return a function that opens the ledger of this test, as often as it is called."""
 
     def make(
         oracle: Any,

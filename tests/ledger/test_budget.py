@@ -1,4 +1,5 @@
-"""Budgets: never passed, exact where questions are small enough, whoever asks and however many at a time."""
+"""Budgets are never exceeded. They are spent exactly if questions are small enough, for any askers and any
+number of questions at a time."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from oat.types.budget import Budget
 
 
 class Judge(Oracle):
-    """Compares for money: sets aside 100 tokens and 1.00 a question and takes what it is told."""
+    """An oracle of comparisons for money. It sets aside 100 tokens and 1.00 per question and takes the given
+    prices."""
 
     answers: Kind = "compare"
 
@@ -74,7 +76,7 @@ def ask(
 
 
 def test_what_is_beyond_it_is_not_asked(tmp_path: Path) -> None:
-    """Seven queries buy three preferences of two scores each; the rest of one buys nothing."""
+    """Seven queries pay for three preferences of two scores each. The remaining query pays for nothing."""
     asked: list[str] = []
     oracle = CallableOracle(
         lambda prompts, completions: [asked.append(text) or 1.0 * len(asked) for text in completions], "o"
@@ -109,8 +111,8 @@ def test_a_cheaper_question_behind_a_dear_one_is_still_paid(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("budget", [Budget(tokens=250), Budget(cost=2.5), Budget(queries=2)])
 def test_the_most_is_set_aside_and_what_it_took_counts_once_taken(tmp_path: Path, budget: Budget) -> None:
-    """Two of three are allowed at 100 tokens, or 1.00, each. They take half of it, so the third is too, in a
-    wave of its own, and one more. Queries are taken whole."""
+    """At 100 tokens, or 1.00 in money, the budget allows two of three questions. They cost half of this, so
+    the third is asked in a later wave, and one more. In a budget of queries they cost their full price."""
     half = Price(1, 50, 0.5)
     ok = ("ok",)
     unpaid = ("unpaid",)
@@ -144,7 +146,7 @@ def test_an_oracle_that_takes_more_than_it_said(tmp_path: Path) -> None:
 def test_64_concurrent_askers_spend_it_exactly(
     tmp_path: Path, limit: int, figure: Callable[[str], None]
 ) -> None:
-    """Each asks rounds of five pairs, and all together more than there is money for."""
+    """Each asker asks rounds of five pairs, and together they ask more than the budget allows."""
     lock, paid = threading.Lock(), [0]
 
     def compare(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
@@ -211,13 +213,14 @@ def test_a_budget_in_money_needs_a_price(
 def test_a_preference_made_from_rewards_has_no_price_of_its_own(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where an evaluation asks; and who judges an evaluation need not name one."""
+    """An evaluation with such preferences is refused too. An evaluation's own oracle needs no price."""
     assert oat("train", world.config("dpo", tmp_path, {"stop.max_cost": 3.0, "evaluation": None})) == 2
     assert "does not say what a question costs" in capsys.readouterr().err
 
 
 def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
-    """So it counts at its most, and nothing more is bought with that."""
+    """The question may still be paid, so it counts with its highest price, and the budget pays for no further
+    question."""
 
     class Silent(Judge):
         def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
@@ -241,7 +244,7 @@ def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
 
 
 def test_a_failed_evaluation_counts_in_its_budget(tmp_path: Path) -> None:
-    """What it asked may still be answered, and paid."""
+    """A question of a failed evaluation may still be answered and paid."""
     ledger = opened(tmp_path, Judge([]), Budget())
     groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]
     ledger.ask(0, 0, groups, make_questions(groups, "compare", 0, oracle="o", purpose="eval"), "eval")

@@ -1,5 +1,5 @@
-"""Budgets and answers that come late: what was paid for is learned from, nothing is asked in vain, and
-nothing that came is lost."""
+"""Budgets with late answers: the run learns from all paid answers, asks no needless question, and loses no
+answer."""
 
 import json
 import time
@@ -39,7 +39,8 @@ def rows(run: Path) -> list[dict[str, float]]:
 def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(
     world: World, tmp_path: Path, oracle: str, ahead: int
 ) -> None:
-    """80 queries buy 40 pairs, ten steps of four; nothing is sampled any more once they are asked."""
+    """80 queries pay for 40 pairs, that is ten steps of four. After they are asked, nothing more is
+    sampled."""
     (tmp_path / "slow.py").write_text(SLOW)
     name = world.oracle if oracle == "at once" else f"{tmp_path / 'slow.py'}:reward"
     changes = {
@@ -62,7 +63,7 @@ def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(
 
 @pytest.mark.slow(instead="test_a_run_ends_when_it_has_learned_from_all_it_paid_for", seconds=2.0)
 def test_a_killed_run_learns_from_all_it_paid_for_too(world: World, tmp_path: Path) -> None:
-    """Killed while it takes the last of what it paid for, with a checkpoint two steps before."""
+    """The run is killed while it takes its last paid answers, two steps after a checkpoint."""
     changes = {
         "oracle.max_outstanding": 20,
         "oracle.repeats": 0,
@@ -90,7 +91,7 @@ def test_a_killed_run_learns_from_all_it_paid_for_too(world: World, tmp_path: Pa
 
 
 class Post(Oracle):
-    """Answers by the time of this clock, one a call."""
+    """An oracle whose answers arrive one per call."""
 
     answers: Kind = "compare"
 
@@ -130,7 +131,7 @@ def ask(ledger: Ledger, step: int, number: int, kind: Kind = "compare") -> None:
 
 
 def test_what_has_come_is_taken_in_also_beyond_what_a_step_needs(opened: Callable[..., Ledger]) -> None:
-    """So that a kill does not pay for it twice."""
+    """Answers beyond the need of a step are recorded, so that a kill does not make the run pay twice."""
     ledger, post = opened(Post()), Post()
     ask(ledger, 0, 5)
     assert len(ledger.take_feedback(0, 2).items) == 2
@@ -157,8 +158,8 @@ def test_an_async_function_runs_from_when_it_was_asked(opened: Callable[..., Led
 
 
 def test_what_could_not_be_paid_is_no_answer_to_wait_for(opened: Callable[..., Ledger]) -> None:
-    """Of six pairs four are paid; a step of two that finds two unpaid ones at once still takes in the four,
-    which go first."""
+    """Four of six pairs are paid. A step of two finds the two unpaid ones at once, and yet the four paid ones
+    are taken first."""
     ledger = opened(Post(), limit=4)
     ask(ledger, 0, 6)
     assert [item.answer.marks for item in ledger.take_feedback(0, 2).items] == [("ok",)] * 2

@@ -1,5 +1,5 @@
-"""What was answered once is not paid twice: canonical items, repeats, halves that are known, and what never
-is."""
+"""An answered question is not paid twice: canonical items, repeats, pairs with one known score, and questions
+that are always asked again."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -21,7 +21,7 @@ from oat.types import Feedback, Group, Kind
 
 
 class Counted:
-    """Functions that count what they are asked."""
+    """Functions that count their questions."""
 
     def __init__(self, values: Sequence[float] = ()):
         self.asked: list[tuple[str, ...]] = []
@@ -61,7 +61,8 @@ def opened(tmp_path: Path) -> Callable[..., Ledger]:
 def test_a_known_version_stands_for_the_oracles_own(
     opened: Callable[..., Ledger], known: dict[str, str], version: str
 ) -> None:
-    """An empty one too, which runs have whose oracle had none when they began."""
+    """A recorded version replaces the oracle's own. It may be empty, if the oracle had none when the run
+    began."""
     oracle = CallableOracle(Counted().score, "counted")
     oracle.version = "2"
     assert opened(oracle, known_versions=known).cache.versions == {"o": version}
@@ -170,7 +171,7 @@ def test_purposes_share_no_answers(opened: Callable[..., Ledger]) -> None:
 
 @pytest.mark.slow(instead="tests/ledger/test_cache_awaited.py, for answers that are awaited", seconds=1.6)
 def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: Path) -> None:
-    """One prompt and answers of a token: most of what is asked was answered before."""
+    """There is one prompt, and responses have one token, so most questions were answered before."""
     changes = {
         "algorithm.prompts": 2,
         "sampling.max_new_tokens": 1,
@@ -193,7 +194,8 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
 
 
 def test_what_another_version_of_a_reward_said_is_not_known(world: World, tmp_path: Path) -> None:
-    """The file is mended between two lives of a run: no step learns from old and new values side by side."""
+    """The reward file is corrected before the run is continued. No step learns from old and new values
+    together."""
     file = tmp_path / "mended.py"
     file.write_text(
         "def reward(prompts, completions):\n    return [float(text.count('a')) for text in completions]\n"

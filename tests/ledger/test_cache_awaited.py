@@ -1,5 +1,5 @@
-"""Equal questions that are under way together are asked once: within a group, a round, a step, and ahead;
-over kills, failures and budgets."""
+"""Equal questions that are in flight together are asked once: within a group, a round, a step, and ahead,
+also over kills, failures and budgets."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -31,7 +31,8 @@ def lengths(question: Question) -> list[float]:
 
 
 class Opened:
-    """The ledger of a test, opened again as after a kill, and held against itself whenever it is."""
+    """Opens the ledger of a test, again after each simulated kill, and checks the old one for
+    contradictions."""
 
     def __init__(self, path: Path):
         self.path, self.ledger = path, None
@@ -75,7 +76,7 @@ def values(feedback: Feedback) -> list[tuple[float, ...]]:
 
 
 def twin(occurrence: int, *candidates: str) -> Group:
-    """Another record with the prompt of record 0."""
+    """Return another record with the prompt of record 0."""
     group = make_group(0, *candidates)
     return replace(group, prompt=replace(group.prompt, occurrence=occurrence))
 
@@ -128,8 +129,8 @@ def test_what_preferences_are_made_of_comes_along(opened: Opened) -> None:
 
 
 def test_what_is_asked_ahead_is_asked_once(opened: Opened) -> None:
-    """Whether its answer has come by then or not: what a round awaits is a function of recorded rounds and
-    steps."""
+    """The number of calls does not depend on whether the answer has come: recorded rounds and steps alone
+    decide what a round waits for."""
     for place, has_come in enumerate((False, True)):
         oracle = FakeOracle(lengths)
         ledger = opened(oracle)
@@ -167,8 +168,8 @@ def test_after_a_kill_what_is_awaited_is_asked_again_once(opened: Opened) -> Non
 
 @pytest.mark.parametrize("kills", [(), ("between",), ("between", "after")])
 def test_the_rest_of_an_answer_may_come_before_what_is_awaited(opened: Opened, kills: Sequence[str]) -> None:
-    """It is on disk, paid, and not asked again, also when the process dies before the other question has its
-    answer."""
+    """The partial answer is on disk and paid. It is not asked again, even if the process dies before the
+    other question has its answer."""
     late = lambda question: None if question.candidates == ("a", "bb") else 0  # noqa: E731
     oracle = FakeOracle(lengths, late=late)
     ledger = opened(oracle, max_wait_s=0.2)
@@ -331,8 +332,8 @@ CHANGES: dict[str, Any] = {
     "stop.max_steps": 6,
 }
 AHEAD = {"grpo": 0, "dpo": 8}
-"""Two prompts, each twice a step, and answers of a token out of three: most of what is asked is under way
-already."""
+"""Questions asked ahead, by algorithm. Two prompts occur twice per step, and a response is one of three
+tokens. So most questions are already in flight."""
 POINTS = [
     ("oat.ledger.outstanding:Outstanding.submit", 3, False),
     ("oat.ledger.store:Store.add_answers", 6, True),
@@ -414,7 +415,7 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
 def test_a_fork_awaits_what_the_run_did(
     world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str
 ) -> None:
-    """It begins where answers were under way, whose record is cut off, and ends as the run itself."""
+    """The fork begins when answers are in flight, without the later records, and ends like the run itself."""
     config = configured(world, algorithm, tmp_path)
     assert oat("train", config, "--from", f"{unbroken(algorithm)}@4") == 0
     assert digest_run(tmp_path / algorithm) == digest_run(unbroken(algorithm))

@@ -1,5 +1,5 @@
-"""What a run learns from, counts and decides does not depend on when answers come, as long as it waits for
-each (docs/ledger.md, Late answers)."""
+"""The feedback, counts and decisions of a run do not depend on the arrival times of answers, if the run waits
+for each answer (docs/ledger.md, Late answers)."""
 
 import json
 import random
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def played(
     path: Path, delays: random.Random | None, settings: dict[str, Any], **plan: int
 ) -> tuple[Played, str]:
-    """A run of its own, and the digest of its ledger."""
+    """Return what a run with its own ledger saw, and the digest of the ledger."""
     with closing(Store(path)) as store:
         ledger = Ledger(
             store, {"o": Slow(delays)}, Seeds(0), labels="threshold", deadline_s=600.0, **settings
@@ -46,7 +46,7 @@ def played(
 @pytest.mark.parametrize("ahead", [0, 11])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, Any], ahead: int) -> None:
-    """Rounds of three questions, of which a step takes four, so that some are always over."""
+    """A round has three questions and a step takes four, so some questions always remain."""
     plan = {"steps": 7, "count": 4, "size": 3, "ahead": ahead}
     first, digest = played(tmp_path / "at once", None, settings, **plan)
     assert first.feedback[-1].queries > 0
@@ -63,8 +63,8 @@ def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, 
 
 
 def test_what_is_known_at_a_step_is_what_steps_took(tmp_path: Path) -> None:
-    """Of two rounds, both answered, a step takes one: the other one's queries count with the step that takes
-    it."""
+    """Two rounds are answered and a step takes one of them. The queries of the other count with the step that
+    takes it."""
     with closing(Store(tmp_path / "ledger")) as store:
         ledger = Ledger(store, {"o": Slow()}, Seeds(0), labels="threshold", deadline_s=600.0)
         found = play(ledger, steps=3, count=2, ahead=2)
@@ -77,8 +77,8 @@ def test_what_is_known_at_a_step_is_what_steps_took(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_before_keeps_its_numbers(tmp_path: Path) -> None:
-    """It has what had come when a step took its own; those numbers are replayed, and later steps count what
-    was taken."""
+    """In an older ledger, a step's number has all answers that had arrived. These numbers are replayed, and
+    later steps count taken answers."""
     plan = {"count": 2, "ahead": 2}
     with closing(Store(tmp_path / "ledger")) as store:
         ledger = Ledger(store, {"o": Slow()}, Seeds(0), labels="threshold", deadline_s=600.0)

@@ -1,4 +1,4 @@
-"""The ledger: asking, answers in any order or none, labels, takes, restarts."""
+"""The ledger: questions, answers in any order or none, labels, takes, restarts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def test_scores_of_a_real_function(opened: Callable[..., Ledger]) -> None:
 
 @pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
 def test_preferences_from_scores(opened: Callable[..., Ledger], labels: str) -> None:
-    """p = sigmoid(difference of lengths); equal lengths have no winner under either rule; a preference costs
+    """p = sigmoid(difference of lengths). Equal lengths have no winner under either rule. A preference costs
     two queries."""
     ledger = opened(Preferences(rewards()), labels=labels)
     ask(ledger, 0, make_group(0, "a" * 60, "b"), make_group(1, "c", "d" * 60), make_group(2, "ee", "ff"))
@@ -125,8 +125,8 @@ def test_intents_are_on_disk_before_the_oracle_hears_of_them(
 def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """Answers arrive at 3, 1, 2 seconds: a step of two waits for the first; the next one needs nothing
-    more."""
+    """Answers arrive after 3, 1 and 2 seconds. A step of two waits for the first one; the next step has its
+    answer already."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}))
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     first = ledger.take_feedback(0, 2)
@@ -136,8 +136,8 @@ def test_a_step_waits_for_its_questions_in_the_order_they_were_asked(
 
 
 def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """Where a step waits only so long, it takes the first two that are there, in the order they were asked;
-    the next takes the rest."""
+    """With a limit on the wait, a step takes the first two answers that have arrived, in the order of their
+    questions. The next step takes the last one."""
     ledger = opened(Post(clock, {0: 3.0, 1: 1.0, 2: 2.0}), max_wait_s=600.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     first = ledger.take_feedback(0, 2)
@@ -151,8 +151,8 @@ def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clo
 def test_what_is_too_old_to_learn_from_is_waited_for_as_well(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """So that what is set aside for it, and what is known, do not depend on when it comes. Question 1 is a
-    step too old when step 2 comes to it."""
+    """The step waits for the old answer, so that the money set aside and the known answers do not depend on
+    arrival times. Question 1 is one step too old when step 2 reaches it."""
     ledger = opened(Post(clock, {1: 50.0}), max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
     assert occurrences(ledger.take_feedback(0, 1)) == [0]
@@ -183,7 +183,7 @@ def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(
 
 
 def test_a_step_waits_no_longer_than_it_may(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """In training; an evaluation waits for all it asked."""
+    """The limit holds in training. An evaluation waits for all its questions."""
     ledger = opened(Post(clock, {1: 50.0, 2: 90.0, 3: 300.0}), max_wait_s=20.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     assert (occurrences(ledger.take_feedback(0, 3)), clock.now) == ([0], 120.0)
@@ -196,7 +196,7 @@ def test_a_step_waits_no_longer_than_it_may(opened: Callable[..., Ledger], clock
 def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """Questions 0 and 1 are of step 0, question 2 is of step 2; an answer may be one step old."""
+    """Questions 0 and 1 are of step 0, and question 2 is of step 2. An answer may be one step old."""
     ledger = opened(Post(clock, {0: 30.0, 1: 60.0}), max_wait_s=20.0, max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
     assert occurrences(ledger.take_feedback(0, 2)) == []

@@ -1,4 +1,4 @@
-"""The ledger after a restart, and with oracles that break their word."""
+"""The ledger after a restart, and with oracles that break their protocol."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(
 def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(
     opened: Callable[..., Ledger],
 ) -> None:
-    """The ids that `make_group` makes up are 0, 1, 2 and so on, one a letter."""
+    """The made-up ids of `make_group` are 0, 1, 2 and so on, one per letter."""
     seen: list[list[list[int]]] = []
 
     def reward(completions: Sequence[str], completion_ids: list[list[int]]) -> list[float]:
@@ -150,7 +150,7 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
 def test_a_durable_oracle_that_was_never_reached_is_asked(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """The process died between the intents and their tickets."""
+    """The process was killed after it recorded the questions and before it recorded their tickets."""
 
     class Unreachable(Post):
         def submit(self, questions: Sequence[Question]) -> list[str]:
@@ -182,7 +182,7 @@ def test_an_answer_that_came_before_the_kill_is_not_paid_again(opened: Callable[
 
 
 class Broken(Post):
-    """Answers with whatever it is told."""
+    """An oracle whose answers a test chooses."""
 
     def __init__(self, answer: Any, answers: Kind = "compare"):
         super().__init__(Clock(), {})
@@ -222,7 +222,7 @@ def test_a_broken_answer_is_an_error_and_not_recorded(
 
 
 def test_the_sound_answers_beside_a_broken_one_are_kept(opened: Callable[..., Ledger]) -> None:
-    """They were paid: only the broken question is asked again."""
+    """The sound answers were paid. Only the question with the broken answer is asked again."""
 
     class OneBroken(Post):
         def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:

@@ -61,8 +61,8 @@ def test_what_goes_in_comes_out(store: Store) -> None:
 
 
 def test_counts_stand_at_the_cursor(store: Store) -> None:
-    """asked(step, round): rounds before it in order of step, then round; of one purpose; whatever is recorded
-    beyond."""
+    """`asked(step, round)` counts the questions of one purpose in all rounds before this one, in order of
+    step and round. Later records do not count."""
     add(store, 0, 0, 0, 1)
     add(store, 0, 1, 2)
     add(store, 1, 0, 3, 4, 5)
@@ -147,8 +147,8 @@ def test_what_is_too_old_is_recorded_and_not_handed_out(store: Store) -> None:
 
 
 def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None:
-    """Rounds of steps 0 and 1 are taken at 0 and 2, that of step 2 waits; blobs that a later round has too
-    stay."""
+    """The questions of steps 0 and 1 are taken at steps 0 and 2, and that of step 2 is not taken yet. Blobs
+    that a later round shares stay."""
     add(store, 0, 0, 0)
     add(store, 1, 0, 1)
     add(store, 2, 0, 0)
@@ -175,8 +175,8 @@ def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None
 
 
 def test_a_ledger_is_cut_back(tmp_path: Path) -> None:
-    """To the state before step 1: what later steps asked or took is gone, and what they took of earlier
-    rounds waits again."""
+    """The ledger is cut back to its state before step 1. Questions and takes of later steps are removed, and
+    earlier questions that these steps took can be taken again."""
 
     def filled(name: str, steps: int) -> Store:
         store = Store(tmp_path / name)
@@ -229,7 +229,7 @@ def test_a_failing_insert_leaves_nothing(store: Store) -> None:
     ids=["a candidate", "a prompt", "a list of candidates", "values", "trajectories"],
 )
 def test_what_is_damaged_is_named_and_not_read(store: Store, damage: str, message: str) -> None:
-    """SQLite has no checksums."""
+    """SQLite has no checksums, so the ledger itself must notice damage."""
     add(store, 0, 0, 0)
     answer(store, 0, 0, 0)
     store.db.execute("PRAGMA foreign_keys = OFF")
@@ -249,7 +249,8 @@ def test_equal_texts_and_blobs_are_stored_once(store: Store) -> None:
 
 
 def test_the_digest_knows_content_only(tmp_path: Path) -> None:
-    """Row numbers, tickets, seconds and who answered differ between equal runs; everything else counts."""
+    """Row numbers, tickets, seconds and the order of answers differ between equal runs. Everything else
+    counts for the digest."""
 
     def filled(name: str, *, late: bool = False, p: float = 0.9, label: int = 0) -> Store:
         store = Store(tmp_path / name)
@@ -338,8 +339,8 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, refused: str | None
 ) -> None:
-    """SQLite's locks cannot be trusted there; a local disk mounted inside one is fine, and blanks in a place
-    are escaped."""
+    """SQLite's locks are unreliable on a network file system. A local disk mounted inside one is accepted,
+    and blanks in a path are escaped."""
     here = tmp_path / "a run"
     here.mkdir()
     places = {"here": str(here).replace(" ", "\\040"), "parent": str(tmp_path)}

@@ -1,5 +1,5 @@
-"""Waves: a budget in tokens or money is spent to within one question, and what is granted follows from
-recorded answers alone."""
+"""Waves: a budget in tokens or money is spent to within the price of one question, and the recorded answers
+alone decide which questions are paid."""
 
 import itertools
 import math
@@ -42,17 +42,17 @@ def opened(store: Store, oracle: Oracle, budget: Budget, **settings: Any) -> Led
 
 
 def hasty(store: Store) -> Store:
-    """Without waiting for the disk: nothing here pulls its plug."""
+    """Return the store without waits for the disk: no test here cuts its power."""
     store.db.execute("PRAGMA synchronous = OFF")
     return store
 
 
 def waves_of(store: Store, *, is_taken: bool = False) -> list[tuple[int, int]]:
-    """First and last question of each.
+    """Return the first and last question of each wave.
 
     Args:
-        is_taken: only of those that steps took from; how far the ones behind have come when a run ends is
-        chance.
+        is_taken: only waves that steps took from; how far later waves have come at the end of a run is
+            random.
     """
     behind = "AND first > (SELECT MAX(question) FROM taken)" if is_taken else "AND FALSE"
     return store.db.execute(
@@ -63,8 +63,9 @@ def waves_of(store: Store, *, is_taken: bool = False) -> list[tuple[int, int]]:
 def expected(
     store: Store, price: Callable[[Question], Price], budget: Budget
 ) -> tuple[list[tuple[int, int]], set[int]]:
-    """First and last question of each wave, and the questions that are not paid, made anew from what the
-    answers to all questions took, in their order. A question has a price where anything is asked of it."""
+    """Return the first and last question of each wave, and the unpaid questions. They are computed
+    independently, from the costs of all answers in the order of their questions. Only a question that is sent
+    has a price."""
     waves: list[list[int]] = []
     unpaid, paid_for = set[int](), {}
     spent = most = Price()
@@ -109,7 +110,7 @@ def unpaid_keys(paid_for: dict[Any, bool]) -> set[Any]:
 
 
 class Plain(FakeOracle):
-    """May take `most`, and takes `share` of it."""
+    """An oracle with the price `most` per question that costs `share` of it."""
 
     def __init__(self, most: float, share: float):
         super().__init__(lambda question: 1.0)
@@ -128,8 +129,8 @@ class Plain(FakeOracle):
 def test_96_questions_and_one_dollar(
     tmp_path: Path, figure: Callable[[str], None], size: int, ahead: int, share: float
 ) -> None:
-    """Each may cost 0.0238, as 42 of them fit: all are asked, or the money is spent to within what one may
-    cost."""
+    """Each question has a price of 0.0238, so 42 of them fit. Either all are asked, or the rest of the money
+    is less than the price of one."""
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, Plain(most := 0.0238, share), Budget(cost=1.0), repeats=0)
         count = 96 if size == 96 else 4
@@ -147,7 +148,7 @@ def test_96_questions_and_one_dollar(
 
 @dataclass
 class Fuse:
-    """Raises at a call, from 1; 0 never does."""
+    """Raises at call number `call` (from 1); 0 never raises."""
 
     call: int = 0
     calls: int = 0
@@ -159,11 +160,11 @@ class Fuse:
 
 
 class Killed(BaseException):
-    """As `kill -9`: whatever the connection has not committed is gone with it."""
+    """A simulated SIGKILL: what the connection has not committed is lost."""
 
 
 class Fused(Store):
-    """Dies before a transaction, before its commit, or after it."""
+    """A store that dies before a transaction, before its commit, or after it."""
 
     fuse: Fuse = Fuse()
 
@@ -181,7 +182,8 @@ class Fused(Store):
 
 
 class FusedOracle(Slow):
-    """Dies before or after a call of its methods; and holds what it is sent against what is on disk then."""
+    """An oracle that dies before or after a call of its methods. It also checks that each question it gets is
+    on disk."""
 
     def __init__(self, fuse: Fuse, path: Path, **options: Any):
         super().__init__(**options)
@@ -229,8 +231,8 @@ LIMITS: dict[str, tuple[Budget, dict[str, Any]]] = {
 def lives(
     path: Path, name: str, call: int, ahead: int, delays: random.Random | None = None
 ) -> tuple[Played, Store, int]:
-    """A run that dies at a call, if it is not 0, and goes on; what its last life saw, its ledger, and the
-    calls of its first life."""
+    """Run, die at the given call (0: never), and continue. Return what the last process saw, the ledger, and
+    the number of calls of the first process."""
     budget, settings = LIMITS[name]
     fuse, calls = Fuse(call), 0
     while True:
@@ -273,7 +275,7 @@ def whole(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
-    """Held against a second account of them, made from the ledger at the end."""
+    """The waves are compared with a second computation from the ledger at the end."""
     name, _, (_, store, _) = whole
     waves, unpaid = expected(store, Slow().price, LIMITS[name][0])
     assert waves == waves_of(store)
@@ -290,8 +292,8 @@ def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
 def test_killed_at_any_transaction_and_call(
     whole: Any, tmp_path: Path, figure: Callable[[str], None], every: int
 ) -> None:
-    """Before every transaction, before and after its commit, and before and after every call of the oracle;
-    answers come at other times in every life."""
+    """The run dies before a transaction, before or after its commit, or before or after a call of the oracle.
+    Arrival times differ in every process."""
     name, ahead, found = whole
     chosen = range(1 + zlib.crc32(f"{name} {ahead}".encode()) % every, found[2] + 1, every)
     for call in chosen:
@@ -303,7 +305,8 @@ def test_killed_at_any_transaction_and_call(
 
 
 def half(store: Store, oracle: Oracle, budget: Budget) -> None:
-    """Four steps of a run that asks ahead, whose last questions are under way, or held, when it dies."""
+    """Play four steps, and then ask ahead, so that the last questions are in flight or held back at the
+    end."""
     play(opened(store, oracle, budget, repeats=0), steps=4, count=4, size=3, ahead=0)
     ledger = opened(store, oracle, budget, repeats=0)
     groups = [group(20 + place) for place in range(6)]
@@ -316,8 +319,8 @@ def half(store: Store, oracle: Oracle, budget: Budget) -> None:
 def test_a_run_goes_on_with_another_budget(
     tmp_path: Path, before: Budget, after: Budget, is_old: bool
 ) -> None:
-    """Also with a ledger of a schema that had no waves: what was asked by then is granted, and what it cost
-    is added up."""
+    """The ledger may have an older schema without waves. The questions that were asked by then stay granted,
+    and their costs are added up."""
     store = hasty(Store(tmp_path / "ledger"))
     half(store, Slow(share=0.4), before)
     if is_old:
@@ -354,7 +357,7 @@ def test_a_run_goes_on_with_another_budget(
 
 
 def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: Path) -> None:
-    """Of a group of three nothing is paid; the one of its texts that comes again alone is."""
+    """Of a group of three texts nothing is paid. One of the texts comes again alone, and is paid then."""
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, oracle := Slow(), Budget(cost=2.5))
         groups = [
@@ -380,8 +383,8 @@ def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: P
 
 @pytest.mark.parametrize("after", [Budget(cost=10.0), Budget()])
 def test_a_fork_from_before_there_was_a_budget_asks_its_own_questions(tmp_path: Path, after: Budget) -> None:
-    """The first wave of a run that was given a budget has all that was asked by then, also what a fork leaves
-    behind."""
+    """After a run gets a budget, its first wave has all questions asked by then, including those that a fork
+    leaves behind."""
     steps, oracle = {"steps": 8, "count": 4, "size": 4}, Plain(0.1, 0.1)
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         play(opened(store, oracle, Budget(), repeats=0), **steps | {"steps": 6})

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def heard() -> Iterator[None]:
-    """As within a run: signals are its own."""
+    """Install a handler of SIGINT, as a run does."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,5 +1,5 @@
-"""What an oracle may say: one check for the ledger, for preferences that are made of scores, and for
-`check_oracle`."""
+"""The rules for answers of an oracle. One check applies them in the ledger, in preferences that are made of
+scores, and in `check_oracle`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -37,11 +37,11 @@ def opened(tmp_path: Path) -> Iterator[Callable[[Any], Ledger]]:
 
 
 class Odd(FakeOracle):
-    """Scores by length, in an answer with something changed; or something else in its stead.
+    """An oracle that scores by length and changes its answer.
 
     Args:
-        changes: of the answer, as functions of what it has in that field; anything but a dictionary stands
-        for the answer.
+        changes: a dictionary of functions, each of which changes one field; any other value replaces the
+            answer.
     """
 
     def __init__(self, changes: Any):
@@ -165,7 +165,7 @@ def test_beside_another_mark_a_value_without_a_meaning_is_stored_as_a_neutral_on
 
 
 class Mute(Odd):
-    """Says something else than tickets or pairs."""
+    """Returns other values than tickets from `submit`, or than pairs from `collect`."""
 
     def __init__(self, submitted: Any = list, collected: Any = list):
         super().__init__({})

@@ -1,5 +1,5 @@
-"""What reward functions raise, return and leave behind: one message of bounded length that names the function
-and says what to do, no traceback; and a run that computes what it would compute without it."""
+"""Reward functions that raise, return or leave behind bad values. The error is one message of limited length
+that names the function and the remedy, without a traceback. The process is left as it was before the call."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ MANY = 3
 
 
 class Mute(Exception):
-    """Says nothing of itself."""
+    """An exception whose text cannot be made."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -56,7 +56,7 @@ class Unshown:
 
 
 class Text(str):
-    """Lies about itself."""
+    """A text that lies about its length and cannot be printed."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -166,7 +166,7 @@ TAKEN: dict[str, tuple[Callable[[], Any], tuple[float, ...]]] = {
 
 
 def ask(function: Callable[..., Any], name: str = "reward.py:mine") -> Answer:
-    """As the ledger does."""
+    """Ask a function as the ledger does, and return its answer."""
     oracle = CallableOracle(function, name)
     (question,) = make_questions([make_group(0, "a", "b", "c")], "score", 0, oracle=name)
     tickets = calling(name, oracle.submit, [question])
@@ -227,7 +227,7 @@ def test_what_is_taken(what: str) -> None:
 
 
 def test_signals_of_people_pass_through() -> None:
-    """Also what a person's Ctrl-C raises where no run hears signals, as in a notebook."""
+    """Exceptions of signals pass through, also KeyboardInterrupt outside a run, as in a notebook."""
     for error in (Interrupted(signal.SIGTERM), Again(), KeyboardInterrupt()):
         with pytest.raises(KeyboardInterrupt) as found:
             ask(raiser(error))
@@ -322,8 +322,8 @@ def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
-    """The second begins while the first has changed the process, and ends after what the first changed is put
-    back."""
+    """The second call begins after the first has changed the process, and ends after the first change is
+    undone."""
     is_changed = threading.Event()
     is_put_back = threading.Event()
     stdout = sys.stdout
@@ -362,7 +362,7 @@ def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
 
 
 def test_a_call_that_never_comes_back_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the process changes of itself after it began is not undone by later calls."""
+    """Later calls do not undo what the process itself changes after the stuck call began."""
     is_begun, may_end = threading.Event(), threading.Event()
 
     async def stuck(prompts: Any, completions: Any) -> list[float]:

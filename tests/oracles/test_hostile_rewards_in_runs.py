@@ -1,4 +1,4 @@
-"""Reward functions that raise, return or leave behind what no run can use, in whole runs."""
+"""Whole runs with reward functions that raise, return or leave behind bad values."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -21,7 +21,7 @@ FAST: dict[str, Any] = {"timeout_s": 1.0, "backoff_s": 0.01, "max_backoff_s": 0.
 
 @pytest.fixture
 def client() -> Iterator[Any]:
-    """Makes clients that end with the test."""
+    """Yield a function that makes clients, and close them at the end."""
     made: list[HttpClient] = []
 
     def make(*urls: str, **settings: Any) -> HttpClient:
@@ -97,7 +97,8 @@ def test_a_refusal_is_not(client: Any, status: int) -> None:
 def test_why_nobody_is_let_in_is_said_beside_the_token(
     client: Any, status: int, token: str | None, asks: str
 ) -> None:
-    """The token that was sent is hidden, and so is a key that is seen from its form."""
+    """The error shows the server's words, but hides the token that was sent, and other text in the form of a
+    key."""
     body = b"Country, region, or territory not supported (" + TOKEN.encode() + b", sk-proj-0123456789abcdef)"
     reply = Reply(body if token else body.replace(TOKEN.encode(), b"[token]"), status=status)
     with serving(lambda asked: reply) as server, pytest.raises(RefusalError) as raised:
@@ -108,7 +109,7 @@ def test_why_nobody_is_let_in_is_said_beside_the_token(
 
 
 LONG = 15_000_000
-"""Bytes, less than a reply may have."""
+"""Bytes of a long reply, below the limit of a reply."""
 
 
 @pytest.mark.parametrize("token", [None, "sesame"])
@@ -126,7 +127,7 @@ LONG = 15_000_000
 def test_of_a_long_reply_the_beginning_is_said(
     client: Any, fault: Reply, said: str, token: str | None
 ) -> None:
-    """And the loop that every call shares is not held by it."""
+    """The error has only the beginning, and the event loop that all calls share is not blocked."""
 
     def read(reply: bytes) -> None:
         raise ValueError(reply.decode().replace("sesame", "[token]"))
@@ -356,7 +357,7 @@ def test_a_client_that_is_closed_leaves_no_thread(client: Any) -> None:
 
 
 def test_certificates_that_cannot_be_read_are_a_mistake_and_the_client_ends(client, monkeypatch, tmp_path):
-    """It waited for ever for a thread that was never begun."""
+    """`close` must not wait for a thread that was never started."""
     one = client("https://127.0.0.1:1")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
     with pytest.raises(ConfigError, match="SSL_CERT_FILE"):

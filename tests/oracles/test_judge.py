@@ -1,5 +1,5 @@
-"""The oracle `judge` against a real HTTP server that speaks chat completions: what it asks, how it reads
-replies, what it counts and costs."""
+"""The oracle `judge` against a real HTTP server of chat completions: its requests, its reading of replies,
+its counts and prices."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ FIRST = {"0": 0.8, "1": 0.2}
 
 @pytest.fixture
 def judge() -> Iterator[Callable[..., Judge]]:
-    """Makes judges that end with the test."""
+    """Yield a function that makes judges, and close them at the end."""
     made: list[Judge] = []
 
     def make(url: str, **options: Any) -> Judge:
@@ -47,7 +47,7 @@ def questions(*pairs: Sequence[str], kind: Kind = "compare", reference: str | No
 
 
 def ask(oracle: Judge, *asked: Question) -> list[Answer]:
-    """The answers in the order of the questions."""
+    """Ask the questions, and return the answers in the same order."""
     tickets, found = oracle.submit(asked), dict[str, Answer]()
     while len(found) < len(tickets):
         arrived = oracle.collect([ticket for ticket in tickets if ticket not in found], 20.0)
@@ -59,7 +59,8 @@ def ask(oracle: Judge, *asked: Question) -> list[Answer]:
 @pytest.mark.inventory(83)
 @pytest.mark.parametrize("blank", ["{}", " {}", "{}\n"])
 def test_a_preference_is_read_from_the_first_token(judge: Callable[..., Judge], blank: str) -> None:
-    """ln 0.8 and ln 0.2 give 0.8, whichever candidate comes first."""
+    """First tokens with log-probabilities ln 0.8 and ln 0.2 give the preference 0.8, in either order of the
+    candidates."""
     says = {blank.format(name): p for name, p in FIRST.items()}
     with judging(
         lambda shown: says if "good" in shown.material["responses"]["0"] else {"0": 0.2, "1": 0.8}
@@ -78,7 +79,8 @@ def test_a_preference_is_read_from_the_first_token(judge: Callable[..., Judge], 
 
 
 def test_a_judge_that_prefers_the_first_place_is_evened_out(judge: Callable[..., Judge]) -> None:
-    """0.8 for whoever is shown first: 0.5 in both orders, which is a tie, and a bias of 0.3."""
+    """A judge gives 0.8 to the first place. In both orders this gives 0.5, which is a tie, and a position
+    bias of 0.3."""
     with judging(lambda shown: FIRST) as (_, _, url):
         both, one = judge(url), judge(url, orders="one")
         assert [(answer.values, answer.marks) for answer in ask(both, *questions(("a", "b")))] == [
@@ -90,7 +92,8 @@ def test_a_judge_that_prefers_the_first_place_is_evened_out(judge: Callable[...,
 
 
 def test_a_random_order_follows_from_the_texts(judge: Callable[..., Judge]) -> None:
-    """One call a question, about half of them turned; the turned question is shown alike."""
+    """Each question takes one call. About half of the questions are shown in reverse order, and a reversed
+    question is shown as the original."""
     pairs = [(f"a{number}", f"b{number}") for number in range(40)]
     with judging(lambda shown: FIRST) as (_, model, url):
         answers = ask(judge(url, orders="random"), *questions(*pairs, *((b, a) for a, b in pairs)))
@@ -126,7 +129,7 @@ def test_ties(
 def test_an_endpoint_without_logprobs_is_found_out_once(
     judge: Callable[..., Judge], has_logprobs: bool | None
 ) -> None:
-    """It leaves them out, or refuses a request for them."""
+    """The endpoint omits log-probabilities, or refuses a request for them."""
     with judging(counts("a", 10.0), has_logprobs=has_logprobs) as (_, model, url):
         oracle = judge(url, orders="one")
         assert ask(oracle, *questions(("aa", "b")))[0].values == (1.0,)
@@ -143,7 +146,8 @@ def test_an_endpoint_without_logprobs_is_found_out_once(
 def test_one_reply_without_logprobs_says_nothing_of_the_others(
     judge: Callable[..., Judge], reads: str, number: int
 ) -> None:
-    """An empty one, as of a filter: it is asked for again, also where it is the first of all."""
+    """A reply is empty, as from a content filter. The judge asks once more, even if it is the first reply of
+    all."""
     with judging(
         lambda shown: Reply(completion({"": 1.0}, has_logprobs=False)) if shown.number == number else FIRST
     ) as (_, model, url):
@@ -204,7 +208,7 @@ def test_a_reply_without_a_verdict(
     mark: str,
     calls: int,
 ) -> None:
-    """Refusals, part of a number, another identifier, nothing at all: never a label, and counted."""
+    """Refusals, parts of a number, other identifiers and empty replies give no label, and are counted."""
     said = ["I cannot judge.", "01", "2", "", "Both are fine", "1.5e9", "{}"]
     with judging(
         lambda shown: {said[shown.number % len(said)] or " ": 1.0} if kind == "compare" else "no"
@@ -265,7 +269,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: str) -> None:
-    """What was not refused outright may have been paid, and counts at its most."""
+    """A try that the server did not clearly refuse may have been paid. It counts with its highest price."""
     with judging(lambda shown: FAULTS[fault] if shown.number == 0 else FIRST) as (_, model, url):
         oracle, (asked,) = judge(url, orders="one", timeout_s=0.5), questions(("a", "b"))
         (answer,) = ask(oracle, asked)
@@ -279,8 +283,8 @@ def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: 
 def test_what_a_gateway_says_counts_under_a_budget(
     judge: Callable[..., Judge], status: int, is_bound: bool
 ) -> None:
-    """A model behind it may have worked. Without a budget it is an outage like any other, which fails no
-    question."""
+    """The model behind the gateway may have worked. Without a budget the reply counts as an outage, and no
+    question fails."""
     with judging(lambda shown: Reply(status=status) if shown.number < 5 else FIRST) as (_, model, url):
         oracle, (asked,) = judge(url, orders="one", tries=3), questions(("a", "b"))
         if is_bound:
@@ -299,7 +303,7 @@ def test_what_a_gateway_says_counts_under_a_budget(
 
 @pytest.mark.parametrize("fault", ["500", "another schema", "close"])
 def test_a_question_whose_tries_all_fail_has_failed(judge: Callable[..., Judge], fault: str) -> None:
-    """The others have their answers, and the most that it can have cost is counted."""
+    """The other question has its answer. The failed question counts with its highest price."""
     with judging(lambda shown: FAULTS[fault] if "bad" in shown.text else FIRST) as (_, _, url):
         oracle, asked = (
             judge(url, orders="one", price_in=1.0, price_out=2.0),
@@ -332,7 +336,7 @@ def test_one_refused_question_does_not_end_the_run(judge: Callable[..., Judge]) 
 def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
     judge: Callable[..., Judge],
 ) -> None:
-    """Its question is known to have failed once another is answered."""
+    """The judge marks a refused question as failed after another question was answered."""
     refusal = Reply(b'{"error": {"code": "content_filter"}}', status=400)
     with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.2)) as (
         server,
@@ -347,7 +351,7 @@ def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
 
 
 def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]) -> None:
-    """Whichever comes first: none of them is handed out as failed."""
+    """No question is returned as failed, whichever refusal comes first."""
     with judging(lambda shown: Reply(b"no such field", status=400, delay_s=0.05 * shown.number)) as (
         _,
         model,
@@ -364,7 +368,7 @@ def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]
 def test_who_is_not_let_in_is_told_which_variable_to_look_at(
     judge: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """The one that held the key, or those that might have."""
+    """The message names the variable that held the key, or the variables that might have held it."""
     for name in KEYS:
         monkeypatch.delenv(name, raising=False)
     expected = {
@@ -393,7 +397,7 @@ def test_an_endpoint_that_refuses_from_the_start(judge: Callable[..., Judge], st
 
 
 def test_an_endpoint_that_is_gone(judge: Callable[..., Judge]) -> None:
-    """What was answered is handed out first."""
+    """Answers that had arrived are returned before the error."""
     with judging(lambda shown: FIRST) as (server, _, url):
         oracle = judge(url, max_outage_s=0.3)
         assert ask(oracle, *questions(("a", "b")))[0].marks == ("tie",)
@@ -403,7 +407,7 @@ def test_an_endpoint_that_is_gone(judge: Callable[..., Judge]) -> None:
 
 
 def test_many_at_once(judge: Callable[..., Judge]) -> None:
-    """As many calls are open as are allowed, and `submit` does not wait."""
+    """As many calls as `concurrency` allows are open at once, and `submit` does not wait."""
     with judging(lambda shown: Reply(completion(FIRST), delay_s=0.05)) as (server, model, url):
         oracle = judge(url, concurrency=4, orders="one")
         answers = ask(oracle, *questions(*[("a", f"b{n}") for n in range(20)]))
@@ -427,8 +431,8 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_a_response_cannot_speak_to_the_judge(judge: Callable[..., Judge], text: str, role: str) -> None:
-    """It arrives as it was, within one JSON string of one line, with no control token and nothing invisible
-    in what is sent."""
+    """The judge gets the response unchanged, in one JSON string on one line. The request contains no control
+    token and no invisible character."""
     with judging(
         lambda shown: FIRST if shown.material["responses"]["0"] == text else {"0": 0.2, "1": 0.8}
     ) as (_, model, url):
@@ -457,7 +461,7 @@ def test_the_reference_is_shown_where_it_is_wanted(judge: Callable[..., Judge]) 
 
 
 def test_the_oracle_keeps_its_protocol() -> None:
-    """Asked again, in another order, alone: the same."""
+    """The answers are the same when the judge is asked again, in another order, and with single questions."""
     with judging(counts("a")) as (_, _, url):
         check_oracle("judge", options={"model": "m", "url": url})
         check_oracle(

@@ -1,4 +1,4 @@
-"""Whole runs that a language model judges, behind a real HTTP server: training, evaluation, second opinion,
+"""Whole runs with a language model as judge, behind a real HTTP server: training, evaluation, gold oracle,
 budgets, and the key."""
 
 import json
@@ -41,8 +41,8 @@ def section(url: str, **options: Any) -> dict[str, Any]:
 def test_a_pair_is_judged_in_training_and_in_evaluation(
     world: World, tmp_path: Path, serialise: bool
 ) -> None:
-    """The judge likes the letter a, and for the first place too; a second one scores. Labels are those of the
-    letter alone."""
+    """The judge prefers the letter a, and also the first place. A second judge scores. The labels are those
+    of the letter alone."""
 
     def says(shown: Shown) -> Says:
         if "response" in shown.material:
@@ -78,7 +78,7 @@ def test_a_pair_is_judged_in_training_and_in_evaluation(
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None:
-    """As they are, or made into preferences; what is known is not asked again."""
+    """Scores are used as they are or made into preferences. Answered questions are not asked again."""
     with judging(counts("a")) as (_, model, url):
         assert (
             oat(
@@ -113,8 +113,8 @@ def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None
 def test_a_budget_is_never_passed(
     world: World, tmp_path: Path, figure: Callable[[str], None], limit: str, mode: str
 ) -> None:
-    """Every seventh reply has no verdict, every ninth is lost after it was paid, or its gateway was too slow
-    for it. The run ends where its most would be passed."""
+    """Of every eighteen replies some have no verdict, one is lost after it was paid, and one is a timeout of
+    the gateway. The run ends when the next question could exceed the budget."""
     paid: list[tuple[int, int]] = []
 
     def says(shown: Shown) -> Says | Reply:
@@ -253,7 +253,8 @@ def test_a_key_is_in_the_header_and_nowhere_else(
     capsys: pytest.CaptureFixture[str],
     figure: Callable[[str], None],
 ) -> None:
-    """The service sends it back in replies, in refusals and in what it says of a wrong key."""
+    """The service repeats the key in replies, in refusals and in the error about a wrong key. No output or
+    file shows it."""
     for each in ("OAI_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, KEY)
@@ -299,7 +300,7 @@ def test_a_key_is_in_the_header_and_nowhere_else(
 
 
 def test_the_recipe_takes_two_steps(world: World, tmp_path: Path) -> None:
-    """configs/dpo_judge.yaml with a small model, small sizes, and the test's server."""
+    """configs/dpo_judge.yaml runs with a small model, small sizes and the test's server."""
     write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"{a}+1="} for a in range(6)])
     recipe = ROOT / "configs" / "dpo_judge.yaml"
     with judging(counts("a")) as (_, model, url):

@@ -1,4 +1,4 @@
-"""What the oracle `judge` reads in a reply, what it shows, and its options."""
+"""How the oracle `judge` reads replies and shows texts, and its options."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from oat.oracles.make import build_oracle
     ],
 )
 def test_what_nobody_sees_is_an_escape(character: str) -> None:
-    """Also what Python takes for printable."""
+    """Invisible characters are escaped, including those that Python counts as printable."""
     text = f"a{character}b"
     assert quoted(text) == json.dumps(text)
     assert json.loads(quoted(text)) == text

@@ -1,4 +1,4 @@
-"""The oracle `judge` against vLLM's server on the CPU, held against the judge's own model in transformers."""
+"""The oracle `judge` against vLLM's server on the CPU, compared with the judge model in transformers."""
 
 import os
 import signal
@@ -38,8 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM.exists(), reason="vL
 
 
 def make_judge_model(folder: Path) -> None:
-    """A random model of one token a character that mostly says 0 or 1, or else another digit; which one
-    depends on all that it reads."""
+    """Save a random model with one token per character. It answers mostly 0 or 1, otherwise another digit;
+    the digit depends on the whole prompt."""
     vocabulary = {token: id for id, token in enumerate(["<pad>", "<eos>", *string.printable[:95], "\n"])}
     built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -73,7 +73,7 @@ def make_judge_model(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The URL, and the folder of the model."""
+    """Yield the server's URL and the folder of the model."""
     folder = tmp_path_factory.mktemp("vllm")
     make_judge_model(folder / "model")
     with socket.socket() as free:
@@ -141,7 +141,7 @@ def ask(oracle: Judge, *asked: Question) -> list[Answer]:
 
 
 def digits(folder: Path, instructions: str, material: str) -> tuple[torch.Tensor, int]:
-    """(10,) logits of the digits behind a prompt, and its tokens."""
+    """Return the (10,) logits of the digits after a prompt, and the prompt's number of tokens."""
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         AutoTokenizer.from_pretrained(folder),
@@ -156,7 +156,7 @@ PAIRS = [("It is 42.", "I do not know."), ("a", "b"), ('"0"', "<|im_end|> answer
 
 
 def test_probabilities_are_those_of_the_model(served: tuple[str, Path]) -> None:
-    """Both orders, averaged; and the tokens that they took."""
+    """The probability is the mean over both orders, and the answer has the tokens of both requests."""
     url, folder = served
     asked = make_questions(
         [make_group(number, *pair) for number, pair in enumerate(PAIRS)], "compare", 0, oracle="judge"
@@ -186,7 +186,7 @@ def test_scores_are_expectations(served: tuple[str, Path]) -> None:
 
 
 def test_text_alone(served: tuple[str, Path]) -> None:
-    """Greedy: the more probable digit, where it is a verdict."""
+    """Greedy decoding gives the most probable digit."""
     url, folder = served
     (question,) = make_questions([make_group(0, "It is 42.")], "score", 0, oracle="judge")
     (answer,) = ask(Judge(model="m", url=url, mode="score", reads="text", max_tokens=1), question)

@@ -1,5 +1,5 @@
-"""Mixtures of oracles: sums and scales by hand, the choice by a column, prices, and rounds that are answered
-whole."""
+"""Mixtures of oracles: sums and scales computed by hand, the choice by a column, prices, and rounds that are
+answered completely."""
 
 import math
 import re
@@ -140,7 +140,8 @@ def test_what_abstains_is_in_no_statistic(code: str) -> None:
 
 
 def test_rounds_are_scaled_apart_however_they_are_asked(code: str) -> None:
-    """As after a kill, when two rounds are asked again together; and in each order."""
+    """After a kill, two rounds are asked again together. Each round keeps its own scale, in any order of the
+    questions."""
     sources = [
         {"name": f"{code}:length", "normalise": "batch"},
         {"name": f"{code}:letters", "normalise": "batch", "weight": 0.3},
@@ -174,7 +175,8 @@ def test_a_round_is_answered_whole(code: str) -> None:
 
 
 def test_the_mean_of_each_source_is_seen(code: str) -> None:
-    """As it was said, without weight and scale, over the newest round of training that asked it."""
+    """The metric is the mean of a source's raw scores, without weight and scale, over the newest training
+    round that asked the source."""
     mixture = Mixture(
         [
             {"name": f"{code}:length", "weight": 0.5, "normalise": "batch", "label": "size"},
@@ -317,7 +319,8 @@ def test_a_comparison_is_no_source(code: str) -> None:
 def test_relative_scores_are_no_evaluation(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, field: str
 ) -> None:
-    """Their mean is 0; without scales of the batch they say how good a model is."""
+    """Scores that are normalised over the batch have mean 0 and cannot evaluate a model. Scores that are not
+    normalised can."""
     relative, plain = (
         {"name": "mixture", "sources": [{"name": world.oracle, "normalise": way}]}
         for way in ("batch", "none")
@@ -338,7 +341,7 @@ def test_relative_scores_are_no_evaluation(
 def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(
     world: World, tmp_path: Path, after: bool
 ) -> None:
-    """Killed before or after answers were recorded."""
+    """The run is killed before or after answers are recorded."""
     records = [{"prompt": f"{n % 10}+{n // 10}=", "task": "long" if n % 3 else "both"} for n in range(30)]
     mixture = {
         "name": "mixture",
@@ -372,8 +375,8 @@ def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(
 
 
 def test_what_its_sources_are_goes_through(tmp_path: Path) -> None:
-    """The device of the run, numbers that a source reports, and whether any of them knows what a question
-    costs."""
+    """The mixture passes on the run's device, its sources' metrics, and whether a source can price a
+    question."""
     file = tmp_path / "sources.py"
     file.write_text(
         CODE

@@ -1,4 +1,4 @@
-"""PairRM, against a forward pass written from the published format, one row at a time, without padding."""
+"""PairRM, compared with a forward pass from the published format, of one row at a time without padding."""
 
 import json
 import math
@@ -26,7 +26,8 @@ CLS, SEP, PAD, SOURCE, FIRST, SECOND = range(40, 46)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random model of the architecture, with two tasks, in the layout of the hub's."""
+    """Save a random model of the architecture, with two tasks and the file layout of the hub's model. Return
+    its path."""
     folder = tmp_path_factory.mktemp("pairrm")
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens(
@@ -61,7 +62,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def shaped() -> DebertaV2Config:
-    """The configuration of a small one, with the fields that PairRM's own has."""
+    """Return the configuration of a small model, with the fields of PairRM's own configuration."""
     shape = {
         "vocab_size": 46,
         "hidden_size": 32,
@@ -96,7 +97,8 @@ def shaped() -> DebertaV2Config:
 
 
 def slow_logit(path: str, source: str, first: str, second: str) -> float:
-    """The log-odds that the first wins. Characters are their ids; a piece is [CLS] marker text [SEP]."""
+    """Return the log-odds that the first response wins. The text's characters are its tokens, and a piece is
+    [CLS] marker text [SEP]."""
     letters = build_tokenizer().get_vocab()
     pieces = [
         [CLS, marker, *(letters[c] for c in text), SEP]
@@ -164,7 +166,7 @@ def test_probabilities_are_those_of_a_slow_forward_pass_in_both_orders(path: str
 
 
 def test_long_texts_are_cut_as_the_format_says(path: str) -> None:
-    """On the right; what the prompt leaves goes to both responses alike."""
+    """Texts are cut on the right. Both responses get equal parts of the length that the prompt leaves."""
     oracle = PairRM(path, source_tokens=8, candidate_tokens=6)  # 20 together
     ids = oracle.encode("abcdefgh", "a" * 30, "b")
     assert ids[:8] == [CLS, SOURCE, 1, 2, 3, 4, 5, SEP]

@@ -1,4 +1,4 @@
-"""The oracle `reward_model` by itself, and in runs."""
+"""The oracle `reward_model` alone and in runs."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def asked(oracle: object, questions: list[Question]) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def judge(world: World) -> str:
-    """A reward model that reads what the world's policy writes."""
+    """Save a reward model that can read the texts of the world's policy. Return its path."""
     tokenizer = AutoTokenizer.from_pretrained(world.folder / "model")
     shape = {
         "hidden_size": 16,
@@ -44,7 +44,7 @@ def test_it_keeps_the_protocol(judge: str) -> None:
 
 @pytest.mark.inventory(45)
 def test_ranks_are_those_of_one_row_at_a_time(judge: str) -> None:
-    """As transformers scores a single row, which nothing pads."""
+    """The scores are those of transformers for single rows without padding."""
     texts = ["a", "bb", "ab+1", "9=8", "", "aaaaaaaa", "b+b", "0"]
     groups = [make_group(number, *texts[number:]) for number in range(3)]
     answers = asked(
@@ -124,8 +124,8 @@ def test_a_template_that_refuses_a_prompt_is_named(tmp_path: Path) -> None:
 def test_runs_learn_from_it_and_are_watched_by_it(
     world: World, judge: str, tmp_path: Path, algorithm: str
 ) -> None:
-    """As the oracle of training and evaluation, and as the gold oracle of another run; serialised, as a
-    cluster would."""
+    """The model is the oracle of training and evaluation, and in another run the gold oracle. Values are
+    serialised, as in a cluster."""
     changes = {
         "oracle": {"name": "reward_model", "path": judge},
         "stop.max_steps": 2,

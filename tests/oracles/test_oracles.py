@@ -1,4 +1,4 @@
-"""Oracles made of plain functions, rules, preferences from scores, names."""
+"""Oracles of plain functions, rules, preferences from scores, and names."""
 
 import math
 
@@ -175,7 +175,7 @@ def test_a_generator_that_raises():
 
 
 def test_a_column_that_a_calls_records_lack_is_none():
-    """Others of the data have it, which the oracle was told."""
+    """Other records of the data have the column, and the oracle was told of it."""
 
     def reward(completions, answer, reference):
         return [

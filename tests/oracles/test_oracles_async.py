@@ -1,4 +1,4 @@
-"""Oracles made of functions that are awaited."""
+"""Oracles of async functions."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ def test_an_async_function():
 
 
 class Judge:
-    """Is asynchronous as an object, as a method and as a partial."""
+    """An object that is async itself, as a method and as a partial function."""
 
     async def __call__(self, completions):
         return await self.method(completions)
@@ -43,7 +43,7 @@ class Judge:
 
 
 class Handing:
-    """No coroutine function, but what it returns can be awaited."""
+    """An object that is not async, but returns an awaitable."""
 
     def __call__(self, completions):
         return Judge().method(completions)
@@ -62,7 +62,7 @@ ASYNCHRONOUS = {
 @pytest.mark.parametrize("function", ASYNCHRONOUS.values(), ids=ASYNCHRONOUS)
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_whatever_is_awaited_is_waited_for(function, in_loop):
-    """Also where an event loop runs already, as in a notebook."""
+    """The awaitable is also awaited if an event loop is already running, as in a notebook."""
 
     async def in_a_notebook():
         return ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
@@ -77,7 +77,7 @@ def test_whatever_is_awaited_is_waited_for(function, in_loop):
 
 @pytest.mark.parametrize("name", ["object", "method", "partial", "partial of an object"])
 def test_what_is_known_to_be_asynchronous_begins_when_it_is_asked(name):
-    """And not when it is waited for."""
+    """The call begins with `submit`, not with `collect`."""
     begun = Event()
 
     class Seen(Judge):
@@ -108,7 +108,7 @@ def test_an_error_of_an_object_names_its_line():
 
 
 def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:
-    """It is not called again while it runs, and its answers are taken when they are there."""
+    """The function is not called again while it runs. Its answers are returned when they arrive."""
     calls = []
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:
@@ -126,8 +126,8 @@ def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> No
 
 
 def test_an_async_function_that_two_wait_for():
-    """A step of training gives up for now, an evaluation asks meanwhile, and one of the step's questions is
-    not wanted any more: nothing is asked twice, and every answer belongs to its question."""
+    """A training step stops waiting, an evaluation asks meanwhile, and one of the step's questions is
+    cancelled. No question is asked twice, and every answer belongs to its question."""
     calls = []
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:

@@ -1,5 +1,5 @@
-"""Whoever ends a run ends what its oracles hold: threads of clients, processes of workers; but an object
-given from Python is its giver's."""
+"""The end of a run closes what its oracles hold: threads of clients, and processes of workers. An oracle
+object that was given from Python stays open for its owner."""
 
 import threading
 from collections.abc import Iterator
@@ -42,15 +42,15 @@ def server() -> Iterator[FaultyServer]:
 
 
 def held() -> list[str]:
-    """Threads of clients."""
+    """Return the names of the clients' threads."""
     return [thread.name for thread in threading.enumerate() if thread.name == "oat-http"]
 
 
 @pytest.mark.sample("grpo", seconds=1.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_run_leaves_no_client(algorithm: str, world: World, tmp_path: Path, server: FaultyServer) -> None:
-    """Of training, where preferences are made of scores or not, of evaluations, of the gold oracle, and of
-    sources of a mixture."""
+    """The clients are of training, with and without preferences from scores, of evaluations, of the gold
+    oracle, and of sources of a mixture."""
     remote: dict[str, Any] = {"name": "remote", "url": server.url}
     changes = {
         "oracle": {

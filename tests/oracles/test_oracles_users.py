@@ -1,5 +1,5 @@
-"""A user's oracle need not be a subclass of `Oracle`: what it leaves out has a default, and what it has is
-held against its kind."""
+"""A user's oracle need not inherit from `Oracle`. Missing members have defaults, and existing members are
+checked for their type."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ CALLS, FILES = {"user/calls": 1.0}, {"file": {"text": "1"}}
 
 
 class Bare:
-    """The least that is an oracle."""
+    """An oracle with the required members only."""
 
     answers = "score"
     durable = False
@@ -37,7 +37,7 @@ def users(**members: Any) -> Oracle:
 
 
 def used(oracle: Oracle, member: str) -> Any:
-    """The value of a member, or what a call of it returns."""
+    """Return the value of a member; if it is callable, the result of a call."""
     found = getattr(oracle, member)
     arguments = {"price": (QUESTION,), "check_columns": (["a"], False)}.get(member, ())
     return found(*arguments) if callable(found) else found

@@ -1,4 +1,4 @@
-"""The oracle `remote` against a real HTTP server that speaks the format of reward servers."""
+"""The oracle `remote` against a real HTTP server with the format of reward servers."""
 
 import contextlib
 import time
@@ -31,7 +31,7 @@ def score(text: str) -> float:
 
 
 def feedback(asked: Asked) -> Reply:
-    """What a sound server says: the score of each response by `score`."""
+    """Return the reply of a server without faults: the score of each response by `score`."""
     assert asked.path == "/get_feedback"
     request = decode_request(asked.body)
     return Reply(encode_reply(request, [score(text) for _, text in request.items]))
@@ -94,7 +94,7 @@ def test_who_is_not_let_in_is_told_which_variable_to_look_at(
 @pytest.mark.inventory(82)
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status: int) -> None:
-    """Also where it is refused before any other is answered."""
+    """The refusal may come before the first answer to another question."""
     oracle, long = RemoteOracle(server.url), "b" * 50
     server.answer = lambda asked: (
         Reply(b"too much", status=status)
@@ -229,8 +229,8 @@ def test_an_outage_ends_in_one_error_and_what_is_unanswered_is_asked_again(serve
 
 
 def test_the_request_is_the_predecessors(server: FaultyServer) -> None:
-    """The fields by name, a string for a plain prompt; and a conversation where there is more than one
-    message."""
+    """The request has fields by name. A prompt of one message is a string; a longer prompt is a
+    conversation."""
     oracle = RemoteOracle(server.url)
     chat = make_question([Message("system", "s"), Message("user", "u")], "a", occurrence=1)
     answers(oracle, [make_question("p", "a", "b"), chat])

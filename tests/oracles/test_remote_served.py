@@ -1,5 +1,5 @@
-"""A reward server with two processes, a token and limits, which all tests here ask: what it answers, to whom,
-and that nothing malformed ends it."""
+"""A reward server with two processes, a token and limits, which all tests here share: its answers, its access
+control, and malformed requests, none of which ends it."""
 
 import math
 import random
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """With two processes, a token, and limits that tests can reach."""
+    """Yield a server with two processes, a token, and limits that tests can reach."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "token").write_text(f"{TOKEN}\n")
     limits = ["--max-body-bytes", "20000", "--max-responses", "8"]
@@ -187,7 +187,7 @@ def test_the_scheme_of_the_token_is_the_same_in_any_case(server: Served, scheme:
 
 @pytest.mark.fault("R27")
 def test_who_passes_by_the_front_gets_no_score(server: Served) -> None:
-    """Mosec's own port, which other users of this machine can reach."""
+    """Mosec's own port, which other users of the machine can reach, gives no score."""
     command = next(command for command in server.session.values() if "oat.oracles.remote.worker" in command)
     port = re.search(r"--port=(\d+)", command)
     assert port is not None
@@ -200,7 +200,7 @@ def test_who_passes_by_the_front_gets_no_score(server: Served) -> None:
 
 
 def _fuzzed(draw: random.Random) -> bytes:
-    """A request: bytes of chance, or a sound one with something wrong, or nothing wrong."""
+    """Return a request: random bytes, or a valid request, possibly with an error in it."""
     texts = ["", "a", "why?", "\x00", "\U0001f600" * 3, "x" * draw.randrange(3000)]
     value: Any = {
         "batch_prompt": [draw.choice(texts) for _ in range(draw.randrange(4))],
@@ -238,7 +238,7 @@ def _fuzzed(draw: random.Random) -> bytes:
 
 
 def fuzz(count: int, server: Served, figure: Figure) -> None:
-    """Requests over connections of their own, eight at a time."""
+    """Send `count` random requests, each on its own connection, eight at a time."""
     host, port = server.url.removeprefix("http://").split(":")
     statuses: list[str] = []
 

@@ -1,4 +1,4 @@
-"""`oat serve reward` as people start it, and whoever speaks to it."""
+"""`oat serve reward` as a user starts it, with good and bad clients."""
 
 import os
 import shutil
@@ -115,8 +115,8 @@ def test_it_leaves_nothing_however_it_ends(number: signal.Signals, model: str, t
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
 def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path) -> None:
-    """Also the only one, with which Mosec ends. Requests meanwhile are 503 or 504, which clients try again,
-    and soon all are answered."""
+    """The dead worker may be the only one, which ends Mosec. Requests meanwhile get 503 or 504, and clients
+    repeat them. Soon all are answered."""
     with served("--model", model, "--devices", devices, "--timeout-s", "2", log=tmp_path / "log") as server:
         (victim, *_), statuses = server.workers, list[int]()
         os.kill(victim, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path
 
 @pytest.mark.slow(instead="test_a_mistake_is_one_message", seconds=9.4)
 def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> None:
-    """The weights are damaged, which shows when they are read."""
+    """The weights are damaged, which a worker finds when it reads them."""
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
@@ -164,7 +164,7 @@ def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> 
 
 
 def test_a_slow_sender_and_a_silent_one_are_left(model: str) -> None:
-    """By the front alone, with short limits: its workers are away."""
+    """The test starts only the front, with short limits and without workers."""
     import asyncio
 
     async def talk(sent: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The rule of countdown: scores, tasks, the grammar. Speed and hostile text are in
+"""The countdown rule: scores, tasks and grammar. Speed and hostile text are in
 faults/test_hostile_text.py."""
 
 import json
@@ -149,7 +149,7 @@ def test_the_task_in_columns():
     [("24", "[4, 6, 1]"), (" 24.0 ", "[1.0, 4, 6]"), ("+24.", '["4", "6", "1"]'), (24, "[4,6,1]")],
 )
 def test_a_task_as_text(target, nums):
-    """In a CSV file every value is text."""
+    """The values of a CSV file are texts."""
     responses = ["<answer>4*6*1</answer>", "<answer>4*6</answer>", ""]
     assert countdown(["p"] * 3, responses, target=[target] * 3, nums=[nums] * 3) == [1.0, 0.1, 0.0]
 
@@ -283,7 +283,8 @@ def test_limits_are_where_they_are_said_to_be(longest, unit):
 
 
 def expressions() -> st.SearchStrategy[tuple[str, Fraction | None, list[int]]]:
-    """Bracketed expressions with their value (None divides by zero) and their numbers."""
+    """Return a strategy of bracketed expressions, each with its value and its numbers. A value of None means
+    a division by zero."""
     blank = st.sampled_from(["", " ", "\t "])
     number = st.integers(0, 99).map(lambda n: (str(n), Fraction(n), [n]))
 

@@ -1,5 +1,5 @@
-"""The rules of GSM8K: what counts as the answer, how numbers compare, and the test set through reader,
-renderer and grader."""
+"""The rules of GSM8K: how they find the answer, how they compare numbers, and the test set's way through
+reader, renderer and grader."""
 
 import json
 import warnings
@@ -27,7 +27,7 @@ TEST_SET = Path(__file__).resolve().parents[3] / "shared" / "real" / "gsm8k_test
 
 
 def start(value: object) -> str:
-    """What names a long parameter."""
+    """Return a short name of a long parameter."""
     return str(value)[:20]
 
 
@@ -179,7 +179,7 @@ def test_any_text_has_one_number_or_none_and_its_grade_is_0_or_1(text):
 
 
 def byte_renderer(template: str | None) -> Renderer:
-    """A tokenizer of one token a byte."""
+    """Return a renderer whose tokenizer has one token per byte."""
     vocabulary = {
         character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
@@ -193,7 +193,7 @@ def byte_renderer(template: str | None) -> Renderer:
 
 
 def sampled(renderer: Renderer, text: str) -> str:
-    """A response as an oracle sees it once it was ids."""
+    """Return a response as an oracle gets it, after encoding and decoding."""
     return renderer.text(renderer.response(text))
 
 
@@ -217,7 +217,7 @@ def scores(rule: str, prompts: Sequence[Prompt], responses: Sequence[str]) -> li
 
 
 def check_data_set(path: Path, rule: str, template: str | None) -> int:
-    """All properties of the acceptance of a file in the data set's own form; the number of its rows."""
+    """Check all required properties of a file in the data set's form, and return its number of rows."""
     prompts, renderer = (
         read_prompts(Source(path), prompt_key="question", reference_key="answer"),
         byte_renderer(template),

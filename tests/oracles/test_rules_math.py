@@ -1,5 +1,4 @@
-"""The rule of MATH: what counts as the answer, which answers are equal, and what happens to those that are
-hostile."""
+"""The rule of MATH: how it finds the answer, which answers are equal, and how it handles hostile answers."""
 
 import importlib.util
 import random
@@ -308,8 +307,7 @@ def spelled(answer: str) -> list[str]:
 
 @needs_math_verify
 def test_an_answer_however_it_is_written(oracle: MathRule) -> None:
-    """Of each answer of the list: all ways that it has there, and those that can be made of it, against the
-    one that the data set has."""
+    """The first spelling of each listed answer is compared with all its listed and generated spellings."""
     pairs = [
         (way, right) for ways, _ in math_answers.ALL for right in ways[:1] for way in {*ways, *spelled(right)}
     ]
@@ -354,7 +352,7 @@ def unequal(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, s
 def test_hostile_answers_are_wrong_in_bounded_time(
     oracle: MathRule, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing of them is run; the next answer is compared as ever."""
+    """No part of the answer is executed, and the next answer is graded normally."""
     monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
     assert score(oracle, rf"\boxed{{{found}}}", "x+1") == 0.0
@@ -376,7 +374,8 @@ def test_the_scanner_agrees_with_a_slow_one(tokens: list[str]) -> None:
 
 
 def slow_box(tokens: list[str]) -> str | None:
-    """From the last box to the first, its closing brace found by counting from there."""
+    """Return the content of the last box. Each box is tried, from the last to the first, and its closing
+    brace is found by counting."""
     depths = [
         1 if token in ("{", r"\frac{") or "box" in token else -1 if token == "}" else 0 for token in tokens
     ]
@@ -388,7 +387,7 @@ def slow_box(tokens: list[str]) -> str | None:
 
 
 def test_a_long_response_is_read_once() -> None:
-    """Sixteen times the text takes about sixteen times as long, and not 256 times."""
+    """The time grows linearly: sixteen times the text takes about sixteen times as long, not 256 times."""
     begin = time.process_time()
     assert last_boxed(r"\boxed{" * 200_000) is None
     assert last_boxed("{" * 1_000_000 + r"\boxed{5}") == "5"

@@ -1,4 +1,4 @@
-"""Rules about format, length and patterns: tables by hand, and what hostile text costs."""
+"""Rules about format, length and patterns: tables by hand, and the time for hostile text."""
 
 import re
 import time
@@ -94,7 +94,8 @@ def test_templates_that_are_open_at_an_end(template: str, text: str, value: floa
 @SETTINGS
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "a", " "]), max_size=9))
 def test_the_template_agrees_with_a_pattern(parts: list[str]) -> None:
-    """Each tag once is what the pattern's gaps without tags say."""
+    """The template means that each tag occurs once. The pattern says the same with gaps that contain no
+    tag."""
     text, gap = "".join(parts), r"(?:(?!</?(?:think|answer)>).)*?\S(?:(?!</?(?:think|answer)>).)*?"
     slow = re.fullmatch(
         rf"\s*<think>(?=\s*a){gap}</think>\s*<answer>(?=\s*a){gap}</answer>\s*", text, re.DOTALL
@@ -120,7 +121,8 @@ def test_patterns(engine: Any) -> None:
 
 @pytest.mark.fault("R25")
 def test_a_catastrophic_pattern() -> None:
-    """RE2 takes linear time for what takes Python for ever; and Python is ended."""
+    """RE2 takes linear time for a pattern that takes Python exponential time. The process of the Python
+    engine is ended at its time limit."""
     pytest.importorskip("re2")
     hostile = "a" * 60 + "b"
     begin = time.process_time()
