@@ -1,4 +1,4 @@
-"""Readers of prompts and the checks of their records."""
+"""Readers of prompts, and the checks of their records."""
 
 import gzip
 import json

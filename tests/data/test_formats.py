@@ -1,6 +1,6 @@
-"""Columns of records: formats, prompts, responses, and what is none of them.
+"""Columns of records: formats, prompts, responses, and columns that are neither.
 
-tests/data/test_trl.py has runs of every format.
+tests/data/test_trl.py runs every format.
 """
 
 import json
@@ -132,7 +132,7 @@ def test_responses_that_are_none(record, responses, message):
 
 
 def test_scores_from_a_csv_are_numbers(tmp_path):
-    """Its values are text."""
+    """The values of a CSV file are texts."""
     path = tmp_path / "data.csv"
     path.write_text("prompt,completion,score\na,b,0.25\na,b,-3\na,b,True\n")
     prompts = PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
@@ -148,7 +148,7 @@ def test_scores_from_a_csv_are_numbers(tmp_path):
 
 
 def test_a_conversation_is_learned_beside_a_preference_that_nobody_reads():
-    """UltraFeedback's columns, of which `prompts.prompt_key` names the conversation."""
+    """The record has UltraFeedback's columns, and `prompts.prompt_key` names the conversation."""
     asked, told = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
     pair = {"chosen": [asked, told], "rejected": [asked, {**told, "content": "5"}]}
     record = {
@@ -165,7 +165,8 @@ def test_a_conversation_is_learned_beside_a_preference_that_nobody_reads():
 
 
 def test_responses_by_hand():
-    """The prompt and what follows it, in each format; a prompt that stands in a response too is cut off."""
+    """Each format gives the prompt and the response. If a response repeats the prompt, the prompt is cut
+    off."""
     chat, plain = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
     wrong = {**plain, "content": "5"}
     pair = ("chosen", "rejected")
@@ -265,7 +266,7 @@ def test_what_is_not_rendered_is_counted(tmp_path):
 
 
 def test_parts_of_text_are_joined():
-    """As the OpenAI format has them; tables fill in nulls at every depth."""
+    """Content is a list of parts, as in the OpenAI format. Tables add nulls at every depth."""
     parts = [{"type": "text", "text": "1+", "image_url": None}, {"type": "text", "text": "1"}]
     calls = [{"function": {"name": "f", "arguments": {"x": 1, "y": None}}}]
     said = [
@@ -288,7 +289,7 @@ def test_parts_of_text_are_joined():
     ],
 )
 def test_an_empty_system_message_is_none(empty):
-    """As tables of ShareGPT have it."""
+    """Tables of ShareGPT have such messages."""
     said = [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}]
     (prompt,) = PromptSet(Source([{"conversations": [empty, *said]}]), Layout(responses=("completion",)))
     assert prompt.messages == (Message("user", "1+1"),)
@@ -306,7 +307,7 @@ THINKS = (
 
 
 def test_what_trl_users_have_is_learned(world, tmp_path):
-    """An empty system message, a tool without a result, and a response that is reasoning alone."""
+    """The record has an empty system message, a tool without a result, and a response of reasoning alone."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}], "weight": 0}
     said = [
         {"role": "system", "content": ""},
@@ -344,8 +345,8 @@ def test_a_record_whose_fields_differ_is_another():
 
 
 def test_weights_say_which_messages_are_learned():
-    """As OpenAI's: the response begins with the first that is not of weight 0; online the last message is
-    what the policy says instead."""
+    """As in OpenAI's format, the response begins with the first message whose weight is not 0. Online, the
+    policy's response replaces the last message."""
     asked = QUESTION[0]
     first = {"role": "assistant", "content": "b"}
     again = {"role": "user", "content": "2"}
@@ -391,7 +392,7 @@ def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_p
 
 
 def test_responses_without_a_label_beside_labelled_ones_are_no_praise(world, tmp_path, capsys):
-    """Neither in one file, whose first record has one, nor in another source."""
+    """Such a response is refused in the same file, whose first record has a label, and in another source."""
     records = [{"prompt": f"{n}+1=", "completion": "a", "label": n % 2 == 1} for n in range(6)]
     bare = [{name: record[name] for name in ("prompt", "completion")} for record in records]
     one, other = (

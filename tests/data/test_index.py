@@ -1,4 +1,4 @@
-"""The first pass over a source: in one process or in many, read or remembered, it finds the same."""
+"""The first pass over a source finds the same in one process and in many, and read from a cache."""
 
 import csv
 import datetime
@@ -33,7 +33,7 @@ def renderer(tmp_path):
 
 
 def sums(count):
-    """Sound records; every fourth prompt is longer than most, and some have further columns."""
+    """Return valid records. Every fourth prompt is longer, and some records have further columns."""
     return [
         {
             "prompt": f"{n}+{n}=" + "1" * (n % 4 == 0) * 9,
@@ -45,7 +45,7 @@ def sums(count):
 
 
 def written(tmp_path, kind, records):
-    """A file of one kind with these records, and its name."""
+    """Write the records to a file of one kind, and return its name."""
     path = tmp_path / f"data.{kind}"
     if kind == "jsonl":
         path.write_text(
@@ -91,7 +91,7 @@ MALFORMED = [
     {"question": "4"},
     [],
 ]
-"""What cannot be parsed, stored, sent to another process, or read in the format of the others."""
+"""Records that cannot be parsed, stored, sent to another process, or read in the others' format."""
 
 
 @pytest.mark.sample("parquet", seconds=4.6)
@@ -144,7 +144,7 @@ def test_workers_cut_as_one_process_does(tmp_path, renderer, monkeypatch):
 
 @pytest.fixture
 def read(monkeypatch):
-    """How many records were read in full, from here on."""
+    """Return a list that grows by one for each record that is read in full."""
     count = []
     real = index.Pass._enter
     monkeypatch.setattr(index.Pass, "_enter", lambda *args: (count.append(1), real(*args)))
@@ -245,8 +245,8 @@ def test_what_may_only_be_read_is_used(tmp_path, renderer, monkeypatch, read):
 
 
 def test_nobody_else_may_write_where_it_is_made(tmp_path, renderer, monkeypatch):
-    """Whatever new folders are by default; and what somebody left in the place of a new file is not written
-    through."""
+    """The access rights do not depend on the default for new folders. A file that somebody put in the place
+    of a new one is not written through."""
     monkeypatch.setattr(index_cache, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     name = written(tmp_path, "jsonl", sums(50))
@@ -308,7 +308,7 @@ def test_an_index_of_other_data_is_none():
 
 
 def test_a_run_remembers(tmp_path, monkeypatch, capsys):
-    """Under the user's cache, and in the run's directory."""
+    """The cache is in the user's cache folder and in the run directory."""
     monkeypatch.setattr(index_cache, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     make_model(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Data that do not fit in memory are read when their turn comes, and must then be what they were."""
+"""Data that do not fit in memory are read when they are needed, and must then be unchanged."""
 
 import csv
 import errno
@@ -31,8 +31,8 @@ FUNCTION = (
 
 
 def large(path, size):
-    """A file of about so many bytes, in records of 10 kB with a prompt of 10 characters; how many there
-    are."""
+    """Write a file of about `size` bytes with records of 10 kB, whose prompts have 10 characters. Return the
+    number of records."""
     count = size // 10_000
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
@@ -87,7 +87,7 @@ def test_a_file_of_a_gigabyte(tmp_path, renderer, capsys):
     count = large(tmp_path / "data.jsonl", 10**9)
 
     def most():
-        """Resident memory beyond that of the start, at most, bytes."""
+        """Return 1 if resident memory grows by more than 100 MB, otherwise 0."""
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
         take(tmp_path / "data.jsonl", renderer, count)

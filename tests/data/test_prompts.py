@@ -24,7 +24,8 @@ SETTINGS = settings(derandomize=True, deadline=None, max_examples=30)
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
-    """Plain prompts, one token a character; other characters than these are none."""
+    """Return a renderer of plain prompts with one token per character. Other characters than these have no
+    token."""
     folder = tmp_path_factory.mktemp("tokenizer")
     built = Tokenizer(models.WordLevel({character: i for i, character in enumerate("0123456789+=abcdefghx")}))
     built.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -175,7 +176,7 @@ def test_a_prompt_that_has_no_room_is_refused_with_its_place(tmp_path, renderer)
 
 
 def letters(letter, size):
-    """Records `letter`0, `letter`1 and so on."""
+    """Return records with the prompts `letter`0, `letter`1 and so on."""
     return [{"prompt": f"{letter}{n}"} for n in range(size)]
 
 
@@ -370,7 +371,7 @@ def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
 def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_work(
     world, tmp_path, capsys, section
 ):
-    """The model's context holds 64 tokens, and responses take 4."""
+    """The model's context has 64 tokens, and responses take 4."""
     records = [{"prompt": f"{n % 10}+1=", "answer": "ab"} for n in range(20)]
     long = write_jsonl(tmp_path / "long.jsonl", [*records, {"prompt": "1" * 61, "answer": "a"}])
     config = world.config("grpo", tmp_path, {section: str(long), "stop.max_steps": 1})
@@ -438,8 +439,8 @@ def test_recorded_responses_leave_their_prompts_the_whole_context(world, tmp_pat
 def test_recorded_responses_have_to_fit_the_context(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With their prompt: 64 tokens here. Whole records are dropped and counted, or the first that is too long
-    is named."""
+    """A prompt with its responses must fit the context of 64 tokens. Too long records are dropped and
+    counted, or the first of them is named in an error."""
     records = [{"prompt": "1+1=", "chosen": "a" * (40 * number), "rejected": "b"} for number in (1, 2, 1, 3)]
     data = write_jsonl(tmp_path / "pairs.jsonl", records)
     changes = {

@@ -1,5 +1,5 @@
-"""Recorded data that have no room: left out, or cut by a named rule. The first pass and the actor find the
-same."""
+"""Recorded data that are too long are left out, or cut by a named rule. The first pass and the actor
+agree."""
 
 import json
 from pathlib import Path
@@ -43,14 +43,14 @@ def chat(world: World, tmp_path: Path) -> Renderer:
 def read(
     records: list[Any], renderer: Renderer, rule: TooLong, responses: tuple[str, ...] = PAIR, **limits: int
 ) -> tuple[Prompts, list[Any]]:
-    """The prompts of records, and what the actor makes of them, group by group."""
+    """Return the prompts of records, and the rows that the actor makes of them, by group."""
     prompts = Prompts([Source(records)], renderer, Seeds(0), responses=responses, too_long=rule, **limits)  # type: ignore[arg-type]
     groups = RecordedActor(prompts.fit, responses).sample(prompts.all(), {}, ())
     return prompts, [group.trajectories for group in groups]
 
 
 def seen(renderer: Renderer, rows: tuple[Trajectory, ...]) -> list[tuple[str, str, str, str]]:
-    """Of each row: context, what is learned, how it ended, and its text."""
+    """Return of each row the context, the learned text, the finish reason, and the response's text."""
     found = []
     for row in rows:
         context, learned = (renderer.decode(row.ids[mask]) for mask in (~row.trained, row.trained))
@@ -59,8 +59,8 @@ def seen(renderer: Renderer, rows: tuple[Trajectory, ...]) -> list[tuple[str, st
 
 
 def test_the_start_of_a_prompt_is_cut(plain: Renderer) -> None:
-    """By hand, a token a character: 12 + 4 + <eos> are 17, of which 14 may be; both responses stand behind
-    the same nine tokens."""
+    """There is one token per character. The row has 12 + 4 tokens and <eos>, 17 in all, and may have 14. Both
+    responses follow the same nine tokens."""
     record = {"prompt": "123456789012", "chosen": "abab", "rejected": "b"}
     prompts, (rows,) = read([record], plain, "cut_prompt_start", max_tokens=14)
     assert seen(plain, rows) == [
@@ -74,7 +74,7 @@ def test_the_start_of_a_prompt_is_cut(plain: Renderer) -> None:
 
 
 def test_the_end_of_a_response_is_cut(plain: Renderer) -> None:
-    """It has no end of text, and counts as truncated; the other response, which has room, keeps its own."""
+    """The cut response has no end of text and counts as truncated. The shorter response keeps its end."""
     record = {"prompt": "1234", "chosen": "ababab", "rejected": "ab"}
     prompts, (rows,) = read([record], plain, "cut_response_end", max_tokens=7)
     assert seen(plain, rows) == [("1234", "aba", "length", "aba"), ("1234", "ab<eos>", "stop", "ab")]
@@ -94,8 +94,8 @@ def test_the_end_of_a_response_is_cut(plain: Renderer) -> None:
 def test_what_no_cut_makes_room_for_is_left_out(
     plain: Renderer, rule: TooLong, kept: dict[str, str], dropped: dict[str, str]
 ) -> None:
-    """At least one token of the prompt, and one that is learned of each response, must have room among
-    seven."""
+    """The limit is seven tokens. At least one token of the prompt, and one learned token of each response,
+    must fit."""
     too_long = {"prompt": "1234567", "chosen": "ab", "rejected": "b", **dropped}
     prompts, (rows,) = read([too_long, {"chosen": "ab", "rejected": "b", **kept}], plain, rule, max_tokens=7)
     assert (prompts.size, prompts.dropped, prompts.cut) == (1, 1, 1)
@@ -172,8 +172,8 @@ RECORDS = st.lists(st.tuples(*[st.text("12ab", min_size=1, max_size=9)] * 3), mi
 def test_the_first_pass_and_the_actor_agree(
     plain: Renderer, rule: TooLong, texts: list[tuple[str, str, str]], most: int
 ) -> None:
-    """The index says how long the longest row will be, and how many are cut; and every record that has room,
-    or a cut makes room for, is there."""
+    """The index gives the length of the longest row and the number of cut records. Every record that fits, or
+    fits after a cut, is there."""
     records = [dict(zip(("prompt", *PAIR), each, strict=True)) for each in texts]
     over = [max(len(a), len(b)) + len(prompt) + 1 - most for prompt, a, b in texts]
     fits = {"leave_out": [False] * len(texts)}
@@ -225,7 +225,7 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_cuts_and_counts(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The context is 64 tokens. The held-out pairs are cut by the same rule."""
+    """The context has 64 tokens. The held-out pairs are cut by the same rule."""
     config = offline(world, tmp_path)
     assert oat("train", config) == 2
     assert (
@@ -282,7 +282,7 @@ def test_a_run_goes_on_by_the_rule_that_it_began_with(
 
 
 def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> None:
-    """Its config.yaml has no such field."""
+    """The stored config.yaml has no field `too_long`."""
     config = offline(world, tmp_path, **{"prompts.max_tokens": 64})
     assert oat("train", config) == 0
     stored = tmp_path / "dpo" / "config.yaml"
@@ -297,8 +297,8 @@ def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> Non
 def test_nothing_is_cut_that_is_sampled(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without recorded data nothing reads the rule; with held-out pairs these do, and the prompts of training
-    are not cut."""
+    """Without recorded data the setting has no effect, and is refused. With held-out pairs only the pairs are
+    cut, and no training prompt."""
     assert oat("check", world.config("dpo", tmp_path, {"prompts.too_long": "cut_prompt_start"})) == 2
     assert "nothing reads prompts.too_long" in capsys.readouterr().err
     write_jsonl(tmp_path / "held_out.jsonl", HELD_OUT)

@@ -1,4 +1,4 @@
-"""What people bring from TRL runs unmodified: its reward functions, its signatures, its formats of data."""
+"""Unchanged parts of TRL runs: reward functions, signatures, and data formats."""
 
 import importlib
 import json
@@ -29,7 +29,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A model with room for conversations, and a template."""
+    """Return settings of a model with room for conversations, and of a template."""
     folder = tmp_path_factory.mktemp("chat")
     make_model(folder / "model")
     config = json.loads((folder / "model" / "config.json").read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], list[float | None]]] = {
     "get_repetition_penalty_reward": ({"ngram_size": 2, "max_penalty": -1.0}, [0.0, -2 / 3, 0.0]),
     "get_soft_overlong_punishment": ({"max_completion_len": 5, "soft_punish_cache": 2}, [-0.5, -0.5, -0.5]),
 }
-"""What each function is made with, and what it says of three completions of four tokens."""
+"""By function: its settings, and its scores of three completions of four tokens."""
 TEXTS = ("<think>\nhm\n</think>\n" + r"\boxed{\frac{1}{3}}", r"</think> \boxed{\frac{1}{2}}", "no")
 SOLUTIONS = (r"\frac{1}{3}", r"\frac{1}{3}", "")
 IDS = ([1, 2, 3, 4], [5, 5, 5, 5], [1, 2, 3, 3])
@@ -107,7 +107,7 @@ IDS = ([1, 2, 3, 4], [5, 5, 5, 5], [1, 2, 3, 3])
 
 @pytest.fixture
 def rewards() -> Iterator[Any]:
-    """`trl.rewards`, from here or from the environment that `make bench` makes for TRL."""
+    """Yield `trl.rewards`, from this environment or from the one that `make bench` makes for TRL."""
     places = [str(place) for place in ROOT.glob(".venv-peers/trl/lib/python*/site-packages")]
     sys.path += places
     try:
@@ -169,8 +169,7 @@ def test_functions_of_trl(
 
 
 def examples() -> list[Any]:
-    """The table of formats in docs/data.md: the format's name, a record, and the names of its recorded
-    responses."""
+    """Return the table of formats in docs/data.md: name, record, and the names of the recorded responses."""
     page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     table = page.split("| format | a record |")[1].split("\n\n")[0]
     found = []

@@ -1,5 +1,5 @@
-"""Preference data as HuggingFaceH4/ultrafeedback_binarized has them: whole conversations under `chosen` and
-`rejected` beside a `prompt` of text."""
+"""Preference data in the form of HuggingFaceH4/ultrafeedback_binarized: complete conversations under `chosen`
+and `rejected`, beside a `prompt` of text."""
 
 import json
 from pathlib import Path
@@ -15,13 +15,13 @@ from oat.types import Message
 
 
 def said(*texts: str, first: str = "user") -> list[dict[str, str]]:
-    """Messages by turns."""
+    """Return messages of alternating roles."""
     roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
     return [{"content": text, "role": roles[number % 2]} for number, text in enumerate(texts)]
 
 
 def record(prompt: str, chosen: list[dict[str, str]], rejected: list[dict[str, str]]) -> dict[str, Any]:
-    """The columns of that data set, in its order."""
+    """Return a record with the columns of that data set, in its order."""
     scores = {"score_chosen": 8.5, "score_rejected": 4.0}
     return {
         "prompt": prompt,
@@ -49,8 +49,8 @@ def test_two_messages_each() -> None:
 
 
 def test_a_longer_history_is_the_prompt() -> None:
-    """Its last turn is learned, and not the ones that both have before it; the text under `prompt` is its
-    beginning, or a summary."""
+    """Only the last turn is learned; the turns that both conversations share are the prompt. The text under
+    `prompt` is the beginning of the history, or a summary."""
     history = said("1+1", "2", "and +1?")
     (prompt,) = read(
         record("1+1", [*history, *said("3", first="assistant")], [*history, *said("4", first="assistant")])
@@ -63,7 +63,7 @@ def test_a_longer_history_is_the_prompt() -> None:
 
 
 def test_a_system_message_and_another_text_under_prompt() -> None:
-    """The conversations say what the model saw."""
+    """The prompt is taken from the conversations, not from the text under `prompt`."""
     system = {"role": "system", "content": "Be brief."}
     (prompt,) = read(record("one and one", [system, *said("1+1", "2")], [system, *said("1+1", "3")]))
     assert prompt.messages == (Message("system", "Be brief."), Message("user", "1+1"))
@@ -82,7 +82,7 @@ def test_without_a_prompt_and_under_other_names() -> None:
 
 
 def test_one_response_of_the_two() -> None:
-    """Demonstrations: the chosen one behind the text under `prompt`."""
+    """Demonstrations: the chosen response follows the text under `prompt`."""
     (prompt,) = PromptSet(
         Source([record("1+1", said("1+1", "2"), said("1+1", "3"))]), Layout(responses=("chosen",))
     )
@@ -106,7 +106,7 @@ def test_conversations_about_different_things() -> None:
 
 
 def test_a_run_learns_from_it(world: World, tmp_path: Path) -> None:
-    """Offline, by naming the path; the empty response is one token."""
+    """The offline run needs only the path. An empty response has one token."""
     records = [record(f"{a}+b", said(f"{a}+b", "ab"), said(f"{a}+b", "")) for a in range(4)]
     path = write_jsonl(tmp_path / "uf.jsonl", records)
     changes = {

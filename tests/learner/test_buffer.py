@@ -1,4 +1,4 @@
-"""The buffer: what a step learns from beside its own take, a function of recorded takes and settings."""
+"""The replay buffer: the older feedback of a step depends on recorded takes and settings only."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from oat.types import Feedback, Item
 
 @dataclass
 class Takes:
-    """What steps took, by step."""
+    """The items that steps took, by step, and a list of the steps that were read."""
 
     items: list[tuple[Item, ...]]
     read: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Takes:
 
 
 def takes_of(*sizes: int) -> Takes:
-    """Questions numbered through all takes."""
+    """Return takes of these sizes, with questions numbered over all takes."""
     ends = np.cumsum(sizes)
     return Takes(
         [
@@ -47,7 +47,7 @@ def takes_of(*sizes: int) -> Takes:
 
 
 def held(takes: Takes, step: int, questions: int, clear_every: int | None = None) -> list[int]:
-    """Numbers of the questions that a step learns from."""
+    """Return the numbers of the questions that a step learns from."""
     buffer = Buffer(takes, BufferConfig(questions, clear_every), 2)
     learned = buffer.fill(Feedback(step, takes.items[step], 0)).learned
     return [each.question.key.occurrence for each in learned]
@@ -82,7 +82,7 @@ def test_steps_that_took_little_leave_room() -> None:
 
 
 def test_no_later_step_reads_what_is_given_up() -> None:
-    """Whatever the sizes of takes: a step reads none from before `reach` of any step up to it."""
+    """For any sizes of takes, no step from `begin` on reads a take before `reach(begin)`."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         takes = takes_of(*generator.integers(0, 4, 12))
@@ -124,8 +124,8 @@ def rows_of(run_dir: Path) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps of four pairs with a buffer of ten, cosine schedule, trajectories dropped as they are read
-    for the last time."""
+    """Return a run of six steps of four pairs, with a buffer of ten and a cosine schedule. Trajectories are
+    dropped after their last use."""
     config = world.config("dpo", tmp_path_factory.mktemp("buffer"), {**BUFFER, "learner.schedule": "cosine"})
     assert oat("train", config) == 0
     return config.with_suffix("")
@@ -177,8 +177,8 @@ def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str,
 def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(
     world: World, run: Path, tmp_path: Path
 ) -> None:
-    """What a later step reads is still there, also when the run was made longer after its end; what nobody
-    reads is gone."""
+    """The takes that a later step reads are kept, even if the run was made longer after its end. The others
+    are dropped."""
     config = run / "config.yaml"
     assert oat("train", config, "--run_dir", tmp_path / "fork", "--from", f"{run}@4") == 0
     assert digest_run(tmp_path / "fork")["weights"] == digest_run(run)["weights"]
@@ -215,7 +215,7 @@ def test_values_on_a_wire_give_the_same_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_replay_of_its_ledger_is_the_run(world: World, run: Path, tmp_path: Path) -> None:
-    """From its start, with an oracle that must not be asked."""
+    """The replay begins at the start and must not ask the oracle."""
     config, other = run / "config.yaml", tmp_path / "run"
     assert oat("train", config, "--run_dir", other, "--tracking.keep_trajectories", "true") == 0
     expected = digest_run(other)
@@ -256,7 +256,7 @@ XPO = f"{Path(__file__).parents[1] / 'protocol' / 'xpo.py'}:XPO"
 def test_who_may_not_learn_again(
     world: World, tmp_path: Path, algorithm: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By `oat check` and `oat train` alike."""
+    """`oat check` and `oat train` give the same error."""
     questions = 3 if algorithm["name"] == "dpo" else 8
     config = world.config(
         "dpo",
@@ -287,7 +287,7 @@ def test_one_that_does_not_say_so_is_refused(
 
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_step_has_so_many_updates_and_no_more(world: World, tmp_path: Path, algorithm: str) -> None:
-    """Bounded within the passes, with a buffer and without one."""
+    """The limit counts over all passes, with and without a buffer."""
     buffer = {"learner.buffer": {"questions": 10}} if algorithm == "dpo" else {}
     changes = {
         "algorithm.epochs": 2,
@@ -319,7 +319,7 @@ def test_a_check_says_what_steps_learn_from(
 
 @pytest.mark.slow(instead="tests/build/test_memory.py::test_parts_by_hand", seconds=2.3)
 def test_memory_counts_the_passes_over_a_buffer(world: World, tmp_path: Path) -> None:
-    """What `prepare` computes of the reference goes over all of it at once, where a pass may be so large."""
+    """`prepare` computes the reference for the complete buffer in one pass, if a pass may be so large."""
     from oat.build.estimate import Lengths, estimate
     from oat.build.resolve import resolve
     from oat.config.load import load_config

@@ -65,7 +65,7 @@ def learner_of(
 
 
 def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
-    """The loss and the unclipped gradient of one optimiser step that moves nothing."""
+    """Return the loss and the unclipped gradient of one optimiser step that changes no weight."""
     feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
     batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
     report, found = gradient_of(learner, lambda: learner.update(objective, batch))
@@ -125,7 +125,7 @@ def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, nam
 @pytest.mark.slow(instead="tests/golden, bitwise, and tests/faults/test_same_run.py", seconds=2.6)
 @pytest.mark.inventory(108)
 def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> None:
-    """Ten steps, to the last digit; another seed gives others."""
+    """Ten steps are equal to the last digit. Another seed gives other losses."""
     losses = []
     for number, seed in enumerate((3, 3, 4)):
         config = world.config(
@@ -165,7 +165,7 @@ def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> No
 def test_bad_sizes_are_refused(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: float, words: str
 ) -> None:
-    """Before anything is loaded, with the line of the file."""
+    """The error comes before anything is loaded, and names the line of the file."""
     assert oat("train", world.config("grpo", tmp_path, {field: value})) == 2
     printed = capsys.readouterr().err
     assert f"{tmp_path / 'grpo.yaml'}:" in printed
@@ -333,7 +333,7 @@ def test_state_round_trip_continues_bitwise(model_path: Path) -> None:
 
 
 def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) -> list[float]:
-    """Log-probabilities of the trained tokens from the module's own logits, one sequence at a time."""
+    """Return log-probabilities of the trained tokens from the module's own logits, one sequence at a time."""
     ids = torch.from_numpy(trajectory.ids.astype(np.int64))
     with torch.no_grad():
         logits = lm.module(input_ids=ids[None]).logits[0] / temperature
@@ -342,8 +342,8 @@ def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) 
 
 @pytest.mark.inventory(1)
 def test_log_probabilities_of_three_tokens_by_hand(model_path: Path) -> None:
-    """The first token has no predecessor, the second is context, the third is trained: predicted by the
-    logits at the second."""
+    """The first token has no predecessor, the second is context, and the third is trained. The logits at the
+    second token predict the third."""
     ids = np.array([3, 7, 5], dtype=np.int32)
     segments = Segment("context", ids[:2]), Segment("model", ids[2:], np.ones(1, bool))
     lm = load_lm(str(model_path))

@@ -1,5 +1,5 @@
-"""How the learner computes, and what that may not change: bfloat16 autocast, gradient checkpointing, limits
-of a forward pass."""
+"""Settings of the learner's computation, and the results that they may not change: bfloat16 autocast,
+gradient checkpointing, limits of a forward pass."""
 
 import json
 from collections.abc import Mapping
@@ -37,7 +37,8 @@ FEEDBACK = {"dpo": compared_feedback, "grpo": scored_feedback}
 
 @pytest.fixture(scope="module")
 def smooth(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose weights are as large as those of real ones, so that rounding is not amplified."""
+    """Save a model with weights as large as in real models, so that rounding is not amplified. Return its
+    path."""
     path = tmp_path_factory.mktemp("smooth")
     return save_llama(path, vocab_size=VOCABULARY, hidden=32, inner=48, spread=0.1)
 
@@ -70,7 +71,7 @@ def learner_of(
 
 
 def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
-    """The loss and the gradient of one optimiser step."""
+    """Return the loss and the gradient of one optimiser step."""
     objective: Any = OBJECTIVES[name]()
     batch = objective.prepare(FEEDBACK[name](), learner.forward, np.random.default_rng(0))
     report, found = gradient_of(learner, lambda: learner.update(objective, batch))
@@ -89,7 +90,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("chunk", [4096, 5])
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_the_gradient_in_bfloat16_is_near_that_in_float32(smooth: Path, name: str, chunk: int) -> None:
-    """And everything that is kept is float32."""
+    """Weights, moments and gradients stay float32."""
     loss, exact = update(learner_of(smooth, chunk=chunk), name)
     learner = learner_of(smooth, autocast=True, chunk=chunk)
     rounded_loss, rounded = update(learner, name)
@@ -131,7 +132,8 @@ def test_bfloat16_is_bitwise_repeatable(smooth: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Finished runs of GRPO, in float32 and in bfloat16, with many samples of a rewarded letter."""
+    """Return finished runs of GRPO in float32 and in bfloat16, with many samples and a reward for one
+    letter."""
     found = {}
     for name, autocast in (("float32", None), ("bfloat16", "bfloat16")):
         folder = tmp_path_factory.mktemp(name)
@@ -156,9 +158,9 @@ def test_learning_in_bfloat16_raises_the_reward(runs: Mapping[str, Path]) -> Non
 
 
 def test_old_log_probabilities_are_the_learners_own(runs: Mapping[str, Path]) -> None:
-    """The engine samples in float32. In bfloat16 recorded log-probabilities are another computation's, so
-    they are computed again: the first ratio is exactly 1, and the gap says how far off the recorded ones
-    were."""
+    """The engine samples in float32. With autocast to bfloat16 the learner computes old log-probabilities
+    itself, so the first ratio is exactly 1. The metric `logps/recorded_gap` is the distance of the recorded
+    ones."""
     for row_ in rows_of(runs["float32"])[1:]:
         assert (row_["logps/recorded_gap"], row_["logps/recomputed"]) == (0, 0)
         assert row_["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
@@ -185,7 +187,7 @@ def test_weights_in_bfloat16_are_refused_by_name(
 
 
 def saved_bytes(learner: Learner) -> int:
-    """Bytes that the forward pass of an update keeps for its backward pass."""
+    """Return the bytes that the forward pass of an update keeps for the backward pass."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -218,7 +220,8 @@ def test_gradient_checkpointing_keeps_less(smooth: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_path: Path) -> None:
-    """Transformers drops a cache in training mode; the learner leaves that mode also when a step fails."""
+    """Transformers drops the cache in training mode. The learner leaves this mode after each step, even after
+    one that failed."""
     lm = load_lm(save_model(tmp_path, build_config(family)))
     requests = [Request(np.arange(1, 4 + size, dtype=np.int32), Sampling(8), key=size) for size in range(3)]
 
@@ -250,7 +253,8 @@ def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_
 
 @pytest.mark.slow(instead="test_gradient_checkpointing_changes_neither_loss_nor_gradient", seconds=1.5)
 def test_a_run_with_gradient_checkpointing_is_the_run_without(world: World, tmp_path: Path) -> None:
-    """Sampling, learning and evaluation in turns: the same weights but for rounding; the same answers."""
+    """Sampling, learning and evaluation alternate. The weights are equal up to rounding, and the answers are
+    equal."""
     ends = []
     for checkpointing in (False, True):
         folder = tmp_path / str(checkpointing)
@@ -272,8 +276,8 @@ def test_a_limit_of_tokens_changes_rounding_only(smooth: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in `prepare` nor in an update, of any model; but for one unit that is larger alone: a row in
-    the former, a pair in the latter."""
+    """The limit holds for every model, in `prepare` and in updates. Only a unit that is larger than the limit
+    exceeds it: a row in `prepare`, a pair in an update."""
     learner, shapes = learner_of(smooth, tokens=40), []
     for model in learner.models.values():
         lm: Any = getattr(model, "lm")  # noqa: B009 (the protocol of models does not have it)
@@ -289,7 +293,8 @@ def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: 
 
 
 def test_tokens_of_a_forward_pass_by_hand() -> None:
-    """Rows of 4, 6, 2, 2, 9 tokens; a unit stays whole, and one that is too large goes alone."""
+    """The rows have 4, 6, 2, 2 and 9 tokens. A unit is never split, and a unit that is too large has a pass
+    of its own."""
     generator = np.random.default_rng(0)
     rows = tuple(row(generator, 1, size - 1) for size in (4, 6, 2, 2, 9))
     singles = Batch(rows, np.arange(5), np.arange(5))
@@ -305,7 +310,7 @@ def test_tokens_of_a_forward_pass_by_hand() -> None:
 
 
 def test_live_bytes_by_hand() -> None:
-    """Views and what is changed in place cost nothing; what is freed makes room."""
+    """Views and changes in place take no memory, and freed tensors make room."""
     weight = torch.ones(1000, requires_grad=True)
     with LiveBytes() as counter:
         a = weight * 2
@@ -331,7 +336,7 @@ def test_the_most_rows_of_a_line(most: int, budget: int, rows: int) -> None:
 
 
 def test_the_estimate_is_proven() -> None:
-    """Where memory rises faster than the first two rows say, fewer rows are taken."""
+    """If memory grows faster than the first two measurements suggest, fewer rows are taken."""
     tried = []
 
     def attempt(rows: int) -> int:
@@ -345,7 +350,7 @@ def test_the_estimate_is_proven() -> None:
 
 
 def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path) -> None:
-    """GRPO with groups of 3: a step has 12 rows, of 4 + 4 tokens at most."""
+    """GRPO has groups of 3, and a step has 12 rows of at most 4 + 4 tokens."""
     config, origins = load_config(
         world.config(
             "grpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto"}
@@ -402,7 +407,8 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
 
 
 def test_the_memory_of_measured_tokens_stays(world: World, tmp_path: Path) -> None:
-    """A continued run leaves `auto` and gets the measured number; the memory must be that of the start."""
+    """A continued run replaces `auto` by the measured number. `compute.memory_gb` must then be the same as at
+    the start."""
     auto = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1}
     begun = resolve(*load_config(world.config("grpo", tmp_path, auto)))
     file = Path(begun.config.run_dir) / "config.yaml"

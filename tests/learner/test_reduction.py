@@ -1,4 +1,4 @@
-"""Reduction: which terms count, by which number they are divided, and how a batch is shared out."""
+"""Reduction: which terms count, their divisor, and how a batch is divided."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ from oat.types import (
 
 @pytest.mark.inventory(93)
 def test_rows_are_shared_out_to_steps_and_passes() -> None:
-    """128 rows in 2 mini-batches, 32 rows a pass: 2 optimiser steps of 2 passes each."""
+    """128 rows in 2 mini-batches, with 32 rows per pass, give 2 optimiser steps of 2 passes each."""
     rows = tuple(row(np.random.default_rng(i), 2, 2) for i in range(128))
     batch = Batch(rows, np.arange(128), np.arange(128) // 8)
     steps = [
@@ -28,8 +28,8 @@ def test_rows_are_shared_out_to_steps_and_passes() -> None:
 
 
 def hand_batch() -> tuple[Batch, torch.Tensor]:
-    """Three rows of 2, 1 and 3 trained tokens with terms 1 2 | 3 | 4 5 6; rows 0 and 1 are one pair; groups
-    are {0, 2} and {1}."""
+    """Return three rows of 2, 1 and 3 trained tokens, with terms 1 2 | 3 | 4 5 6. Rows 0 and 1 are a pair;
+    the groups are {0, 2} and {1}."""
     generator = np.random.default_rng(0)
     rows = tuple(row(generator, 2, size) for size in (2, 1, 3))
     return Batch(rows, np.array([0, 0, 1]), np.array([0, 1, 0])), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])

@@ -1,4 +1,4 @@
-"""A reference that follows the policy: what it is after each step, in learner, engine, checkpoints, forks and
+"""A reference that follows the policy: its weights after each step in learner, engine, checkpoints, forks and
 evaluations."""
 
 import json
@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Tensors:
-    """What is mixed: a model of two tensors."""
+    """A model of two tensors."""
 
     def __init__(self, *values: float):
         self.values = {
@@ -58,8 +58,8 @@ class Tensors:
 
 
 def test_hand_worked_numbers() -> None:
-    """theta_ref of 1 and 10 beside a policy of 2 and 30, a quarter of the policy every second step: 1.25 and
-    15, then 1.4375 and 18.75."""
+    """The reference has weights 1 and 10, the policy 2 and 30. Every second step mixes in a quarter of the
+    policy, which gives 1.25 and 15, then 1.4375 and 18.75."""
     policy: Any = Tensors(2.0, 30.0)
     reference: Any = Tensors(1.0, 10.0)
     following, found = Following(every=2, mix=0.25), []
@@ -71,8 +71,7 @@ def test_hand_worked_numbers() -> None:
 
 
 def test_a_moving_average_forgets_as_its_formula_says() -> None:
-    """Of a policy that stands still, after n updates (1 - mix)^n of the start is left: 0.992^100 =
-    0.44788."""
+    """The policy does not change. After n updates, (1 - mix)^n of the start remains: 0.992^100 = 0.44788."""
     policy: Any = Tensors(0.0, 1.0)
     reference: Any = Tensors(1.0, 0.0)
     following = Following(every=1, mix=0.008)
@@ -104,7 +103,8 @@ def of_step(run_dir: Path, step: int, model: str) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A finished run of four steps of each of `KINDS`, not to be changed."""
+    """Return a function that gives a finished run of four steps of a kind of `KINDS`. Tests must not change
+    it."""
     made: dict[str, Path] = {}
 
     def run_of(kind: str) -> Path:
@@ -120,7 +120,8 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 @pytest.mark.sample("adapter", "an engine in bfloat16", seconds=1.4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_what_the_formula_says_after_every_step(finished: Callable[[str], Path], kind: str) -> None:
-    """By the policies of the checkpoints: an update after the second and the fourth step, none elsewhere."""
+    """The expected reference is computed from the policies of the checkpoints. It changes after the second
+    and the fourth step only."""
     run_dir = finished(kind)
     policies, references = (
         [of_step(run_dir, step, model) for step in range(1, 5)] for model in ("policy", "reference")
@@ -150,9 +151,9 @@ def engine_in(run: Run) -> TorchEngine:
 def test_prepare_and_engine_have_the_moved_one(
     world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
-    """Taken up from a checkpoint, the learner's reference gives log-probabilities that are neither the
-    start's nor the policy's; the engine's slot gives the same ones, as the version of so many updates where
-    the slot is pushed."""
+    """After loading a checkpoint, the learner's reference gives other log-probabilities than the start and
+    the policy. The engine's slot gives the same ones. If the slot gets pushed weights, its version is the
+    number of updates."""
     config, origins = load_config(finished(kind) / "config.yaml")
     run = build(resolve(config, origins), directory=made(tmp_path / "built"))
     sequence, engine = np.array([2, 3, 4, 12, 13, 1], dtype=np.int32), engine_in(run)
@@ -225,8 +226,8 @@ def test_a_fork_cannot_begin_to_follow(
 
 @pytest.mark.slow(instead="test_it_is_what_the_formula_says_after_every_step", seconds=1.1)
 def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, tmp_path: Path) -> None:
-    """The reference of a step is then the policy that sampled it, so its first pass finds no divergence; with
-    a frozen one it does."""
+    """The reference of a step is the policy that sampled it, so its first pass has no divergence. A frozen
+    reference has a divergence."""
 
     def last_kl(name: str, changes: Mapping[str, Any]) -> float:
         folder = tmp_path / name
@@ -242,7 +243,7 @@ def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, t
 
 @pytest.mark.slow(instead="test_an_evaluation_of_the_reference_is_of_the_moved_one", seconds=1.2)
 def test_an_evaluation_measures_the_distance_to_the_moved_one(world: World, tmp_path: Path) -> None:
-    """With a share of one after every step it is the policy itself."""
+    """If the reference takes over the policy after every step, the distance is 0."""
 
     def distances(name: str, changes: Mapping[str, Any]) -> list[float]:
         folder = tmp_path / name
@@ -281,8 +282,8 @@ def test_an_evaluation_of_the_reference_is_of_the_moved_one(
 
 
 def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None:
-    """XPO, of the protocol tests: the reference's tokens carry the number of its updates, and are drawn from
-    the weights of that update."""
+    """XPO of the protocol tests samples from the reference. These tokens carry the number of its updates as
+    version, and are drawn from the weights of that update."""
     xpo = Path(__file__).parents[1] / "protocol" / "xpo.py"
     changes = {
         **FOLLOWS,
@@ -315,7 +316,7 @@ def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None
 
 
 def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> None:
-    """The engine's slot is given the older reference again, under its older version."""
+    """The engine's slot gets the older reference again, with its older version."""
     folder = tmp_path
     evaluation = {"path": str(world.folder / "held_out.jsonl"), "slot": "reference", "samples": 1}
     config = world.config(
@@ -348,7 +349,7 @@ def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> N
 
 
 def test_models_that_do_not_correspond(world: World, tmp_path: Path) -> None:
-    """One of another shape; and whole weights beside an adapter."""
+    """Refused are a reference of another shape, and full weights beside an adapter."""
     make_model(tmp_path / "wide", hidden=32)
     shutil.copytree(world.folder / "model", tmp_path / "another")
     for changes, words in (

@@ -1,4 +1,4 @@
-"""Runs that begin with an adapter, references that are adapters, and several adapters beside one base."""
+"""Runs that begin with an adapter, references that are adapters, and several adapters on one base model."""
 
 import json
 import re
@@ -33,8 +33,8 @@ def base(world: World) -> str:
 
 @pytest.fixture(scope="module")
 def adapters(base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Directories with adapters beside the tiny model, by name: `ours` and `other`, as `oat export --adapter`
-    writes them; `theirs`, by PEFT."""
+    """Return a function that gives the directory of an adapter of the tiny model. `ours` and `other` are
+    written as by `oat export --adapter`, `theirs` by PEFT."""
     made: dict[str, str] = {}
 
     def adapter(name: str) -> str:
@@ -67,7 +67,7 @@ def adapters(base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 
 def taken_up(base: str, path: str) -> Any:
-    """The model with an adapter, by PEFT alone."""
+    """Return the model with an adapter, loaded by PEFT alone."""
     import peft
 
     return peft.PeftModel.from_pretrained(
@@ -93,8 +93,8 @@ def of_slot(run: Any, slot: str) -> np.ndarray:
 def test_a_run_begins_where_its_adapter_is(
     world: World, base: str, adapters: Callable[[str], str], tmp_path: Path, name: str
 ) -> None:
-    """To the log-probability that PEFT computes with it; its settings are its own; the reference is that
-    start, and stays when the policy moves."""
+    """The start has PEFT's log-probabilities with this adapter, and the adapter's own settings. The reference
+    is the start, and stays when the policy changes."""
     path = adapters(name)
     run = built(world, tmp_path, {"model.lora": None, "model.adapter": path})
     expected, without = by_peft(base, path), logps(logits(load_model(ModelConfig(base)), IDS))
@@ -130,8 +130,8 @@ def test_which_reference(
     reference: str,
     is_shared: bool,
 ) -> None:
-    """The model without adapters, or another adapter than the policy's: neither costs a second copy of the
-    frozen weights."""
+    """The reference is the model without adapters, or has another adapter than the policy. Neither needs a
+    second copy of the frozen weights."""
     make_model(tmp_path / "model", seed=3)
     paths = {
         "base": base,
@@ -159,7 +159,7 @@ def test_which_reference(
 def test_a_whole_policy_beside_a_reference_with_an_adapter(
     world: World, base: str, adapters: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """The policy's weights move, so they cannot be the reference's."""
+    """The policy's full weights change, so the reference cannot share them."""
     run = built(world, tmp_path, {"model.lora": None, "model.reference": adapters("ours")})
     own: dict[str, Any] = dict(learner_in(run).models.items())
     with torch.no_grad():
@@ -171,8 +171,8 @@ def test_a_whole_policy_beside_a_reference_with_an_adapter(
 
 @pytest.mark.slow(instead="test_a_reference_in_half_precision; tests/models/test_lora.py", seconds=1.6)
 def test_a_run_goes_on_with_the_adapter_of_another(world: World, base: str, tmp_path: Path) -> None:
-    """What one run exported, alone, another begins with: its first evaluation is the last of the one before;
-    and what it exports in turn, alone or merged, is its policy, beside the same base."""
+    """A run begins with the adapter that another run exported. Its first evaluation equals the last one of
+    the other run. Its own exports, as adapter or merged, equal its policy."""
     lora = {
         "model.lora": {"rank": 4, "targets": ["q_proj", "lm_head"]},
         "learner.learning_rate": 0.03,
@@ -237,8 +237,8 @@ def test_a_run_whose_references_adapter_was_changed_is_refused(
 def test_policy_critic_and_reward_model_stand_beside_one_base(
     world: World, base: str, tmp_path: Path
 ) -> None:
-    """Each has an adapter of its own, of its own seed; what they share is in memory once; learning one moves
-    no other."""
+    """Each model has its own adapter with its own seed, and the shared base is in memory once. Learning one
+    adapter changes no other."""
     from oat.build.models import load_models
     from oat.seeds import Seeds
 
@@ -322,7 +322,7 @@ def test_adapters_that_cannot_be_taken_up(
     kind: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`oat check` and `oat train` say the same."""
+    """`oat check` and `oat train` print the same error."""
     spoil, words = WRONG[kind]
     shutil.copytree(adapters("ours"), tmp_path / "adapter")
     spoil(tmp_path / "adapter")
@@ -364,8 +364,8 @@ def test_settings_that_contradict_each_other(
 
 
 def test_a_reference_in_half_precision(world: World, tmp_path: Path) -> None:
-    """Half the memory, and log-probabilities to bfloat16's precision; the policy is not touched, and the run
-    resumes."""
+    """The reference takes half the memory, and its log-probabilities have the precision of bfloat16. The
+    policy does not change, and a continued run equals the unbroken one."""
     config = world.config("dpo", tmp_path, {"model.reference_dtype": "bfloat16", "evaluation": None})
     run = build(resolve(*load_config(config)), directory=made(tmp_path / "built"))
     own: dict[str, Any] = dict(learner_in(run).models.items())

@@ -1,4 +1,4 @@
-"""Packed attention against each sequence by itself, in plain products."""
+"""Packed attention, compared with plain matrix products for each sequence alone."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SCALE = 0.3
 
 
 def plainly(spans: list[Span], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """(1, T, heads, width): every span against its prefix and itself, one after the other."""
+    """Return (1, T, heads, width): each span attends to its prefix and itself, one span after the other."""
     seen = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
     shared = query.shape[1] // key.shape[1]
     for span in spans:

@@ -1,6 +1,6 @@
-"""Variable-length attention: what a kernel is told, that it is asked only where it is right, and that nothing
-else changes. The kernel itself runs on a GPU only (tests/test_gpu.py); here stands a slow one that keeps to
-the same contract."""
+"""Variable-length attention: the kernel's arguments, the cases in which it is used, and equal results with
+and without it. The real kernel runs only on a GPU (tests/test_gpu.py). These tests replace it by a slow one
+with the same contract."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +29,8 @@ def slow_kernel(
     *,
     at_right: bool = True,
 ) -> Tensor:
-    """Sequence by sequence and head by head; the last query looks at every key, each before it at one less
-    (or, wrongly, from the upper left)."""
+    """Compute attention by sequence and head. The last query sees every key, and each earlier query one key
+    less. With `at_right` False, the mask is wrongly aligned to the upper left."""
     seen = torch.zeros(*query_THd.shape[:2], value_SHd.shape[2], dtype=query_THd.dtype)
     groups = query_THd.shape[1] // key_SHd.shape[1]
     places = zip(
@@ -62,7 +62,7 @@ def _fresh() -> Iterator[None]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The slow kernel is taken as on a GPU; the tokens of each call."""
+    """Use the slow kernel as on a GPU, and return the list of token counts of its calls."""
     calls: list[int] = []
 
     def counted(query_THd: Tensor, *rest: Any) -> Tensor:
@@ -96,7 +96,7 @@ def test_bounds_by_hand() -> None:
 )
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_at_once_is_in_buckets(spans: list[Span], key_heads: int, asked: list[int]) -> None:
-    """Values and gradients, in float64."""
+    """Values and gradients are equal, in float64."""
     generator = np.random.default_rng(key_heads)
     tensors = [
         heads_of(generator, 16, 4, 3),
@@ -181,7 +181,7 @@ def test_a_kernel_that_is_not_right_is_left_alone(
 
 @pytest.mark.parametrize("mode", ["checkpointing", "inference", "plain"])
 def test_the_trial_shows_in_nothing_around_it(mode: str, tmp_path: Path, asked: list[int]) -> None:
-    """Also where it first happens in a layer that is computed again, or in inference mode."""
+    """The trial may first run in a layer that is recomputed, or in inference mode."""
     lm = load_lm(save_model(tmp_path, build_config("llama")))
     attention.kernel_agrees.cache_clear()
     del asked[:]
@@ -203,7 +203,7 @@ def test_the_trial_shows_in_nothing_around_it(mode: str, tmp_path: Path, asked: 
 
 
 def test_the_call_is_one_that_torch_takes() -> None:
-    """Its arguments and shapes, forward and backward, as torch describes its kernel to itself."""
+    """Torch's own description of its kernel accepts the arguments and shapes, forward and backward."""
     pytest.importorskip("torch.nn.attention.varlen")
     packed = Packed(GROUPED)
     query, key, value = (

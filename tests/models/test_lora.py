@@ -54,9 +54,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 def test_the_model_is_seen_through_its_adapter(
     paths: Mapping[str, str], family: str, targets: Any, tmp_path: Path
 ) -> None:
-    """It starts as the model without; with other weights backbone and head give PEFT's own logits, the base
-    is bitwise what it was, and the merged model, saved and read by transformers, gives the same
-    log-probabilities."""
+    """At the start the model gives the logits of the model without adapter. With other adapter weights it
+    gives PEFT's logits, and the base stays bitwise the same. Transformers reads the merged model with the
+    same log-probabilities."""
     ids = torch.randint(0, VOCAB_ROWS, (3, 9), generator=torch.Generator().manual_seed(0))
     plain = load_lm(paths[family])
     lm = add_adapter(load_lm(paths[family]), rank=4, alpha=8, targets=targets, seed=3)
@@ -133,7 +133,7 @@ def test_without_peft_the_message_says_what_to_install(
 
 
 def test_a_critic_trains_its_head_and_its_adapter_only(paths: Mapping[str, str]) -> None:
-    """The head is new, so it must learn whole, though it is in no adapter (M3)."""
+    """The head is new and in no adapter, so all its weights must be learned (M3)."""
     critic = Critic(
         load_model(ModelConfig(paths["llama"], lora=LoraConfig(rank=2))), np.random.default_rng(0)
     )
@@ -163,8 +163,8 @@ def test_a_critic_trains_its_head_and_its_adapter_only(paths: Mapping[str, str])
 
 
 def test_there_is_one_base_in_memory(world: World, tmp_path: Path) -> None:
-    """The reference is the policy's module; the sampler's copy shares the frozen weights; only adapters have
-    gradients and moments."""
+    """The reference is the policy's module, and the sampler's copy shares the frozen weights. Only adapters
+    have gradients and moments."""
     run = built(world, tmp_path, {"learner.sync_every": 2})
     learner, slots = learner_in(run), engine_in(run)._slots
     assert slots["reference"].module is slots["policy"].module is learner.models["policy"].module
@@ -199,7 +199,7 @@ def test_a_reference_of_its_own_is_loaded(world: World, tmp_path: Path) -> None:
 def test_after_a_push_the_engine_answers_as_the_learner(
     world: World, tmp_path: Path, sync_every: int, lora: Mapping[str, Any]
 ) -> None:
-    """And as the model with the adapter merged into it; the reference stays what it was."""
+    """The engine also answers as the merged model. The reference does not change."""
     run = built(world, tmp_path, {**lora, "learner.sync_every": sync_every})
     learner, engine = learner_in(run), engine_in(run)
     restore(run)
@@ -228,7 +228,7 @@ def test_after_a_push_the_engine_answers_as_the_learner(
 
 @pytest.mark.parametrize("part", ["lora_A", "lora_B", "base_layer"])
 def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Path, part: str) -> None:
-    """In an adapter, and in frozen weights where the copy has its own (as behind a wire)."""
+    """The bit is in an adapter, or in frozen weights of which the copy has its own, as over a wire."""
     model = ModelConfig(str(world.folder / "model"), lora=LoraConfig(rank=2))
     policy, copy = load_model(model), load_model(model)
     learner = Learner(
@@ -258,8 +258,8 @@ def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of GRPO with an adapter and a KL to the reference; not to be changed. The tiny model's
-    head is too small to say anything else unless it is adapted too."""
+    """Return a finished run of GRPO with an adapter and a KL to the reference. Tests must not change it. The
+    head is adapted too, since otherwise the tiny model would not change its responses."""
     folder = tmp_path_factory.mktemp("run")
     options = {
         "algorithm.samples": 8,
@@ -294,8 +294,8 @@ def test_a_checkpoint_holds_adapters_only(finished: Path) -> None:
 
 
 def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) -> None:
-    """Read by transformers, to 1e-5, for prompts and answers of the run; and it starts another run whose
-    evaluation is this one's last."""
+    """Transformers reads the export, and its log-probabilities agree to 1e-5 for prompts and responses of the
+    run. A run that begins with the export has this run's last evaluation as its first."""
     assert oat("export", finished, tmp_path / "model") == 0
     config = resolve(load_config(finished / "config.yaml")[0], {})
     run = build(config, directory=made(tmp_path / "built"))
@@ -328,7 +328,7 @@ def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) 
 def test_an_exported_adapter_is_the_policy(
     finished: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """PEFT puts it on the start, and the two together are the merged export."""
+    """The start model with the adapter, loaded by PEFT, equals the merged export."""
     import peft  # here, since it takes most of a second
 
     for out, flags in {"merged": [], "adapter": ["--adapter"]}.items():
@@ -363,8 +363,8 @@ def test_an_exported_adapter_is_the_policy(
 @pytest.mark.sample("2", seconds=2.9)
 @pytest.mark.parametrize("sync_every", [1, 2])
 def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, sync_every: int) -> None:
-    """Bitwise, killed between two syncs, in bfloat16 and with gradient checkpointing at once; what the
-    sampler held is kept without the base."""
+    """The run is killed between two syncs, with bfloat16 and gradient checkpointing, and ends bitwise like
+    the unbroken run. The checkpoint has the sampler's weights without the base."""
     learner = {
         "learner.sync_every": sync_every,
         "learner.autocast": "bfloat16",

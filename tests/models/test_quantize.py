@@ -1,4 +1,4 @@
-"""QLoRA: weights in four bits beside an adapter, in learner, engine, checkpoints and exports; with the real
+"""QLoRA: four-bit weights beside an adapter, in learner, engine, checkpoints and exports, with the real
 bitsandbytes."""
 
 import builtins
@@ -69,7 +69,8 @@ def packed(path: str, **lora: Any) -> Any:
 
 
 def slow_nf4(weight_OI: torch.Tensor) -> torch.Tensor:
-    """Each block of 64 numbers over its largest, at the nearest of the sixteen values; scales as they are."""
+    """Return the weights in NF4: each block of 64 numbers is divided by its largest and rounded to the
+    sixteen values. The scales are not rounded."""
     blocks = weight_OI.flatten().view(-1, 64)
     scales = blocks.abs().amax(1, keepdim=True)
     nearest = ((blocks / scales)[..., None] - torch.tensor(NF4)).abs().argmin(-1)
@@ -77,8 +78,8 @@ def slow_nf4(weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_is_packed_is_the_papers_format() -> None:
-    """But for the rounding of scales to eight bits, which the slow version leaves out, and which moves a few
-    numbers to a neighbouring value. 4.13 bits a weight."""
+    """The slow version does not round scales to eight bits. This moves a few numbers to a neighbouring value.
+    A weight takes 4.13 bits."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 128)
     made = Nf4Linear(layer)
@@ -91,8 +92,8 @@ def test_what_is_packed_is_the_papers_format() -> None:
 
 
 def test_what_is_packed_is_the_same_for_any_number_of_threads() -> None:
-    """Of a layer whose 65,536 scales torch adds up in as many parts as it has threads; and it is what
-    bitsandbytes packs by itself, but for the rounding of their mean."""
+    """Torch adds up the layer's 65,536 scales in as many parts as it has threads. The result also equals
+    bitsandbytes' own, except for the rounding of the scales' mean."""
     torch.manual_seed(0)
     layer, threads = torch.nn.Linear(2048, 2048, bias=False), torch.get_num_threads()
     made = []
@@ -150,8 +151,8 @@ def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str, str], family: str) -> None:
-    """In its own attention, without and with an adapter; its head and its embeddings are bitwise those of the
-    files; and merged it is a plain model that gives the same."""
+    """The packed model uses its own attention, with and without an adapter. Head and embeddings are bitwise
+    those of the files. Merged, it is a plain model with the same logits."""
     ids = torch.randint(0, VOCAB_ROWS, (3, 9), generator=torch.Generator().manual_seed(0))
     whole, lm = load_lm(paths[family]), packed(paths[family], rank=4)
     assert lm.takes_layouts
@@ -195,8 +196,8 @@ def test_numbers_are_counted_as_they_were_packed(paths: Mapping[str, str]) -> No
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkpointing: bool) -> None:
-    """Policy and critic, each with an adapter beside the same packed weights, with gradient checkpointing
-    too, to the same gradient."""
+    """Policy and critic have their own adapters on the same packed weights. Gradient checkpointing gives the
+    same gradient."""
     policy, backbone = packed(paths["llama"], rank=2), packed(paths["llama"], rank=2)
     share_base(backbone, policy)
     critic = Critic(backbone, np.random.default_rng(0))
@@ -232,7 +233,7 @@ def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkp
 def test_after_a_push_the_engine_answers_as_the_learner(
     world: World, tmp_path: Path, sync_every: int
 ) -> None:
-    """The proof reads the packed weights too; the reference is the packed model with the adapter off."""
+    """The receipt also covers the packed weights. The reference is the packed model with its adapter off."""
     run = built(world, tmp_path, {**QLORA, "learner.sync_every": sync_every})
     learner, engine = learner_in(run), engine_in(run)
     restore(run)
@@ -253,7 +254,8 @@ def test_after_a_push_the_engine_answers_as_the_learner(
 
 @pytest.fixture(scope="module")
 def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with a KL to the reference and gradient checkpointing; not to be changed."""
+    """Return a finished run with a KL to the reference and gradient checkpointing. Tests must not change
+    it."""
     folder = tmp_path_factory.mktemp("run")
     assert forked(lambda: oat("train", configuration(world, folder)), folder / "log") == 0, (
         folder / "log"
@@ -292,8 +294,8 @@ def test_a_killed_run_is_the_unbroken_one(world: World, finished: Path, tmp_path
 
 
 def test_what_is_exported(world: World, finished: Path, tmp_path: Path) -> None:
-    """Merged, it is the model that learned, read by transformers; the adapter alone stands beside the files
-    of the model, which were packed from."""
+    """The merged export, read by transformers, is the model that learned. The exported adapter belongs to the
+    original model files, from which the weights were packed."""
     assert oat("export", finished, tmp_path / "merged") == 0
     assert oat("export", finished, tmp_path / "adapter", "--adapter") == 0
     ids = torch.tensor([[2, 3, 4, 12, 13, 1]])
@@ -310,8 +312,8 @@ def test_what_is_exported(world: World, finished: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="test_an_outline_has_the_shapes", seconds=7.3)
 def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`oat check --memory` packs tensors without memory: what a wide model holds beside its adapter is an
-    eighth."""
+    """`oat check --memory` packs tensors without memory. In a wide model, the weights beside the adapter take
+    an eighth."""
     make_model(tmp_path / "wide", hidden=256, layers=4)
 
     def held(changes: Mapping[str, Any]) -> tuple[float, str]:
@@ -347,7 +349,7 @@ def test_what_cannot_be(
 
 
 def test_a_model_without_linear_layers(tmp_path: Path) -> None:
-    """GPT-2's are of a kind of their own."""
+    """GPT-2 has its own class of layers instead of linear layers."""
     make_model(tmp_path / "model")
     GPT2LMHeadModel(
         GPT2Config(vocab_size=18, n_embd=16, n_layer=1, n_head=2, n_positions=64)
@@ -375,8 +377,8 @@ def test_without_bitsandbytes_the_message_says_what_to_install(
 
 
 def told_by(code: str, folder: Path) -> tuple[int, str, str]:
-    """How a process ends, and what it says, in which a package `kernels` would end it by fetching code:
-    bitsandbytes asks it to when imported, on processors with AVX-512 for bfloat16."""
+    """Run code in a process, and return its exit code, output and errors. A package `kernels` there ends the
+    process when it is asked for code, as bitsandbytes asks it on processors with AVX-512 for bfloat16."""
     text = "def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n\n\ndef __getattr__(name):\n"
     (folder / "kernels.py").write_text(
         text
@@ -407,7 +409,7 @@ def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="nothing: a new process has to import bitsandbytes", seconds=6.7)
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
-    """PEFT imports bitsandbytes wherever it is installed."""
+    """PEFT imports bitsandbytes if it is installed."""
     code = (
         "import sys; from oat.models.lora import load_model; from oat.config.settings import LoraConfig, "
         "ModelConfig; "

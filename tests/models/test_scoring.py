@@ -1,4 +1,4 @@
-"""Reward models: which token scores a sequence, what is read, and that batches change nothing."""
+"""Reward models: which token gives the score, how texts are read, and equal scores in any batch."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ ENCODERS = {
 
 
 def rows_of(*lengths: int, last: int = 0) -> list[Encoded]:
-    """Rows of these lengths; each ends with the id `last`, the end of text."""
+    """Return rows of these lengths. Each ends with the id `last`, the end of text."""
     generator = np.random.default_rng(sum(lengths))
     return [
         Encoded(np.append(generator.integers(1, 26, length - 1), last).astype(np.int32)) for length in lengths
@@ -64,7 +64,7 @@ def rows_of(*lengths: int, last: int = 0) -> list[Encoded]:
 
 
 def slow(path: str, rows: list[Encoded], label: int = 0) -> list[float]:
-    """One row at a time, without padding: the hidden state of the last token times the head, by sums in
+    """Score one row at a time without padding: the hidden state of the last token times the head, summed in
     Python."""
     module = AutoModelForSequenceClassification.from_pretrained(path).eval()
     head, found = module.score.weight[label].double().tolist(), []
@@ -93,7 +93,7 @@ def test_the_last_attended_token_by_hand() -> None:
 @pytest.mark.parametrize("pad", PADS.values(), ids=PADS)
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt2"])
 def test_left_and_right_padding_score_the_last_token(tmp_path: Path, family: str, pad: str | None) -> None:
-    """Whatever fills up, and also where the last token is the one that fills up elsewhere."""
+    """The padding may have any id, also that of a row's last token."""
     config = (
         GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=48)
         if family == "gpt2"
@@ -115,7 +115,7 @@ def test_left_and_right_padding_score_the_last_token(tmp_path: Path, family: str
 
 
 def test_transformers_scores_another_token_where_the_end_pads(tmp_path: Path) -> None:
-    """The reason for hidden states of our own."""
+    """This is the reason why `oat` computes the score from hidden states itself."""
     config = build_config("llama")
     config.pad_token_id = 0
     path, rows = save_reward_model(tmp_path, config, tokenizer_of("<eos>")), rows_of(7, 7)
@@ -160,7 +160,8 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_an_encoder_reads_a_pair_as_its_tokenizer_makes_it(tmp_path: Path, family: str) -> None:
-    """[CLS] prompt [SEP] response [SEP], here with ids 1 and 2; and scores as its own code does."""
+    """The encoder reads [CLS] prompt [SEP] response [SEP], here with ids 1 and 2, and scores as in its own
+    code."""
     tokenizer = build_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="a $A b", pair="a $A b $B:1 b:1", special_tokens=[("a", 1), ("b", 2)]
@@ -191,8 +192,8 @@ def test_an_encoder_reads_a_pair_as_its_tokenizer_makes_it(tmp_path: Path, famil
 
 
 def test_a_template_is_read_to_its_end_with_one_begin(tmp_path: Path) -> None:
-    """Though the tokenizer puts a begin-of-text of its own before every text; and a response cannot write
-    control tokens."""
+    """The tokenizer adds its own begin-of-text token to every text, but a templated text has only one. A
+    response cannot contain control tokens."""
     tokenizer = build_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="z $A", special_tokens=[("z", CHARACTERS.index("z"))]
@@ -231,7 +232,7 @@ def test_what_is_longer_than_the_model_reads_has_no_score(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("cls", [RobertaConfig, XLMRobertaConfig])
 def test_positions_that_begin_behind_the_padding(tmp_path: Path, cls: type) -> None:
-    """Of 50, two are of no token."""
+    """Two of 50 positions belong to no token."""
     sizes = {
         "vocab_size": 44,
         "hidden_size": 32,
@@ -257,8 +258,8 @@ def test_the_version_follows_the_files(tmp_path: Path) -> None:
 
 
 def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
-    """A language model whose head would be made up; another architecture; a tokenizer of another model;
-    weights that are not finite."""
+    """Refused are: a language model without a score head, another architecture, another model's tokenizer,
+    and weights that are not finite."""
     config = build_config("llama")
     config.num_labels = 1
     with pytest.raises(ModelError, match=r"lack 1 tensors, for example `score\.weight`"):

@@ -1,5 +1,5 @@
-"""Whether a tokenizer can be a model's: what is published passes, what cannot be is refused, and the doubtful
-is said."""
+"""Whether a tokenizer fits a model: published pairs pass, impossible ones are refused, and doubtful ones give
+a warning."""
 
 import warnings
 from contextlib import nullcontext
@@ -67,7 +67,7 @@ def test_what_cannot_be_the_models_is_refused(tokens: int, rows: int, expected: 
 
 @pytest.mark.parametrize(("rows", "fits"), [(300, True), (299, False)])
 def test_ids_with_holes_count_up_to_the_greatest(rows: int, fits: bool) -> None:
-    """As of tiktoken's vocabularies, whose special tokens stand apart."""
+    """Vocabularies of tiktoken have such holes before their special tokens."""
     tokenizer = tokenizer_of(*range(250), 299)
     assert (len(tokenizer), num_ids(tokenizer)) == (251, 300)
     assert Renderer(tokenizer, template=None).num_tokens == 300

@@ -1,4 +1,4 @@
-"""docs/commands.md against the parser, and its examples as typed."""
+"""docs/commands.md agrees with the parser, and its examples work as typed."""
 
 import argparse
 import io
@@ -28,7 +28,7 @@ def command(name: str) -> argparse.ArgumentParser:
 
 
 def sections() -> dict[str, tuple[str, str]]:
-    """By command: what follows its name in the heading, and the text."""
+    """Return, by command, the arguments in its heading and its text."""
     parts = re.split(r"^## oat (\S+)(.*)$", PAGE, flags=re.MULTILINE)[1:]
     return {
         name: (arguments.strip(), text)
@@ -62,8 +62,8 @@ def test_a_section_has_the_arguments_and_flags_of_its_command(name: str) -> None
 def test_the_examples_work_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But for the quickstart, which takes minutes, and the server, which does not end; they have tests of
-    their own."""
+    """Two examples are left out and have their own tests: the quickstart, which takes minutes, and the
+    server, which does not end."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 1 + 1?\n")))
     for name, text in files().items():

@@ -1,4 +1,4 @@
-"""The page of what the tests prove is that of today's markers."""
+"""The page of what the tests prove agrees with the present markers."""
 
 from coverage_page import PAGE, marked, page
 

@@ -1,4 +1,4 @@
-"""What the pages tell people to write works, and the page of settings is that of the code."""
+"""The pages' instructions work, and the settings page agrees with the code."""
 
 import dataclasses
 import re
@@ -20,7 +20,7 @@ from oat.tracking.sinks import FILES
 
 DOCS = Path(__file__).parents[2] / "docs"
 ELSEWHERE = {"commands", "data", "extending", "watching"}
-"""Pages whose blocks are run by tests of their own."""
+"""Pages whose blocks other tests run."""
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.stem not in ELSEWHERE]
 BASE = {
     "model": {"path": "org/name"},
@@ -51,7 +51,7 @@ BLOCKS = blocks("yaml")
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
-    """A whole configuration, or sections of one."""
+    """A block is a complete configuration, or sections of one."""
     given = yaml.safe_load(block)
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -67,7 +67,7 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
 def test_every_block_of_python_runs(
     block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a run lies in runs/mine, with what the README begins with."""
+    """The block runs in a folder with a run in runs/mine and the files that the README begins with."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(world.folder / "model", "quickstart/start")
     shutil.copy(world.folder / "train.jsonl", "prompts.jsonl")
@@ -117,7 +117,7 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_every_older_decision_leads_to_a_file() -> None:
-    """Each number of docs/design.md names files that are there, or says why it is gone."""
+    """Each number in docs/design.md names existing files, or says why it is gone."""
     lines = re.findall(
         r"^\* (\d+)(?: → (.*)|: gone.*)$", (DOCS / "design.md").read_text(), flags=re.MULTILINE
     )
@@ -144,7 +144,7 @@ WRITTEN = [*sorted(DOCS.rglob("*.md")), *sorted(DOCS.parent.glob("*.md"))]
 
 
 def test_every_module_that_a_page_names_is_there() -> None:
-    """By its path from the project, from `src/`, from `src/oat/`, or from its box."""
+    """A module may be named by its path from the project, from `src/`, from `src/oat/`, or from its box."""
     roots = [
         DOCS.parent,
         *(DOCS.parent / "src" / place for place in ("", "oat", "oat/functional")),
@@ -160,6 +160,6 @@ def test_every_module_that_a_page_names_is_there() -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(DOCS.parent).as_posix())
 def test_prose_keeps_to_110_columns(page: Path) -> None:
-    """Tables, pictures and blocks of code are as wide as they are."""
+    """Tables, images and code blocks may be wider."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith(("|", "!["))] == []

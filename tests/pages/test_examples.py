@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""The examples do what they claim."""
 
 import json
 import re
@@ -26,13 +26,14 @@ LEARNED = {
     "04_custom_loss.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
     "05_environment.py": (r"found in two guesses: (\S+)% in the first step, (\S+)% in the last", 40),
 }
-"""What an example prints about its first step and its last, and by how much that rises at least."""
+"""By example: a pattern of the printed line about the first and the last step, and the smallest rise between
+them."""
 Started = Callable[..., str]
 
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Started:
-    """Runs a file as `python FILE FLAGS` does, and gives what it prints."""
+    """Return a function that runs an example as `python FILE FLAGS` does, and returns its output."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
@@ -47,7 +48,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_the_loop_without_a_framework_has_the_losses_of_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings are those that the file itself names."""
+    """The settings are taken from the example's own docstring."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(EXAMPLES)
     module = sys.modules[load_symbol(f"{LOOP}:train").__module__]

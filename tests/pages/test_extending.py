@@ -1,4 +1,4 @@
-"""What docs/extending.md shows works as it stands."""
+"""The code of docs/extending.md works unchanged."""
 
 import inspect
 import re
@@ -52,7 +52,7 @@ def test_every_configuration_runs(folder: Path, config: str) -> None:
 def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the checks say it, though nobody has made them."""
+    """The error is that of the checks, although nobody called them."""
     source = FILES["algorithm.py"]
     for good, bad, words in (
         (

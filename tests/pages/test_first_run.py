@@ -1,5 +1,5 @@
-"""The page of a first real run works as typed, with a tiny model in the place of the hub's; and the index of
-pages knows them all."""
+"""The page of a first real run works as typed, with a tiny model instead of the hub's. The index of pages
+names every page."""
 
 import io
 import re
@@ -64,7 +64,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_the_index_names_every_page():
-    """Decisions are named by an index of their own."""
+    """Decision records are named in an index of their own."""
     indices = [DOCS / "README.md", DOCS / "decisions" / "README.md"]
     linked = {
         (index.parent / target).resolve()

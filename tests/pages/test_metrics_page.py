@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric, with unit and meaning, and the names that TRL and the predecessor have
+"""docs/metrics.md has every metric with its unit and meaning, and the names that TRL and the predecessor have
 for them."""
 
 import re
@@ -29,7 +29,7 @@ def test_the_page_is_the_one_that_the_code_makes() -> None:
 
 
 def test_the_page_names_every_metric_with_unit_and_meaning() -> None:
-    """Read as people do, from the page itself."""
+    """The names, units and meanings are read from the page itself."""
     text = metrics_page.PAGE.read_text(encoding="utf-8").split("## Names of TRL")[0]
     rows = {
         name: (counted_in, meaning)
@@ -41,7 +41,7 @@ def test_the_page_names_every_metric_with_unit_and_meaning() -> None:
 
 
 def test_units() -> None:
-    """Every pattern is of use, and every metric falls under one."""
+    """Every pattern matches a metric, and every metric matches a pattern."""
     patterns = [pattern for some in _UNITS.values() for pattern in some]
     assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in NAMES)] == []
     assert [name for name in NAMES if not any(fnmatchcase(name, pattern) for pattern in patterns)] == []

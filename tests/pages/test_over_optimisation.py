@@ -1,4 +1,4 @@
-"""The recipe of docs/over_optimisation.md, and what the page says."""
+"""The recipe of docs/over_optimisation.md, and the page's claims."""
 
 import json
 import re
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "over_optimisation.md").read_text(encoding="utf-8")
 
 
 def test_the_recipe_runs_and_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model that says nothing of worth, with other sizes."""
+    """The recipe runs with a random model and small sizes."""
     model = save_model(tmp_path / "model", build_config("llama", layers=1, context=256))
     monkeypatch.chdir(ROOT)
     small = {

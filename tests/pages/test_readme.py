@@ -1,4 +1,4 @@
-"""What people copy works as it stands: the README's files and commands, and the recipes of `configs/`."""
+"""The README's files and commands, and the recipes of `configs/`, work as they are."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from oat.cli import main
 
 
 def commands() -> list[list[str]]:
-    """The commands of the block under `<!-- run -->`."""
+    """Return the commands of the block under `<!-- run -->`."""
     block = re.search(r"<!-- run -->\n```sh\n(.*?)```", README, flags=re.DOTALL)
     assert block is not None
     return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
@@ -128,7 +128,7 @@ def test_a_comparing_function_works_as_the_readme_says(
 
 
 def claims(figures: str) -> str:
-    """The README's table of kills, from the figures of R1 in the fault table."""
+    """Return the README's table of kills, made from the figures of row R1 of the fault table."""
 
     def of(words: str) -> tuple[str, str]:
         found = re.search(rf"(?:^|; )(([\d,]+) of ([\d,]+)) {words}(?:;|$)", figures)
@@ -196,8 +196,8 @@ def test_every_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_links_lead_to_headings() -> None:
-    """Every link within the repository, of the README and of the pages, leads to a file, and to a heading of
-    it where it names one."""
+    """Every link within the repository, from the README and the pages, leads to an existing file, and to an
+    existing heading if it names one."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
             name, _, anchor = target.partition("#")

@@ -1,5 +1,5 @@
-"""The recipes of `configs/cpu`: one for each algorithm, online and from recorded data, which run on any
-machine; those of reward models have a folder and tests of their own."""
+"""The recipes of `configs/cpu`: one per algorithm, online and from recorded data, which run on any machine.
+The recipes of reward models are in another folder and have their own tests."""
 
 import json
 import math
@@ -16,20 +16,22 @@ ROOT = Path(__file__).parents[2]
 VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}
 """Further ways to use `sft`."""
 FURTHER = {"dpo_buffer", "dpo_iterative"}
-"""Those of something beside an algorithm."""
+"""Recipes of features other than an algorithm."""
 RECIPES = sorted((ROOT / "configs" / "cpu").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One token a character, and room for an opening with a story."""
+    """Save a model with one token per character and a context that holds an opening and a story. Return its
+    path."""
     return save_model(
         tmp_path_factory.mktemp("recipes") / "model", build_config("llama", layers=1, context=256)
     )
 
 
 def test_every_algorithm_has_its_recipes() -> None:
-    """From recorded data all but those that divide by the probability of sampling."""
+    """Every algorithm has an online recipe. It also has an offline recipe, unless it divides by the sampling
+    probability."""
     here = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != "reward_model"}
     offline = {
         name
@@ -46,7 +48,7 @@ def test_every_algorithm_has_its_recipes() -> None:
 
 
 def needed(name: str) -> dict[str, int]:
-    """What a configuration fills in."""
+    """Return settings that have no default and must be given."""
     return {"max_length": 8} if name == "dr_grpo" else {}
 
 
@@ -57,8 +59,8 @@ def needed(name: str) -> dict[str, int]:
 def test_a_recipe_learns_for_two_steps(
     path: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it stands but for its model and its sizes; of what that model says no word is short, so every story
-    is good enough."""
+    """Only the recipe's model and sizes are changed. The lowest threshold accepts every story of this random
+    model."""
     monkeypatch.chdir(ROOT)
     given = yaml.safe_load(path.read_text(encoding="utf-8"))["algorithm"]
     small = {

@@ -17,7 +17,7 @@ RECIPES = sorted((ROOT / "configs" / "oracles").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one token a character, with room for questions and their examples."""
+    """Return a model with one token per character and a context that holds questions with examples."""
     folder = tmp_path_factory.mktemp("model")
     make_model(
         folder,

@@ -1,5 +1,5 @@
-"""The two shells of the README, and of docs/oracles/remote.md, as typed, with small models in the place of
-those of the hub."""
+"""The two shells of the README and of docs/oracles/remote.md work as typed, with small models instead of the
+hub's."""
 
 import os
 import re
@@ -28,7 +28,7 @@ SMALL = (
 
 
 def typed(marker: str, page: str = README) -> str:
-    """The block under a marker, without its comment."""
+    """Return the block under a marker, without its comment."""
     block = re.search(rf"<!-- {marker} -->\n```sh\n(.*?)```", page, flags=re.DOTALL)
     assert block is not None
     return block[1].partition("#")[0].strip()
@@ -36,7 +36,7 @@ def typed(marker: str, page: str = README) -> str:
 
 @pytest.mark.slow
 def test_two_shells(tmp_path: Path) -> None:
-    """The run is begun first, and waits."""
+    """The run starts before the server and waits for it."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     writer = save_model(tmp_path / "writer", build_config("llama", context=2048))
     shape = {

@@ -1,5 +1,5 @@
-"""The recipes of configs/reward_models run two steps on a tiny model, one after the other; that of PairRM in
-tests/oracles/test_oracle_pairrm.py."""
+"""The recipes of configs/reward_models run two steps on a tiny model, one after the other. PairRM's recipe is
+tested in tests/oracles/test_oracle_pairrm.py."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ FOLDER = ROOT / "configs" / "reward_models"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One token a character, and room for an opening with a story."""
+    """Save a model with one token per character and a context that holds an opening and a story. Return its
+    path."""
     return save_model(
         tmp_path_factory.mktemp("recipes") / "model", build_config("llama", layers=1, context=256)
     )

@@ -1,5 +1,5 @@
-"""The stories recipes: the reward by hand, the openings, two tiny steps of each recipe, and the benchmark's
-figures."""
+"""The recipes of stories: the reward computed by hand, the openings, two small steps of each recipe, and the
+benchmark's figures."""
 
 import json
 import math
@@ -29,11 +29,11 @@ DEFAULT = ROOT.parent / "shared" / "real" / "tinystories656k"
 HAPPY = 2.7
 SAD = -2.1
 VERY = 0.293
-"""Valences of the lexicon, and what `very` adds."""
+"""Valences of the lexicon, and the amount that `very` adds."""
 
 
 def compound(valence: float) -> float:
-    """VADER's normalisation of a sum of valences, to the four digits it reports."""
+    """Return VADER's normalised sum of valences, to its four digits."""
     return round(valence / math.sqrt(valence**2 + 15), 4)
 
 
@@ -108,8 +108,8 @@ def test_the_openings(kind: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str) -> None:
-    """A blank belongs to the next word in most tokenizers and to the last one in others; a quotation mark is
-    an end in all."""
+    """In most tokenizers a blank belongs to the next word, in others to the previous word. A quotation mark
+    ends a token in all of them."""
     config = load_config(ROOT / "configs" / f"stories_{algorithm}.yaml")[0]
     assert config.evaluation is not None
     for path in (config.prompts.path, config.evaluation.path):
@@ -120,7 +120,7 @@ def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str)
 def test_the_default_model_goes_on_after_the_openings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After those that end with a full stop it ends the story."""
+    """After openings that end with a full stop the model ends the story."""
     if not (DEFAULT / "config.json").exists():
         pytest.skip(
             "the default model of the recipes is not at ../shared/real/tinystories656k; what it does "
@@ -138,7 +138,7 @@ def test_the_default_model_goes_on_after_the_openings(
 
 
 def test_the_pages_figures_are_within_its_bounds(benchmark: ModuleType) -> None:
-    """Three seeds of DPO on both models."""
+    """The page has three seeds of DPO on both models."""
     page = (ROOT / "docs" / "stories.md").read_text(encoding="utf-8")
     rows = [
         line.strip("| ").split(" | ")
@@ -166,7 +166,7 @@ def test_model_is_short_for_the_path_of_the_model(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of a few words, some of them cheerful."""
+    """Save a model of a few words, some of them cheerful. Return its path."""
     words = ["<eos>", "?", "happy", "sad", "fun", "lost", "dog", "the", "ran", "."]
     built = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
     built.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -254,7 +254,8 @@ def test_a_run_that_learned_nothing_closes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The end's nats, scored by the start, are the start's own, recorded at sampling."""
+    """The learning rate is 0, so the final model is the start. Its nats, scored by the start, equal those
+    recorded at sampling."""
     monkeypatch.chdir(ROOT)
     train("grpo", writer, tmp_path / "run", "--learner.learning_rate", 0)
     capsys.readouterr()
@@ -282,8 +283,8 @@ def test_distinct_2_by_hand(benchmark: ModuleType) -> None:
 def test_every_figure_can_fail(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str], field: str, value: float
 ) -> None:
-    """Of two openings with two stories each, the mean of the first stories is 0.1 and the mean of the best is
-    0.5: half of the gap is 0.3."""
+    """There are two openings with two stories each. The mean reward of the first stories is 0.1 and of the
+    best 0.5, so half of the gap is at 0.3."""
     start = benchmark.Stories(np.array([[0.0, 0.4], [0.2, 0.6]]), 0.2, 0.4, 1.0, ())
     end = {
         "rewards_BG": np.full((2, 1), 0.31),

@@ -1,4 +1,4 @@
-"""The page of what `make test` leaves out is that of today's markers."""
+"""The page of what `make test` leaves out agrees with the present markers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What docs/watching.md tells people to type works, and what it shows is what they see."""
+"""The commands of docs/watching.md work, and the output in it is the real one."""
 
 import re
 import shlex
@@ -23,8 +23,8 @@ def block(kind: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With `runs/mine`, another seed of it, and another learning rate; the page's own configuration of the
-    tracking, but for TensorBoard."""
+    """Return a folder with `runs/mine`, a run with another seed, and a run with another learning rate. Their
+    tracking is the page's own configuration without TensorBoard."""
     folder = tmp_path_factory.mktemp("watched")
     (folder / "runs").mkdir()
     tracking = yaml.safe_load(block("yaml"))["tracking"]
@@ -92,7 +92,7 @@ def test_the_files_that_it_lists(folder: Path) -> None:
 
 
 def test_the_lines_that_it_shows(world: World, tmp_path: Path) -> None:
-    """The same rows, in the same order, with the same cells."""
+    """The display has the same rows in the same order, with the same cells."""
     config = world.config("grpo", tmp_path, {"stop.max_queries": 4000})
     seen: Seen = in_a_terminal(lambda: oat("train", config))
     shown = [line for line in block("text").splitlines() if not line.startswith("step 40/80")]

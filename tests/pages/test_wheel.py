@@ -1,4 +1,4 @@
-"""The wheel by itself: nothing that the project has beside `src/` is needed."""
+"""The wheel works alone: it needs no file of the project outside `src/`."""
 
 import os
 import re
@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
-    """In a fresh environment without any extra. Needs a package index, as `make setup` does."""
+    """The quickstart runs in a new environment without extras. The test needs a package index, as `make
+    setup` does."""
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
 
     def run(*command: str) -> str:

@@ -1,6 +1,6 @@
-"""Active preference learning as a user would add it (arXiv:2402.08114): more prompts are sampled than asked
-about; those of the largest predictive entropy stay, and of each the two responses whose implicit rewards
-differ most."""
+"""Active preference learning as a user would add it (arXiv:2402.08114). It samples more prompts than it asks
+about, and keeps those with the largest predictive entropy. For each it asks about the two responses whose
+implicit rewards differ most."""
 
 from dataclasses import dataclass, replace
 
@@ -12,9 +12,9 @@ from oat.types import UNASKED, Question
 @dataclass(frozen=True)
 class APLConfig:
     oversample: int = 3
-    """Prompts sampled for each one asked about."""
+    """Sampled prompts per prompt that is asked about."""
     samples: int = 3
-    """Responses a prompt to choose two from."""
+    """Responses per prompt, of which two are chosen."""
 
 
 class APL:

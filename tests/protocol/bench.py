@@ -1,4 +1,4 @@
-"""A folder with what a run needs, and one way to write its configuration."""
+"""A folder with everything that a run needs, and a method that writes a configuration of it."""
 
 import signal
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from oat.commands.export import digest_run
 
 HERE = Path(__file__).parent
 LOGIT_ROWS = 24
-"""More than the tokenizer has tokens, as in most published models."""
+"""Rows of the logits. They are more than the tokenizer has tokens, as in most published models."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Bench:
     folder: Path
 
     def config(self, file: Path, **sections: Any) -> Path:
-        """Write a YAML file of a run in the folder of the same name; sections go over the shared ones."""
+        """Write the YAML file of a run whose directory is beside it. `sections` replace the shared ones."""
         tree = {
             "run_dir": str(file.with_suffix("")),
             "seed": 3,
@@ -42,8 +42,8 @@ class Bench:
 def assert_a_kill_changes_nothing(
     config: Path, run: Path, folder: Path, arm: Callable[[], None], *flags: str
 ) -> None:
-    """The run is made again with `arm` in place, which kills it; the same command continues it; it ends as
-    the unbroken one."""
+    """Make the run again with `arm`, which kills it, and continue it by the same command. Its digest must
+    equal that of `run`."""
     other, log = folder / "run", folder / "log"
 
     def die() -> int:
@@ -56,7 +56,7 @@ def assert_a_kill_changes_nothing(
 
 
 def make_bench(folder: Path) -> Bench:
-    """Two tiny models, and prompts of several lengths."""
+    """Make two tiny models, and prompts of several lengths."""
     for seed, name in enumerate(("model", "reference")):
         make_model(folder / name, hidden=16, layers=2, seed=seed)
         _sharpen(folder / name)
@@ -66,7 +66,8 @@ def make_bench(folder: Path) -> Bench:
 
 @torch.no_grad()
 def _sharpen(folder: Path) -> None:
-    """Larger weights, so that responses differ and some end early, and logit rows that no token has."""
+    """Scale the weights up, so that responses differ and some end early. Add logit rows that belong to no
+    token."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -1,5 +1,5 @@
-"""An environment of two turns: after the first response it names a digit and asks again; `a` and that digit
-are worth something."""
+"""An environment of two turns. After the first response it names a digit and asks again. The letter `a` and
+the digit earn rewards."""
 
 from oat.environments.base import Turn
 from oat.types import Message

@@ -1,9 +1,12 @@
-"""An oracle in another process, whose answers come late, in another order, and once never.
+"""An oracle in another process whose answers come late, in another order, and once never.
 
-As a program (`python late_oracle.py OCCURRENCE`) it is the server: it prints its port, takes one JSON request
-a connection and ends when its standard input ends. The question about that occurrence is never answered.
-Every third submission waits until five more have come, or PATIENCE_S are over. As a module it holds the
-client, an oracle as a user would write it.
+As a program (`python late_oracle.py OCCURRENCE`) it is the server:
+
+- It prints its port, takes one JSON request per connection, and ends when its standard input ends.
+- It never answers the question about that occurrence.
+- Every third submission waits for five more submissions, or for PATIENCE_S.
+
+As a module it holds the client: an oracle as a user would write it.
 """
 
 import json

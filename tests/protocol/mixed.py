@@ -1,5 +1,5 @@
-"""Mixed preference learning as a user would add it (SEA, arXiv:2411.01493): a best-arm rule over an ensemble,
-and, after a burn-in, a share of questions that the ensemble answers itself."""
+"""Mixed preference learning as a user would add it (SEA, arXiv:2411.01493): a best-arm rule over an ensemble.
+After a burn-in the ensemble itself answers a share of the questions."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,11 +10,11 @@ from oat.types import ENSEMBLE, UNASKED, Question
 @dataclass(frozen=True)
 class MixedConfig:
     samples: int = 4
-    """Responses a prompt to choose two from."""
+    """Responses per prompt, of which two are chosen."""
     share: float = 0.5
-    """Of the questions of a round that go to the ensemble."""
+    """The share of a round's questions that the ensemble answers."""
     burn_in: int = 2
-    """Steps before the first of them."""
+    """Number of steps before the ensemble answers its first question."""
     ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     """The ensemble and its learning."""
 

@@ -1,9 +1,12 @@
-"""PPO with a critic as a user would add it (arXiv:1707.06347), with the KL to the reference in the rewards
-and as a loss term.
+"""PPO with a critic as a user would add it (arXiv:1707.06347). The KL to the reference is in the rewards and
+also a term of the loss.
 
-Each term has the normaliser that the papers it comes from use with it: the policy's is a mean over tokens,
-the critic's a mean over sequences of their means, the KL's a mean over sequences of their sums, the entropy's
-a sum over a constant length.
+Each term has the normaliser of the paper that it comes from:
+
+- policy: the mean over tokens;
+- critic: the mean over sequences of their means;
+- KL: the mean over sequences of their sums;
+- entropy: a sum divided by a constant length.
 """
 
 from dataclasses import dataclass
@@ -21,31 +24,31 @@ from oat.types import Batch, Loss, Plan, Requires
 @dataclass(frozen=True)
 class PPOConfig:
     prompts: int
-    """Prompts a step."""
+    """Prompts per step."""
     samples: int = 1
-    """Responses a prompt."""
+    """Responses per prompt."""
     gamma: float = 1.0
-    """Discount a token."""
+    """Discount per token."""
     lam: float = 0.95
     """Lambda of the advantage estimator."""
     clip: float = 0.2
-    """How far the ratio may move from 1."""
+    """The largest distance of the ratio from 1."""
     value_clip: float = 0.2
-    """How far a value may move from its old one."""
+    """The largest distance of a value from its old value."""
     value_coef: float = 0.5
-    """Of the critic's loss."""
+    """Coefficient of the critic's loss."""
     kl_penalty: float = 0.05
-    """Of the k1 KL inside the token rewards."""
+    """Coefficient of the k1 KL in the token rewards."""
     kl_coef: float = 0.02
-    """Of the k3 KL in the loss."""
+    """Coefficient of the k3 KL in the loss."""
     entropy_coef: float = 0.01
-    """Of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     length: int = 5
-    """Tokens that the entropy's sum is divided by."""
+    """Tokens by which the sum of the entropies is divided."""
     epochs: int = 2
-    """Passes over a step's samples."""
+    """Passes over the samples of a step."""
     minibatches: int = 2
-    """Optimiser steps a pass."""
+    """Optimiser steps per pass."""
 
 
 class PPO(Objective):
@@ -101,7 +104,8 @@ class PPO(Objective):
         }
 
     def _gae(self, rewards_K, values_K, last_N):
-        """Advantages token by token, backwards; what follows the last token of a row is worth 0."""
+        """Return the advantage of each token, computed backwards. The value after the last token of a row is
+        0."""
         last = set(last_N.tolist())
         advantages_K = torch.zeros_like(rewards_K)
         for k in range(len(rewards_K) - 1, -1, -1):
@@ -148,6 +152,7 @@ class PPO(Objective):
 
 
 def _whitened(values_K, mask_K):
-    """Mean 0 and variance 1 over the tokens that count; the variance unbiased, 1e-8 inside the root."""
+    """Return the values, shifted and scaled to mean 0 and variance 1 over the masked tokens. The variance is
+    unbiased, with 1e-8 inside the root."""
     kept = values_K[mask_K > 0]
     return (values_K - kept.mean()) / (kept.var() + 1e-8).sqrt()

@@ -1,8 +1,8 @@
-"""The straight-line side of the protocol tests: a step written down from its formulas, in plain PyTorch and
+"""Reference implementations of the protocol tests: a step written from its formulas, in plain PyTorch with
 padded batches.
 
-It reads the recorded trajectories and answers of a run's ledger, so that the tokens are the same, and shares
-no code with the learner, the losses or the optimiser.
+They read the trajectories and answers from a run's ledger, so the tokens are the same. They share no code
+with the learner, the losses or the optimiser.
 """
 
 import json
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 
 def recorded_steps(run_dir: Path) -> list[list[Item]]:
-    """What each step of a run learned from, in recorded order."""
+    """Return the items that each step of a run learned from, in recorded order."""
     store = Store(run_dir / "ledger.sqlite")
     steps: list[list[Item]] = []
     while store.has_take("train", len(steps)):
@@ -41,11 +41,11 @@ def recorded_steps(run_dir: Path) -> list[list[Item]]:
 
 @dataclass(frozen=True)
 class Padded:
-    """Sequences side by side, padded on the right with id 0.
+    """A batch of sequences, padded on the right with id 0.
 
     Attributes:
         ids, attention: (N, T).
-        mask: (N, T - 1), whether token t + 1 is of the response.
+        mask: (N, T - 1), True if token t + 1 belongs to the response.
     """
 
     ids: Tensor
@@ -54,7 +54,7 @@ class Padded:
     rows: Sequence[Trajectory]
 
     def scattered(self, name: str) -> Tensor:
-        """(N, T - 1) recorded values of the response tokens, 0 elsewhere."""
+        """Return (N, T - 1) recorded values of the response tokens, and 0 for other tokens."""
         values = torch.zeros(self.mask.shape)
         for n, row in enumerate(self.rows):
             at = -1
@@ -83,7 +83,7 @@ def load(path: Path) -> torch.nn.Module:
 
 
 def logits_of(model: torch.nn.Module, batch: Padded) -> Tensor:
-    """(N, T - 1, V), those that predict token t + 1."""
+    """Return the (N, T - 1, V) logits that predict token t + 1."""
     return model(input_ids=batch.ids, attention_mask=batch.attention).logits[:, :-1]
 
 
@@ -93,13 +93,13 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def picked(values: Tensor, batch: Padded) -> Tensor:
-    """(N, T - 1) values of the tokens that came next, 0 outside the responses."""
+    """Return the (N, T - 1) values of the next tokens, and 0 outside the responses."""
     chosen = values.gather(2, batch.ids[:, 1:, None]).squeeze(2)
     return torch.where(batch.mask > 0, chosen, 0.0)
 
 
 def sequence_logps(model: torch.nn.Module, batch: Padded) -> Tensor:
-    """(N,) summed log-probabilities of the responses."""
+    """Return the (N,) summed log-probabilities of the responses."""
     return picked(log_softmax(logits_of(model, batch)), batch).sum(1)
 
 
@@ -110,7 +110,8 @@ def dpo_curve(
     optimiser: "Optimiser",
     beta: float,
 ) -> list[dict[str, float] | None]:
-    """Train the policy by DPO on the recorded pairs of every step; its loss and gradient norm at each."""
+    """Train the policy by DPO on the recorded pairs of every step. Return loss and gradient norm of each
+    step."""
     curve: list[dict[str, float] | None] = []
     for items in steps:
         pairs = [item for item in items if item.label is not None]
@@ -135,8 +136,8 @@ def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> float:
 
 
 class Optimiser:
-    """AdamW with decay on matrices only, gradients cut to a norm, and a warm-up into a line that falls to a
-    tenth."""
+    """AdamW with weight decay on matrices only, gradients clipped by norm, and a warm-up followed by a linear
+    decay to a tenth."""
 
     def __init__(
         self,
@@ -162,7 +163,8 @@ class Optimiser:
         self.adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
 
     def step(self) -> float:
-        """Move by the gradients that are there, and drop them; returns their norm before the cut."""
+        """Update the parameters with their gradients, and clear the gradients. Return the norm before
+        clipping."""
         norm = gradient_norm(self.parameters)
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -183,7 +185,8 @@ class Optimiser:
 
 
 def assert_same_curve(run_dir: Path, expected: Sequence[dict[str, float] | None]) -> None:
-    """Losses and gradient norms of every step; None for a step that had nothing to learn from."""
+    """Check losses and gradient norms of every step. None stands for a step without anything to learn
+    from."""
     rows = [
         json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     ][1:]
@@ -195,7 +198,7 @@ def assert_same_curve(run_dir: Path, expected: Sequence[dict[str, float] | None]
 
 
 def assert_same_weights(run_dir: Path, model: torch.nn.Module, start: torch.nn.Module) -> None:
-    """The policy's weights after the last step; and that they moved."""
+    """Check the policy's weights after the last step, and that they changed."""
     _, weights, *_ = policy_weights(run_dir)
     assert_close(weights, dict(model.named_parameters()), dict(start.named_parameters()))
 

@@ -1,5 +1,5 @@
-"""APL: an explorer that reads log-probabilities of two slots, samples more than it asks, and leaves the loss
-alone."""
+"""APL: an explorer that reads log-probabilities of two slots, samples more than it asks about, and does not
+change the loss."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def run(config: Path) -> Path:
 
 
 def test_it_asks_what_the_straight_line_version_asks(bench: Bench, run: Path) -> None:
-    """With log-probabilities computed again from the models; the policy's are those at sampling."""
+    """The log-probabilities are computed again from the models; those of the policy are as at sampling."""
     policy, reference = (straight.load(bench.folder / name) for name in ("model", "reference"))
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
     store = Store(run / "ledger.sqlite")

@@ -1,5 +1,5 @@
-"""Episodes of two model turns with an environment between: GRPO trains the model's tokens, never the
-environment's."""
+"""Episodes of two model turns with an environment between them. GRPO trains the model's tokens, and no token
+of the environment."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Answers that come late, in another order, or never, over a kill, and over a replay with nobody left to
-ask."""
+"""Answers that come late, in another order, or never, also after a kill, and in a replay in which no oracle
+is asked."""
 
 import json
 import shutil
@@ -33,7 +33,8 @@ DEADLINE_S = 2.0
 
 @contextmanager
 def server() -> Iterator[int]:
-    """The oracle's process, and its port; it ends with the block, or with this process."""
+    """Start the oracle's process, and yield its port. The process ends with the context, or with this
+    process."""
     command = [sys.executable, "-S", str(HERE / "late_oracle.py"), str(LOST)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -44,11 +45,11 @@ def server() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Records:
-    """What a ledger holds; questions by their address, in the order they were asked.
+    """The content of a ledger. Questions are named by their address and listed in the order of asking.
 
     Attributes:
         takes: the questions of each step.
-        answers: values and marks.
+        answers: values and marks, by question.
     """
 
     asked: list[str]
@@ -102,7 +103,7 @@ def metrics_of(run_dir: Path) -> list[dict[str, float]]:
 
 
 def keep(run_dir: Path, copy: Path) -> Path:
-    """A run that has nothing but another's configuration and ledger."""
+    """Make a run directory with only the configuration and the ledger of another run."""
     copy.mkdir()
     for name in ("config.yaml", "ledger.sqlite"):
         shutil.copy(run_dir / name, copy)
@@ -128,7 +129,7 @@ def die_with_answers_in_hand() -> None:
 def test_late_permuted_and_lost_answers_over_a_kill(
     bench: Bench, tmp_path: Path, oracle: str, arm: Callable[[], None]
 ) -> None:
-    """Steps that take what is there, since each waits only so long."""
+    """A step waits for a limited time and takes the answers that have come."""
     run_dir, is_durable = tmp_path / "late", oracle.startswith("Durable")
     with server() as port:
         config = config_of(bench, tmp_path, f"{HERE / 'late_oracle.py'}:{oracle}", port=port, max_wait_s=60.0)
@@ -181,7 +182,7 @@ def test_late_permuted_and_lost_answers_over_a_kill(
 
 
 def assert_straight(bench: Bench, run_dir: Path) -> None:
-    """Every step of DPO on the recorded pairs, those without a winner left out."""
+    """Check every step of DPO on the recorded pairs, without the pairs that have no winner."""
     policy, reference, start = (
         straight.load(bench.folder / name) for name in ("model", "reference", "model")
     )
@@ -211,8 +212,8 @@ def assert_straight(bench: Bench, run_dir: Path) -> None:
 
 
 def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_path: Path) -> None:
-    """From the same server, killed or not, the same rows, so the same weights; the lost one is past its
-    deadline in both."""
+    """A killed and an unbroken run with the same server have equal rows, so equal weights. The question
+    without an answer exceeds its deadline in both."""
     digests = []
     with server() as port:
         config = config_of(
@@ -234,7 +235,8 @@ def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_pa
 
 @pytest.mark.slow(instead="test_steps_that_wait_for_each_answer_take_them_in_order", seconds=2.0)
 def test_a_run_made_longer_is_still_a_replay_of_its_ledger(bench: Bench, tmp_path: Path) -> None:
-    """Its third step once was the last, and asked nothing ahead; the replay must not ask then either."""
+    """The third step was once the last and asked no question ahead. The replay must not ask one there
+    either."""
     config, run_dir = config_of(bench, tmp_path, f"{HERE / 'rewards.py'}:graded"), tmp_path / "late"
     for steps in ("3", "5"):
         assert oat("train", config, "--stop.max_steps", steps) == 0

@@ -1,4 +1,4 @@
-"""An ensemble that learns beside DPO, chooses what to ask, and answers a share of the questions itself."""
+"""An ensemble that learns beside DPO, chooses the questions, and answers a share of them itself."""
 
 import json
 import math
@@ -88,7 +88,8 @@ def members_reward(p: dict[str, torch.Tensor], m: int, x: torch.Tensor) -> torch
 
 
 def start_of_the_ensemble(width: int) -> dict[str, torch.Tensor]:
-    """Normal numbers within two standard deviations, from the addressed generator; biases 0."""
+    """Return the start weights: normal numbers within two standard deviations from the addressed generator,
+    and biases of 0."""
     generator, start = Seeds(SEED).at("init", "ensemble"), {}
     for layer, (inputs, outputs) in enumerate(((width, 8), (8, 8), (8, 1)), start=1):
         values = generator.normal(size=(3, inputs, outputs))

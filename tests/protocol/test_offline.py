@@ -1,5 +1,5 @@
-"""Offline DPO from recorded pairs: the recorded actor, the recorded oracle, the same loop; nothing is sampled
-and nothing is asked."""
+"""Offline DPO from recorded pairs: the same loop with the recorded actor and the recorded oracle. No response
+is sampled and no external oracle is asked."""
 
 import json
 from pathlib import Path

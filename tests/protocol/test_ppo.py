@@ -81,7 +81,7 @@ def run(config: Path) -> Path:
 
 
 class Critic(torch.nn.Module):
-    """A value a token: the state before it, times one vector."""
+    """A critic with one value per token: the hidden state before the token, times one vector."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -99,7 +99,7 @@ class Critic(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Rollout:
-    """What stays the same over the epochs of a step; (N, T - 1) each."""
+    """Tensors that stay the same over the epochs of a step; each is (N, T - 1)."""
 
     batch: straight.Padded
     kept: Tensor
@@ -112,7 +112,7 @@ class Rollout:
 
 
 def kept_mask(batch: straight.Padded) -> Tensor:
-    """(N, T - 1, V): which tokens could be drawn there."""
+    """Return (N, T - 1, V), True for tokens that could be drawn at that place."""
     kept = torch.zeros(*batch.mask.shape, LOGIT_ROWS, dtype=torch.bool)
     for n, row in enumerate(batch.rows):
         prompt, response = row.segments
@@ -156,7 +156,7 @@ def rollout(items: list[Item], reference: torch.nn.Module, critic: Critic) -> Ro
 
 
 def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int]) -> dict[str, Tensor]:
-    """The four terms over the sequences of one mini-batch, and their sum."""
+    """Return the four terms over the sequences of one mini-batch, and their sum."""
     logits, valid = straight.logits_of(policy, r.batch), r.valid[chosen]
     raw_all = straight.log_softmax(logits)
     raw = straight.picked(raw_all, r.batch)[chosen]
@@ -195,7 +195,7 @@ def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int
 
 
 def shuffled(update: int, rows: int) -> list[list[int]]:
-    """The mini-batches of a step, epoch after epoch, in the addressed order."""
+    """Return the mini-batches of a step, epoch after epoch, in the addressed order."""
     generator = Seeds(SEED).at("shuffle", "ppo", update)
     half = -(-rows // MINIBATCHES)
     orders = [generator.permutation(rows).tolist() for _ in range(EPOCHS)]

@@ -1,5 +1,5 @@
-"""XPO, from a user's file: two slots in one group, a loss that needs the winner beside one that does not, a
-sampler that lags."""
+"""XPO, from a user's file: two slots in one group, a loss with one term that needs the winner and one that
+does not, a sampler that lags behind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ def run(config: Path) -> Path:
 
 
 def reference_first(item: Item) -> tuple[int, int]:
-    """Places of the reference's response and the sampler's among the pair."""
+    """Return the places of the reference's response and of the sampler's response in the pair."""
     slots = [item.group.trajectories[pick].slot for pick in item.question.picks]
     return slots.index("reference"), slots.index("sampler")
 
@@ -135,7 +135,7 @@ def test_over_the_wire(config: Path, run: Path) -> None:
 
 
 def die_behind_a_save() -> None:
-    """At step 3, whose sampler holds the weights of step 2."""
+    """Kill at step 3, when the sampler holds the weights of step 2."""
     from oat.rundir.checkpoints import Checkpoints
 
     kill_at(Checkpoints, "_prune", 1, after=True)

@@ -1,11 +1,11 @@
 """Exploratory preference optimisation as a user would add it: DPO, a plan with one response of the reference,
-and one term.
+and one more term.
 
 XPO (arXiv:2405.21046, Algorithm 1): loss = DPO + alpha * mean over pairs of the log-probability of the
 reference's response.
 
-Departure: a pair without a winner leaves the preference term alone; its optimism term needs no winner and
-stays.
+Departure: a pair without a winner is left out of the preference term only. It stays in the optimism term,
+which needs no winner.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from oat.types import Loss, Plan, Requires
 @dataclass(frozen=True)
 class XPOConfig(DPOConfig):
     alpha: float = 5e-6
-    """Of the optimism term."""
+    """Coefficient of the optimism term."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
