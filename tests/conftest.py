@@ -1,5 +1,5 @@
-"""The jaxtyping signatures of `oat.functional` are checked at run time in every test; the hook must come
-before the first import of it."""
+"""Every test checks the jaxtyping signatures of `oat.functional` at run time. The hook must be installed
+before the package is imported."""
 
 import gc
 import signal
@@ -68,9 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no later collection of garbage looks through it, here or in a
-    forked child, which would copy it. And code of users, which tests change within a second, is read anew:
-    Python tells by the second whether its bytecode is still that of the source."""
+    """Freeze all objects that were imported and collected. Later garbage collections skip them, also in a
+    forked child, which would otherwise copy their memory.
+
+    Bytecode is turned off. Python tells by the second whether bytecode is up to date, and tests change user
+    code within a second.
+    """
     gc.collect()
     gc.freeze()
     sys.dont_write_bytecode = True
@@ -100,13 +103,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Keeps what a fault test found in its report, for the table of `make faults`: `figure("100 of 100")`."""
+    """Store a result of a fault test in its report, for the table of `make faults`: `figure("100 of
+    100")`."""
     return lambda text: record_property("figure", text)
 
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Without the run-time signatures, as users run it: what is left are our own shape checks."""
+    """Turn the run-time signatures off, as for users. Only the package's own shape checks remain."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md from the tests' `inventory` markers: `python tests/coverage_page.py`."""
+"""Write docs/coverage.md from the tests' `inventory` markers: `python tests/coverage_page.py`."""
 
 import ast
 from pathlib import Path
@@ -67,7 +67,8 @@ FEATURES = {
 
 
 def marked() -> dict[int, list[str]]:
-    """By row, the tests that carry its marker; a file's `pytestmark` stands for all of its tests."""
+    """Return the tests that carry the marker of a row, by row. A file's `pytestmark` counts for all its
+    tests."""
     found: dict[int, list[str]] = {}
     for file in sorted(ROOT.glob("tests/**/test_*.py")):
         place = file.relative_to(ROOT).as_posix()

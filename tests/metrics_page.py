@@ -1,5 +1,4 @@
-"""Writes docs/metrics.md from `oat.metrics` and `oat.reports.metric_names`: `python
-tests/metrics_page.py`."""
+"""Write docs/metrics.md from `oat.metrics` and `oat.reports.metric_names`: `python tests/metrics_page.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the classes that hold settings, with the docstrings of their fields: `python
+"""Write docs/settings.md from the classes of settings and the docstrings of their fields: `python
 tests/settings_page.py`."""
 
 import ast
@@ -32,8 +32,8 @@ TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true 
 
 
 def sections(cls: type, above: str = "") -> list[tuple[str, type]]:
-    """Return every section below a class, with its dotted name, in the order of the fields. A field that may
-    hold one of several sections gives one entry for each."""
+    """Return every section below a class, with its dotted name, in the order of the fields. If a field may
+    hold one of several sections, each has an entry."""
     found: list[tuple[str, type]] = [(above, cls)]
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):

@@ -41,7 +41,7 @@ tests/suites_page.py` makes this page. It makes the table from the markers `slow
 
 @functools.cache
 def moved() -> list[tuple[str, float, str]]:
-    """Return each test that only `make test-slow` runs, completely or in some of its cases: its place, its
+    """Return each test that only `make test-slow` runs, in all or some of its cases: the test's name, its
     seconds, and what `make test` still tests instead."""
     found = []
     for file in sorted(ROOT.glob("tests/**/test_*.py")):

@@ -1,5 +1,5 @@
-"""One CUDA device: engine, learner and whole runs on it, held against the CPU. Skipped where there is none
-(docs/gpu.md)."""
+"""One CUDA device: engine, learner and whole runs on it, compared with the CPU. Without a device the tests
+are skipped (docs/gpu.md)."""
 
 import json
 import signal
@@ -70,8 +70,8 @@ def sampled(lm: CausalLM, requests: list[Request], **options: Any) -> list[Compl
 def test_what_the_engine_records_is_what_the_model_says_on_a_cpu(
     paths: Mapping[str, str], family: str, dtype: str, tolerance: float
 ) -> None:
-    """Rows enter and leave, prompts are shared, every kind of sampling; most tokens are those that a CPU
-    draws."""
+    """Rows enter and leave, prompts are shared, and every kind of sampling is used. Most tokens equal those
+    drawn on a CPU."""
     requests = build_requests(*SAMPLINGS.values(), each=6)
     exact, lm = load_lm(paths[family]), load_lm(paths[family], dtype=dtype, device=CUDA)
     assert lm.takes_layouts
@@ -147,7 +147,7 @@ def learner_on(
 
 
 def update(learner: Learner, name: str) -> tuple[float, torch.Tensor]:
-    """The loss and the gradient of one optimiser step."""
+    """Return the loss and the gradient of one optimiser step."""
     objective: Any = OBJECTIVES[name]()
     feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
     batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
@@ -176,7 +176,7 @@ def test_gradients_in_bfloat16_are_near_those_of_a_cpu(smooth: Path, name: str, 
 
 
 def test_a_state_goes_from_device_to_device(smooth: Path) -> None:
-    """AdamW's moments too: what is learned afterwards is the same."""
+    """The state includes AdamW's moments, so later updates are the same."""
     one = learner_on(CUDA, smooth)
     update(one, "dpo")
     state = {
@@ -269,7 +269,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 def test_a_whole_run(
     world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It learns, is continued, evaluated and exported; its weights are read without a device."""
+    """The run learns, is continued, evaluated and exported. Its weights can be read without a device."""
     rate = {"learner.learning_rate": 0.03 if "model.lora" in changes else 0.01, "algorithm.prompts": 8}
     steps = {
         "stop.max_steps": 10,
@@ -320,8 +320,8 @@ sys.exit(oat("train", {config!r}))
 @pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
-    """It takes the recorded samples and answers again. Sums on a GPU have no fixed order: numbers are near
-    those of the unbroken run, not equal."""
+    """The continued run uses the recorded samples and answers. Sums on a GPU have no fixed order, so its
+    numbers are close to those of the unbroken run, not equal."""
     config = world.config(algorithm, tmp_path, {**GPU, **changes, "checkpoint.every": 1, "evaluation": None})
     code = KILLED.format(tests=str(Path(__file__).parent / "support"), config=str(config))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL

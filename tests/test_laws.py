@@ -1,5 +1,5 @@
-"""The laws of the house (docs/architecture.md): who may import whom, and how large a thing may be. Read from
-the source, nothing is run."""
+"""The rules of the code (docs/architecture.md): which module may import which, and limits of size. The tests
+read the source and run nothing."""
 
 import ast
 import fnmatch
@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 OTHER_TESTS = ("begun", "faults", "golden", "learning", "pages", "protocol")
 BOXES = ("algorithms", "engines", "explore", "oracles")
 PROTOCOLS = {f"oat.{box}.base" for box in BOXES}
-"""Modules of a box that hold its protocol and simplest form; everybody may know them."""
+"""Modules of a box that hold its protocol and simplest form. Every module may import them."""
 
 MAY_IMPORT = {
     "__init__": "rundir trainer",
@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "trainer": "build commands config control errors files loop plugins reports rundir",
     "wire": "errors types",
 }
-"""For each package, and each module of the root, which others it may import."""
+"""For each package and each module of the root, the others that it may import."""
 
 MAX_ROOT = 13
 MAX_LINES = 500
@@ -101,7 +101,8 @@ def is_for_types_only(node: ast.AST) -> bool:
 
 
 def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
-    """Every node; `at_import` leaves out what does not run when the module is imported, and expressions."""
+    """Yield every node. With `at_import`, leave out expressions and code that does not run when the module is
+    imported."""
     if not at_import:
         yield from ast.walk(tree)
         return
@@ -119,7 +120,7 @@ def parsed(file: Path) -> ast.Module:
 
 @functools.cache
 def imports(file: Path, *, at_import: bool = False) -> set[str]:
-    """The modules that a file imports, by full name: `from oat import wire` is oat.wire."""
+    """Return the modules that a file imports, by full name: `from oat import wire` is oat.wire."""
     found = set()
     for node in walk(parsed(file), at_import=at_import):
         if isinstance(node, ast.Import):
@@ -135,7 +136,7 @@ def imports(file: Path, *, at_import: bool = False) -> set[str]:
 
 
 def foreign(names: set[str], *allowed: str) -> set[str]:
-    """The names that are neither allowed (nor within something allowed) nor of the standard library."""
+    """Return the names that are neither in the standard library nor in an allowed package."""
     return {
         name
         for name in names
@@ -175,12 +176,12 @@ def test_a_box_imports_only(box: str, allowed: tuple[str, ...]) -> None:
 
 
 def unit_of(name: str) -> str:
-    """The package, or the module of the root, that a module is of."""
+    """Return the package of a module, or the module itself if it is in the root."""
     return name.split(".")[1] if "." in name else "__init__"
 
 
 def arrows() -> dict[str, dict[str, set[str]]]:
-    """Which units each unit imports, and by which of its modules."""
+    """Return the units that each unit imports, and the modules that import them."""
     found: dict[str, dict[str, set[str]]] = {}
     for file in FILES:
         own = unit_of(name_of(file))
@@ -190,7 +191,7 @@ def arrows() -> dict[str, dict[str, set[str]]]:
 
 
 def circle(table: Mapping[str, Collection[str]]) -> list[str]:
-    """A way that leads back to where it began; empty where there is none."""
+    """Return a path of imports that leads back to its beginning; empty if there is none."""
     done: set[str] = set()
 
     def walk_from(unit: str, way: list[str]) -> list[str]:
@@ -229,7 +230,7 @@ def test_the_table_has_no_circle() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Imports within functions count as well. An `__init__.py` may hand on names of its own package."""
+    """Imports within functions count too. An `__init__.py` may re-export names of its own package."""
     files = {name_of(file): file for file in FILES if file.name != "__init__.py"}
     assert circle({name: imports(file) & files.keys() - {name} for name, file in files.items()}) == []
 
@@ -245,7 +246,7 @@ def test_rooms_are_few_and_say_what_they_are() -> None:
 
 
 def test_the_map_of_packages_is_what_they_say() -> None:
-    """Each sentence of docs/architecture.md is the first one, or the first ones, of its package."""
+    """Each description in docs/architecture.md consists of the first sentences of the package's docstring."""
     page = (ROOT.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     told = {
         line.split("`")[1].rstrip("/"): line.split(" | ")[1].removesuffix(" |")
@@ -277,8 +278,8 @@ def test_the_loop_knows_protocols_only(name: str) -> None:
 
 
 def test_only_build_knows_concrete_parts_of_several_boxes() -> None:
-    """Outside its box a concrete algorithm, engine, explorer or oracle may be used, but only build/run.py
-    puts several together, and build/resolve.py makes the explorer of a run whose oracle it checks."""
+    """Other packages may use a concrete algorithm, engine, explorer or oracle. Only build/run.py combines
+    several, and build/resolve.py makes the explorer of a run whose oracle it checks."""
     found = {}
     for file in FILES:
         own = f"oat.{file.relative_to(ROOT).parts[0]}."
@@ -320,8 +321,7 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
     ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"],
 )
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
-    """Through no chain of imports that run when they are imported. tests/cli/test_cli.py asks Python
-    itself."""
+    """No chain of imports at import time leads to them. tests/cli/test_cli.py asks Python itself."""
     by_name = {name_of(file): file for file in FILES}
     reached, waiting = set(), [name]
     while waiting:
@@ -340,8 +340,8 @@ def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
 
 
 def test_tests_mirror_the_packages() -> None:
-    """Tests of a package lie in the folder of its name, what they share in `support`; other folders are of
-    whole runs, and of pages."""
+    """The tests of a package are in the folder of its name, and shared helpers in `support`. Other folders
+    have tests of whole runs and of pages."""
     folders = {file.relative_to(TESTS).parts[0] for file in TESTS.rglob("test_*.py") if file.parent != TESTS}
     packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
     assert folders - packages == set(OTHER_TESTS)
@@ -349,7 +349,7 @@ def test_tests_mirror_the_packages() -> None:
 
 
 def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
-    """By default it passes over folders called `build`."""
+    """By default pytest skips folders called `build`."""
     passed_over = [
         str(file.relative_to(TESTS))
         for file in TESTS.rglob("test_*.py")

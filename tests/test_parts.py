@@ -1,4 +1,5 @@
-"""Parts own their settings (`oat.types.part`): a user's algorithm declares defaults and checks as ours do."""
+"""Parts own their settings (`oat.types.part`): a user's algorithm declares defaults and checks as the
+algorithms of `oat` do."""
 
 import re
 from pathlib import Path
@@ -116,7 +117,8 @@ def resolve_with(function: str, returned: str) -> None:
     ],
 )
 def test_defaults_that_make_no_sense(returned: str, words: str) -> None:
-    """Nothing that a user set is replaced, and no run is made that cannot be continued."""
+    """Such defaults are refused: they would replace a value that the user set, or make a run that cannot be
+    continued."""
     with pytest.raises(ConfigError, match=words):
         resolve_with("defaults", returned)
 

@@ -1,4 +1,4 @@
-"""The Python API: the same run as the command line's, with objects where a file has names."""
+"""The Python API makes the same run as the command line, with objects in the places of names."""
 
 import csv
 import subprocess
@@ -37,8 +37,8 @@ def test_the_router_of_older_lines_is_left_out(world: World, tmp_path: Path) -> 
 
 
 def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None:
-    """Bitwise, but for the name of the oracle in the ledger; as well with a model, records and functions that
-    are given as objects."""
+    """The run is bitwise the same, except for the oracle's name in the ledger. This also holds if a model,
+    records and functions are given as objects."""
     assert oat("train", world.config("grpo", tmp_path, {"engine.threads": 1})) == 0
     expected = digest_run(tmp_path / "grpo")
     given = objects(world)
@@ -57,8 +57,8 @@ def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None
 
 
 def test_the_same_lines_go_on_with_it(world: World, tmp_path: Path) -> None:
-    """A callback ends it after step 1, which a checkpoint does not follow; it ends as a run that no callback
-    ended."""
+    """A callback ends the run after step 1, at which no checkpoint is due. Continued, the run equals one
+    without the callback."""
     seen: list[int] = []
 
     def enough(step: int, metrics: dict[str, float]) -> bool:
@@ -92,7 +92,7 @@ def test_what_was_given_must_be_the_same_when_it_goes_on(world: World, tmp_path:
 
 
 def test_a_first_mistake_in_the_records_does_not_lock_the_directory(world: World, tmp_path: Path) -> None:
-    """No run began, so the same lines with what was mended begin one."""
+    """No run began, so the corrected lines can begin one in the same directory."""
     good = [{"prompt": f"{number}+1=", "answer": number} for number in range(8)]
     bad = [*good, {"prompt": "1+1=", "answer": [{"deep": None}]}]
     prompts = {"reference_key": "answer"}
@@ -172,7 +172,7 @@ def test_such_records_are_left_out_where_malformed_ones_are(world: World, tmp_pa
 
 
 def test_what_trl_takes_and_a_run_does_not(world: World, tmp_path: Path) -> None:
-    """Lists of texts, which are names of sources."""
+    """TRL accepts lists of texts as prompts. Here such texts are names of sources."""
     for prompts in (["1+1="], {"path": ["1+1=", "2+2="]}):
         with pytest.raises(
             DataError, match=r'got the text \'1\+1=\'; give prompts as records, \{"prompt": "1\+1="\}'
@@ -198,8 +198,8 @@ def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytes
 
 
 def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
-    """An oracle, an explorer's class, a held-out list, a dataset by splits, and another oracle for the
-    evaluation."""
+    """The objects are an oracle, an explorer's class, held-out records, a dataset by splits, and another
+    oracle for the evaluation."""
     splits = {"train": [{"prompt": "1+1="}], "test": [{"prompt": "2+2="}, {"prompt": "3+3="}]}
 
     def other(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
@@ -225,7 +225,7 @@ def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
 def test_a_finished_run_says_so_and_how_to_go_on(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once by its steps, which can be raised, and once by its prompts, which cannot."""
+    """One run ended by its steps, which can be raised, and one by its prompts, which cannot."""
     runs = {
         "steps": {"stop": {"max_steps": 2}},
         "prompts": {"stop": {}, "prompts": [{"prompt": "1+1="}] * 8, "evaluation": None},
@@ -297,8 +297,8 @@ def test_a_model_with_adapters_is_refused_and_a_merged_one_is_trained(
 
 
 def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
-    """An iterator can be read once, and the run trained twice; data sets may give tensors; numbers may be
-    numpy's."""
+    """An iterator can be read only once, but the run is trained twice. Data sets may give tensors, and
+    numbers may be numpy's."""
     records = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+1=", "answer": "3"}]
     many = {
         "an iterator": iter(records),

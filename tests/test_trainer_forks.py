@@ -1,5 +1,5 @@
-"""From Python: forks, evaluations, results, what callbacks are given, mixtures; and commands on runs that
-were begun from Python."""
+"""From Python: forks, evaluations, results, arguments of callbacks, mixtures, and commands on runs that were
+begun from Python."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,8 @@ def long(prompts: Any, completions: Any, **columns: Any) -> list[float]:
 
 @pytest.fixture(scope="module")
 def parent(world: World, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """A run of four steps from objects, with checkpoints at 2 and 4."""
+    """Return a trainer of a finished run of four steps, made from objects, with checkpoints of steps 2 and
+    4."""
     trainer = Trainer(**lines(world, tmp_path_factory.mktemp("parent") / "run", **objects(world)), quiet=True)
     trainer.train()
     return trainer
@@ -39,7 +40,7 @@ def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Trainer, tmp_path
 
 
 def test_a_fork_goes_its_own_way_and_the_same_lines_go_on(parent: Trainer, tmp_path: Path) -> None:
-    """Other fields of a section stay; held-out records are given as objects."""
+    """The section's other fields stay as they were. Held-out records are given as objects."""
     changes: dict[str, Any] = {
         "learner": {"learning_rate": 0.1},
         "stop": {"max_steps": 6},
@@ -80,8 +81,8 @@ def test_a_fork_of_any_run_and_of_one_that_was_given_other_records(
 
 
 def test_an_evaluation_is_that_of_the_command_line_and_leaves_the_run_alone(parent: Trainer) -> None:
-    """It draws what the evaluation at the end drew; other prompts, oracles and numbers of samples by
-    fields."""
+    """The evaluation draws the same samples as the one at the end of the run. Fields give it other prompts,
+    oracles and numbers of samples."""
     before = {
         file: file.read_bytes()
         for file in parent.run_dir.rglob("*")
@@ -152,7 +153,7 @@ def test_callbacks_are_given_rows(world: World, tmp_path: Path) -> None:
 
 
 def test_a_list_of_oracles_is_their_mixture(world: World, tmp_path: Path) -> None:
-    """Functions, names and sections; in training and in evaluations, whose sum is that of both."""
+    """The list has functions, names and sections. In evaluations too, the score is the sum over the list."""
     mixed = [letters, {"name": long, "weight": 0.5}, {"name": "regex", "pattern": "a", "label": "has_a"}]
     changes: dict[str, Any] = {
         "evaluation": {
@@ -180,7 +181,8 @@ def test_a_list_of_oracles_is_their_mixture(world: World, tmp_path: Path) -> Non
 def test_commands_go_on_with_a_run_of_python_whose_function_is_named_by_file(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it goes on from Python; forks and evaluations too, and other lines are refused as from Python."""
+    """The commands continue the run as Python does, and also fork and evaluate it. Other settings are refused
+    as in Python."""
     reward = load_symbol(world.oracle)
     runs = [lines(world, tmp_path / name, oracle=reward, **objects(world)) for name in ("python", "command")]
     for given in runs:

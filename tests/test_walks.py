@@ -1,5 +1,5 @@
-"""Settings walk one way (docs/architecture.md): `config/` reads them, `build/` hands each part its own, and
-no file reads a setting of another part. The tests read the source and run nothing."""
+"""Settings go one way (docs/architecture.md): `config/` reads them, `build/` gives each part its own, and no
+file reads a setting of another part. The tests read the source and run nothing."""
 
 import ast
 from collections.abc import Iterator
@@ -31,7 +31,8 @@ DOORS = {
     "oat.build.contenders": {"contenders_of"},
     "oat.rundir.reading": {"LoadedRun", "load_run"},
 }
-"""What gives a file a whole configuration, or makes one section of another's text."""
+"""Functions and classes that give a file a whole configuration, or that make one section from another's
+text."""
 HOLDERS = {
     "__init__.py": "offers oat.load_run",
     "cli/check.py": "passes a resolved configuration from build/targets.py to the command",
@@ -50,7 +51,7 @@ HOLDERS = {
 }
 """The files that hold a configuration, each with the reason."""
 READER = "rundir/reading.py"
-"""The one that reads settings of it."""
+"""The only one of them that reads settings from it."""
 
 OWNERS = {
     "AlarmsConfig": "control",
@@ -61,7 +62,7 @@ OWNERS = {
     "SinkConfig": "tracking",
     "TrackingConfig": "tracking",
 }
-"""The part that each section, or piece of one, is handed to as it is; other parts get plain values."""
+"""The part that gets each section, or a piece of it, unchanged. Other parts get plain values."""
 
 WALKS = {
     "learner.learning_rate": "learner/optimiser.py",
@@ -70,7 +71,7 @@ WALKS = {
 }
 """The file outside `config/` and `build/` that reads the value of a setting."""
 OF_ROWS = {"learner/models.py", "ledger/blobs.py"}
-"""Files that read the temperature a trajectory was drawn with, which stands in the trajectory."""
+"""Files that read the temperature at which a trajectory was drawn, which the trajectory holds."""
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -80,7 +81,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def is_named(node: ast.AST, name: str) -> bool:
-    """Whether a node is `x["name"]` or `getattr(x, "name")`."""
+    """Return True if a node is `x["name"]` or `getattr(x, "name")`."""
     if isinstance(node, ast.Subscript):
         key: ast.AST | None = node.slice
     elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
@@ -91,8 +92,8 @@ def is_named(node: ast.AST, name: str) -> bool:
 
 
 def reads(tree: ast.AST, name: str) -> bool:
-    """Whether an attribute of this name is read, or kept, somewhere but in the class that declares it; or an
-    item or attribute by this name as a string."""
+    """Return True if the file uses an attribute of this name outside the class that declares it, or an item
+    or attribute by this name as a string."""
     own = {
         id(inner)
         for cls in ast.walk(tree)
@@ -109,7 +110,7 @@ def reads(tree: ast.AST, name: str) -> bool:
 
 
 def settings_read(tree: ast.AST) -> set[str]:
-    """The sections that a file reads of a configuration, under any name that it gives it."""
+    """Return the sections of a configuration that a file reads, under any name of the configuration."""
     names = {"config"}
     for node in ast.walk(tree):
         if (

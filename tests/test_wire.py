@@ -19,7 +19,7 @@ pack = msgspec.msgpack.encode
 
 
 def equal(a, b):
-    """Equal in type and content, field by field, NaN equal to NaN."""
+    """Return True if both are equal in type and content, field by field. NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -42,7 +42,7 @@ IDS, LOGPS = np.array([4, 3], dtype=np.int32), np.array([-0.5, -1e4], dtype=np.f
 
 
 def segments(kept, ids, logps):
-    """One of the prompt, one of a response, and one without tokens."""
+    """Return three segments: of a prompt, of a response, and one without tokens."""
     context = types.Segment("context", np.array([9, 8, 7], dtype=np.int32))
     model = types.Segment(
         "model", ids, np.array([True, False]), np.array([2, 2], dtype=np.int32), logps, logps - 1, kept
@@ -60,7 +60,7 @@ def segments(kept, ids, logps):
 
 
 def examples():
-    """At least one value of every type of `oat.types`, filled and with empty arrays."""
+    """Return at least one value of every type of `oat.types`, filled and with empty arrays."""
     prompt = types.Prompt(
         1,
         0,
@@ -357,7 +357,8 @@ def test_flipped_bytes_are_a_value_or_a_wire_error(changes):
 
 
 def test_an_objective_does_not_travel_and_the_learner_has_its_own():
-    """What `prepare` left in the objective of one side is not there on the other, at no call."""
+    """An attribute that `prepare` sets in the objective of one side is missing on the other side, at every
+    call."""
 
     class Objective:
         left = 0

@@ -191,8 +191,8 @@ def test_reported_rewards(name: str) -> None:
 
 
 def test_the_gap_to_the_reference_by_hand() -> None:
-    """In one response four tokens rise by 1/2 nat each; in the other, two tokens fall by 1/4 and 3/4. The
-    mean gap is 1 nat over 6 tokens: 2 - 1 = 1, in absolute values 3, so 1/2."""
+    """Four tokens of one response rise by 1/2 nat each, and two tokens of the other fall by 1/4 and 3/4 nat.
+    The gap is the mean of absolute values: 3 nats over 6 tokens."""
     algorithm = objective(DPO)
     _, view, _ = prepared(algorithm, item(0, WINNER), item(1, LOSER, None, "tie"))
     raw = view["reference_logps_K"] + torch.tensor([0.5, 0.5, 0.5, 0.5, -0.25, -0.75])

@@ -178,7 +178,8 @@ def test_a_command_makes_one_module_without_weights_for_each_path(
     changes: dict[str, str],
     paths: int,
 ) -> None:
-    """DPO has a reference beside the policy, and `--memory` uses both again. Yet each path is read once."""
+    """DPO has a reference beside the policy, and `--memory` uses both models again. Yet `oat check` makes one
+    module per path."""
     shutil.copytree(world.folder / "model", tmp_path / "other")
     changes = {name: value.format(folder=tmp_path) for name, value in changes.items()}
     config = world.config("dpo", tmp_path, {**changes, "stop.max_steps": 1})

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""The command line as a user meets it."""
 
 import json
 import re
@@ -77,8 +77,8 @@ def test_a_finished_run_says_so(world: World, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
-    """In a process that shows warnings as Python does, since a test would catch them; one of somebody else
-    stays as it is."""
+    """The process shows warnings as Python does, since pytest would collect them. A warning of other code is
+    unchanged."""
     (tmp_path / "reward.py").write_text(
         "import warnings\n\n\ndef reward(prompts, completions, **columns):\n    warnings.warn('theirs')\n "
         "   return [None] * len(prompts)\n"
@@ -181,8 +181,8 @@ def test_what_may_change_is_taken_and_kept(world: World, tmp_path: Path) -> None
 @pytest.mark.sample("dpo", seconds=2.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, algorithm: str) -> None:
-    """The shorter end is a multiple of `evaluation.every`: an evaluation that stands at an end alone would
-    stand in one run only."""
+    """The shorter run ends at a multiple of `evaluation.every`. Otherwise it would have a last evaluation
+    that the longer run does not have."""
     (tmp_path / "long").mkdir()
     assert train(world.config(algorithm, tmp_path / "long", {"stop.max_steps": 6})) == 0
     config = world.config(algorithm, tmp_path)
@@ -199,7 +199,7 @@ def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, a
 def test_a_schedule_keeps_the_end_it_was_given(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A longer run of a falling schedule is another run, unless its end is stated."""
+    """A longer run with a falling schedule is another run, unless the end of the schedule is stated."""
     config = world.config(
         "dpo", tmp_path, {"stop.max_steps": 1, "learner.schedule": "linear", "evaluation": None}
     )
@@ -210,7 +210,7 @@ def test_a_schedule_keeps_the_end_it_was_given(
 
 
 def test_without_checkpoints_a_run_replays_its_ledger(world: World, tmp_path: Path) -> None:
-    """As the message about damaged checkpoints promises; where trajectories were dropped, the ledger says
+    """The message about damaged checkpoints promises this. If trajectories were dropped, the ledger says
     so."""
     config, log = world.config("dpo", tmp_path, {"tracking.keep_trajectories": True}), tmp_path / "log"
     assert train(config) == 0
@@ -349,7 +349,7 @@ def test_two_processes_do_not_share_a_directory(
 
 @pytest.mark.slow(instead="tests/faults/test_signals.py tests other ends of a command", seconds=5.8)
 def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: Path) -> None:
-    """As `oat train CONFIG | head -1` does."""
+    """The reader closes the pipe, as in `oat train CONFIG | head -1`."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 60})
     command = [sys.executable, "-m", "oat", "train", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -408,7 +408,7 @@ def test_bench_of_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_a_kill_at_the_very_start_leaves_is_no_run(world: World, tmp_path: Path) -> None:
-    """SQLite has a journal beside a file that it has just made."""
+    """SQLite keeps a journal beside a file that it has just made."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
     (tmp_path / "grpo").mkdir()
     for name in ("lock", ".new-config.yaml", "ledger.sqlite", "ledger.sqlite-journal"):

@@ -1,4 +1,4 @@
-"""`oat eval A --against B`, against numbers made by hand from what both models answer."""
+"""`oat eval A --against B`, compared with numbers made by hand from the responses of both models."""
 
 import json
 import shutil
@@ -30,7 +30,8 @@ def sees(prompts, completions, answer, **columns):
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that learned at different rates, and a model of another shape with fewer tokens."""
+    """Return a folder with two runs of different learning rates, and a model of another shape with fewer
+    tokens."""
     folder = tmp_path_factory.mktemp("against")
     (folder / "judge.py").write_text(JUDGES, encoding="utf-8")
     for name, rate in (("slow", 1e-4), ("fast", 0.03)):
@@ -51,7 +52,7 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 
 
 def responses(run: Path, mode: str) -> np.ndarray:
-    """(B, G) what a run's last evaluation recorded."""
+    """Return the (B, G) responses of a run's last evaluation."""
     lines = [
         json.loads(line) for line in (run / "evaluations" / "step_00000002.jsonl").read_text().splitlines()
     ]
@@ -70,8 +71,7 @@ def test_a_run_against_itself_is_a_tie(runs: Path, capsys: pytest.CaptureFixture
 
 
 def test_scores_are_compared_sample_by_sample(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The responses are those that both runs gave at their last evaluation, since the random numbers are the
-    same."""
+    """The random numbers are those of the runs' last evaluations, and so are the responses."""
     slow, fast = runs / "slow" / "grpo", runs / "fast" / "grpo"
     found = compared(capsys, fast, "--against", slow)
     turned = compared(capsys, slow, "--against", fast)
@@ -111,7 +111,7 @@ def test_a_judge_is_asked_in_both_orders(runs: Path, capsys: pytest.CaptureFixtu
 
 
 def test_models_of_other_shapes(runs: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with its own tokenizer; the prompts and the oracle are the run's, whichever side it stands on."""
+    """Each model uses its own tokenizer. The prompts and the oracle are those of the run, on either side."""
     run = runs / "fast" / "grpo"
     model = runs / "other"
     sees = f"{runs / 'judge.py'}:sees"

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its model for others, and its digest."""
+"""The results of a run: its exported model, and its digest."""
 
 import json
 import shutil
@@ -23,15 +23,15 @@ from oat.rundir.provenance import command_line
 
 @pytest.fixture(scope="module")
 def run_dir(finished: Finished) -> Path:
-    """A finished run of DPO; not to be changed."""
+    """Return a finished run of DPO. Tests must not change it."""
     return finished.only_read("dpo")
 
 
 def test_transformers_loads_the_trained_policy(
     run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And gives the log-probabilities that the engine gives for the run's newest weights, which are not those
-    of the start."""
+    """The model gives the log-probabilities of the engine with the run's newest weights. These differ from
+    those of the start model."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     assert capsys.readouterr().out == f"oat export: the model after 4 steps is in {tmp_path / 'model'}\n"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
@@ -63,8 +63,8 @@ def test_transformers_loads_the_trained_policy(
 
 
 def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
-    """What was asked of whom, the curve's numbers, a configuration that runs again; and nothing of where this
-    machine keeps its files."""
+    """The card has the number of questions to each oracle, the numbers of the curve, and a configuration that
+    runs again. It names no path of this machine."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     card = (tmp_path / "model" / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
@@ -139,7 +139,7 @@ def test_the_model_card_tells_no_secret(world: World, tmp_path: Path) -> None:
 
 
 def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_path: Path) -> None:
-    """Its evaluation at step 0 is the first run's last."""
+    """The evaluation at step 0 equals the last one of the first run."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     config = world.config("dpo", tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1})
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0
@@ -166,7 +166,8 @@ def test_an_export_overwrites_neither_a_file_nor_the_start(
 
 
 def test_the_digest_of_a_run(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Five hashes; each part of the run moves its own, and neither place nor clock moves any."""
+    """The digest has five hashes. Each depends on its own part of the run, and none on the place or the
+    clock."""
     assert oat("digest", run_dir) == 0
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert list(printed) == ["weights", "optimiser", "state", "metrics", "ledger"]

@@ -1,5 +1,5 @@
-"""`oat generate`, `oat chat` and the table of `oat eval`: what a run's policy, or a model, says to prompts of
-one's own."""
+"""`oat generate`, `oat chat` and the table of `oat eval`: the responses of a run's policy, or of a model, to
+given prompts."""
 
 import fcntl
 import io
@@ -32,8 +32,8 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of GRPO, one with an adapter, and its exports; one of a model with a chat template, and that
-    model."""
+    """Return a folder with a run of GRPO, a run with an adapter, the exports of both, a run of a chat model,
+    and that model."""
     folder = tmp_path_factory.mktemp("generate")
     assert oat("train", world.config("grpo", folder, {"learner.learning_rate": 0.05})) == 0
     adapter = {
@@ -71,7 +71,7 @@ def texts(rows: list[dict[str, object]]) -> list[object]:
 
 
 def greedy(model: Path, prompt: str) -> str:
-    """What transformers itself says."""
+    """Return the greedy response of transformers itself."""
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     found = lm.generate(
@@ -87,7 +87,8 @@ def greedy(model: Path, prompt: str) -> str:
 def test_a_run_says_what_its_exported_model_says(
     runs: Path, generated: Callable[..., list[dict[str, object]]]
 ) -> None:
-    """Its newest policy, or that of a step; sampled as in training, which differs from the start model."""
+    """The newest policy, or that of a given step, is sampled with the settings of training. Its responses
+    differ from those of the start model."""
     rows = generated("grpo", "--n", 3)
     assert [row["prompt"] for row in rows] == [f"{a}+1=" for a in range(6)]
     assert all(len(row["responses"]) == len(row["finish"]) == 3 for row in rows)
@@ -216,7 +217,7 @@ def test_a_prompt_that_leaves_no_room_is_named(
 
 
 def test_a_reader_that_leaves_ends_it_quietly(runs: Path, tmp_path: Path) -> None:
-    """As `| head -1` does: of a pipe that holds less than there is."""
+    """The reader closes the pipe early, as `| head -1` does, and the pipe holds less than the output."""
     write_jsonl(tmp_path / "many.jsonl", [{"prompt": f"{a}"} for a in range(100)])
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
@@ -245,7 +246,7 @@ def test_a_reader_that_leaves_ends_it_quietly(runs: Path, tmp_path: Path) -> Non
 def chatted(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[str]]:
-    """The lines that come out for bytes that go in."""
+    """Return a function that gives the output lines of `oat chat` for given input bytes."""
 
     def run(typed: bytes, *flags: object, code: int = 0, model: str = "chatty") -> list[str]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
@@ -257,7 +258,7 @@ def chatted(
 
 
 def test_a_pipe_has_lines_in_and_answers_out(runs: Path, chatted: Callable[..., list[str]]) -> None:
-    """Each answer is the model's to the whole conversation so far, as its template writes it."""
+    """Each answer is the model's response to the conversation so far, rendered by the model's template."""
     speaker = load_speaker(str(runs / "chatty"), GenerationOptions(max_new_tokens=6))
     messages: list[Message] = []
     expected = []
@@ -294,7 +295,7 @@ def test_a_growing_text_holds_back_what_may_change() -> None:
 
 
 def test_a_stream_ends_as_a_request_does(runs: Path) -> None:
-    """The same ids, one more at a time, whether batches are fixed or not."""
+    """The stream gives the same ids, each time one more, with fixed batches and without."""
     for model in ("chatty", "grpo"):
         speaker = load_speaker(str(runs / model), GenerationOptions(max_new_tokens=5))
         messages = [Message("user", "1+1=")]
@@ -308,7 +309,7 @@ def test_a_stream_ends_as_a_request_does(runs: Path) -> None:
 
 
 def type_in(text: bytes) -> None:
-    """Give this process, a forked child, a terminal in which somebody has typed this."""
+    """Give this process, a forked child, a terminal in which `text` was typed."""
     master, slave = os.openpty()
     os.write(master, text)
     os.dup2(slave, 0)

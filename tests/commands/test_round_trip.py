@@ -1,4 +1,4 @@
-"""What a run asked and was told, written by `oat ledger --export` and learned from again by another run."""
+"""`oat ledger --export` writes the questions and answers of a run, and another run learns from them."""
 
 import json
 from contextlib import closing
@@ -20,12 +20,12 @@ def brevity(prompts, completions, **columns):
     return [-float(len(text)) for text in completions]
 '''
 FORBIDDEN = [0, 16, 17]
-"""Ids that no text has: the padding, and two beyond the tokenizer."""
+"""Ids that no text has: the padding, and two ids that the tokenizer lacks."""
 
 
 def make_ending_model(source: Path, folder: Path) -> None:
-    """The tiny model with a head that never says `FORBIDDEN` and soon ends: every embedding has the same
-    large part, which the head reads."""
+    """Save the tiny model with a head that never gives an id of `FORBIDDEN` and soon ends. All embeddings
+    share one large component, and the head reads it."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -55,7 +55,8 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def learned(run_dir: Path) -> list[tuple[Any, ...]]:
-    """Of each step its prompts with their responses, the better first, and what they are worth."""
+    """Return, for each step, the prompts with their responses, the better one first, and the values of scored
+    responses."""
     found = []
     with closing(Reader(run_dir / "ledger.sqlite")) as store:
         for step in range(len(rows_of(run_dir)) - 1):
@@ -82,7 +83,7 @@ SETTINGS = {
 
 
 def offline(ending: World, folder: Path, algorithm: str, data: Path, **prompts: Any) -> Path:
-    """A run over what was exported, as it stands; returns its directory."""
+    """Train on an exported file, and return the run directory."""
     folder.mkdir()
     changes = {
         **SETTINGS,
@@ -104,8 +105,8 @@ def offline(ending: World, folder: Path, algorithm: str, data: Path, **prompts: 
 def test_what_was_learned_online_is_learned_again_offline(
     ending: World, tmp_path: Path, ending_of_name: str
 ) -> None:
-    """The same prompts, responses and preferences in the same order, so the same losses; empty responses
-    among them."""
+    """The offline run has the same prompts, responses and preferences in the same order, so the same losses.
+    Some responses are empty."""
     changes = {**SETTINGS, "algorithm.prompts": 6, "oracle.name": f"{ending.folder / 'reward.py'}:shorter"}
     for seed in range(5):
         online = tmp_path / f"seed_{seed}"
@@ -129,7 +130,7 @@ def test_what_was_learned_online_is_learned_again_offline(
 
 @pytest.mark.inventory(115)
 def test_scores_are_learned_again_offline(ending: World, tmp_path: Path) -> None:
-    """Every scored response is a record of its own, in the order they were asked."""
+    """Every scored response is a record, in the order of the questions."""
     changes = {
         **SETTINGS,
         "algorithm.prompts": 3,

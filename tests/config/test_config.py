@@ -1,4 +1,4 @@
-"""The configuration: what is read, what is refused and in which words."""
+"""The configuration: what is read, what is refused, and the messages."""
 
 import os
 from pathlib import Path
@@ -62,8 +62,7 @@ def test_numbers_as_people_write_them(here: Path) -> None:
 
 
 def test_a_flag_that_replaces_a_section_takes_its_fields_along(here: Path) -> None:
-    """Also where settings are held against each other: `labels` of the file is gone, `labels` of the flag is
-    there."""
+    """This also holds for checks between settings: the file's `oracle.labels` is dropped with its section."""
     (here / "run.yaml").write_text(
         MINIMAL.replace("exact_match", "exact_match\n  labels: bernoulli"), encoding="utf-8"
     )
@@ -107,7 +106,7 @@ def test_a_flag_that_replaces_a_section_takes_its_fields_along(here: Path) -> No
     ],
 )
 def test_a_written_configuration_reads_back_equal(here: Path, flags: list[str]) -> None:
-    """It states every field, those that its algorithm does not read too, at their defaults."""
+    """The file states every field, including fields that the algorithm does not read, with their defaults."""
     config = resolved("run.yaml", *flags)
     (here / "again.yaml").write_text(to_yaml(config), encoding="utf-8")
     again = resolved("again.yaml")
@@ -165,7 +164,7 @@ def test_a_section_that_needs_no_field_may_be_empty_or_missing(here: Path) -> No
 
 @pytest.mark.parametrize("section", [{"name": "one"}, {}, None, "one"])
 def test_the_router_of_an_older_configuration_is_read_and_left_out(here: Path, section: Any) -> None:
-    """There was one, and every configuration of a run has it."""
+    """Earlier versions had a section `router`, and every configuration of a run had it."""
     without = resolved("run.yaml")
     assert resolved("run.yaml", "--router.name", "one") == without
     (here / "run.yaml").write_text(yaml.safe_dump({**yaml.safe_load(MINIMAL), "router": section}))
@@ -175,7 +174,7 @@ def test_the_router_of_an_older_configuration_is_read_and_left_out(here: Path, s
 
 @pytest.mark.parametrize("field", ["path", "reference"])
 def test_a_model_beside_the_configuration_is_found_without_the_hub(here: Path, field: str) -> None:
-    """`org/name` could be one of the hub, which is asked for seconds where there is no network."""
+    """`org/name` could be a model of the hub. Without a network, asking the hub would take seconds."""
     (here / "below" / "start" / "one").mkdir(parents=True)
     changed = MINIMAL.replace(
         "  path: models/tiny",
@@ -195,8 +194,7 @@ def test_a_model_beside_the_configuration_is_found_without_the_hub(here: Path, f
 def test_a_start_that_fails_can_be_mended_and_repeated(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a failed start left in the run directory does not stand in the way of the next; anything else
-    does."""
+    """The remains of a failed start in the run directory do not prevent the next start. Other files do."""
     config = world.config(
         "dpo", tmp_path, {"stop.max_steps": 1, "evaluation.path": str(tmp_path / "absent.jsonl")}
     )

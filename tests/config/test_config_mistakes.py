@@ -1,4 +1,4 @@
-"""What a configuration may not say, and in which words it is refused."""
+"""Mistakes in a configuration, and the messages that refuse them."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The rules of alarms by hand: bounds, patience, how far a run is taken back, gold oracle, and state."""
+"""The rules of alarms, computed by hand: bounds, patience, the target of a roll back, gold oracle, and
+state."""
 
 import json
 import math
@@ -13,7 +14,7 @@ from oat.control.alarms import LENGTH, METRICS, Alarm, Alarms, alarms_of
 
 
 def fed(alarms: Alarms, metric: str, values: Sequence[float | None], begin: int = 0) -> list[int]:
-    """The steps after which a rule began to hold; None is a step without the metric."""
+    """Return the steps after which a rule was raised. None stands for a step without the metric."""
     raised = []
     for step, value in enumerate(values, begin + 1):
         before = alarms.raised
@@ -90,7 +91,7 @@ class TestBounds:
 
 class TestRollingBack:
     def test_a_checkpoint_is_good_once_the_step_after_it_was(self) -> None:
-        """States are saved after 0, 2, 4, ... steps; what step n reports is the state after n - 1."""
+        """Checkpoints are saved after 0, 2, 4, ... steps. Step n reports on the state after n - 1 steps."""
         alarms = alone(above=1.0, patience=2, action="roll_back")
         assert alarms.begin(0)
         assert not alarms.begin(0)
@@ -133,14 +134,14 @@ class TestRollingBack:
 
 
 class TestGold:
-    """What an evaluation says of the state after a step is heard with the next step, and held against its
-    best so far."""
+    """An evaluation of the state after a step is read together with the next step, and compared with the best
+    evaluation so far."""
 
     RULE = "eval/gold_sampled", 2, "warn", -0.5, math.inf
 
     def heard(self, alarms: Alarms, values: Sequence[float | None], saved: Sequence[bool] = ()) -> list[int]:
-        """Values of the evaluations after 0, 1, 2, ... steps; None is none. Returns where a roll back would
-        lead to after each step."""
+        """Feed the evaluations after 0, 1, 2, ... steps; None stands for no evaluation. Return the target of
+        a roll back after each step."""
         found = []
         for step, value in enumerate(values):
             if value is not None:
@@ -163,7 +164,7 @@ class TestGold:
             assert alarms.raised == raised, values
 
     def test_only_what_it_has_seen_is_proven(self) -> None:
-        """States are saved after every step and evaluated after every other one."""
+        """Checkpoints are saved after every step, and every second one is evaluated."""
         alarms = Alarms({"gold": Alarm("eval/gold_sampled", 2, "roll_back", -0.5, math.inf)}, 3)
         alarms.begin(0)
         assert self.heard(alarms, [0, None, 1, None, 0.4], [True] * 5) == [0, 0, 2, 2, 2]

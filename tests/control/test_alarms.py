@@ -1,5 +1,5 @@
-"""Alarms: bounds and patience by hand; each rule provoked by a real run; what each action leaves behind;
-silence where nothing is wrong."""
+"""Alarms in real runs: each rule is raised by a real collapse, each action has its effect, and a sound run
+raises no alarm."""
 
 import json
 import warnings
@@ -54,8 +54,9 @@ class Collapse:
     """A run in which one thing goes wrong.
 
     Attributes:
-        rule: the alarm that is to be raised, and what it says.
-        fields: of that rule, where its defaults are out of reach of so small a model.
+        rule: the alarm that must be raised.
+        says: a pattern of its message.
+        fields: settings of the rule, if so small a model cannot reach its defaults.
     """
 
     algorithm: str
@@ -103,7 +104,7 @@ COLLAPSES = {
 @pytest.mark.sample("kl", "truncated", "growing", "constant scores", "tied comparisons", seconds=5.3)
 @pytest.mark.parametrize("collapse", COLLAPSES.values(), ids=COLLAPSES.keys())
 def test_a_collapse_is_noticed(collapse: Collapse, world: World, tmp_path: Path) -> None:
-    """By the rule's defaults, but where the model is too small for them; and by no rule that is off."""
+    """The rule has its defaults, unless the model is too small for them. All other rules are off."""
     (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
     rules = {f"alarms.{name}.action": "off" for name in METRICS if name != collapse.rule}
     rules |= {f"alarms.{collapse.rule}.{name}": value for name, value in collapse.fields.items()}
@@ -134,7 +135,7 @@ def test_a_healthy_run_is_silent(algorithm: str, world: World, tmp_path: Path) -
 
 
 class TestActions:
-    """Every other step or so has no variance (`flat_steps`)."""
+    """About every second step has no variance (`flat_steps`)."""
 
     def test_warn_goes_on_and_counts(self, world: World, tmp_path: Path) -> None:
         config = world.config(
@@ -302,7 +303,7 @@ class TestActions:
 
 
 def test_every_part_goes_back_or_goes_on(world: World, tmp_path: Path) -> None:
-    """Whoever adds a part with a state decides which, here or in `LEARNED`."""
+    """Every part with a state is listed here or in `LEARNED`. A new part must be added to one of the two."""
     run = build(resolve(*load_config(world.config("grpo", tmp_path))))
     run.ledger.close()
     assert run.parts.keys() - LEARNED == {"weights", "prompts", "collector", "evaluation", "stop", "alarms"}
@@ -384,7 +385,7 @@ class TestSettings:
             resolve(*load_config(file, ["--alarms.length.above", "2"]))
 
     def test_recorded_responses_have_no_divergence_to_watch(self, tmp_path: Path) -> None:
-        """KTO has one of what it samples."""
+        """KTO has a divergence only for responses that it samples."""
         kto = "{name: kto, prompts: 4}"
         assert resolved(tmp_path, kto, "alarms: {kl: {action: stop}}").alarms.kl.action == "stop"
         with pytest.raises(ConfigError, match=r"alarms\.kl: .*does not report kl/reference"):

@@ -1,5 +1,5 @@
-"""Stop rules end a run at a step boundary, with an evaluation and a checkpoint there; contexts that do not
-fit are refused or cut by name."""
+"""Stop rules end a run at a step boundary, with an evaluation and a checkpoint. Prompts that do not fit the
+context are refused, or cut by a named rule."""
 
 import json
 from pathlib import Path

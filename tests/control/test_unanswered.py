@@ -1,5 +1,5 @@
-"""Answers that bring no value: a judge without verdicts ends the run it costs money, others are warned of,
-each with a hint that fits the cause."""
+"""Answers without a value: a judge without verdicts ends the run that pays for it, and other oracles cause a
+warning. Each message has a hint that fits the cause."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def judge_of(url: str, **options: Any) -> dict[str, Any]:
 
 
 def none_of(folder: Path, condition: str) -> str:
-    """The name of a reward function that returns None where a condition of `place` holds."""
+    """Return the name of a reward function that returns None if a condition of `place` holds."""
     (folder / "none.py").write_text(
         f"def reward(prompts, completions, **columns):\n    return [None if {condition} else float(place) "
         "for place, _ in enumerate(completions)]\n"
@@ -55,8 +55,8 @@ def item_of(*marks: Mark, tokens: int = 0, cost: float = 0.0, oracle: str = "o")
 
 
 def test_shares_by_hand() -> None:
-    """Of values, not of questions; what nobody was asked is no value that is missing, and what cost nothing
-    is no waste."""
+    """The shares are of values, not of questions. A value that no oracle was asked for is not missing, and a
+    value without cost is not wasted."""
     assert missing([]) == missing([item_of("tie", oracle=UNASKED)]) == {}
     items = [item_of("ok", "abstain", "tie"), item_of("failed"), item_of("tie", oracle=UNASKED)]
     assert missing(items) == {MISSING: 0.5}
@@ -127,7 +127,7 @@ def test_a_judge_without_verdicts_ends_the_run(
 def test_what_costs_and_fails_ends_the_run_with_another_hint(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each try that a service broke may have been paid. Its address rests for a moment only."""
+    """A try that the service failed may have been paid. The test shortens the rest between two tries."""
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "rest_s", 0.01)
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "max_backoff_s", 0.01)
 
@@ -172,7 +172,8 @@ def test_a_run_that_is_killed_between_ends_at_the_same_step(world: World, tmp_pa
 def test_what_is_free_is_warned_of(
     world: World, tmp_path: Path, algorithm: str, condition: str, raised: list[int]
 ) -> None:
-    """Half of the values of every question, in whichever of its places, and not a third."""
+    """The alarm is raised if half of the values of each question are missing, at any places. A third is not
+    enough."""
     changes = {
         "oracle.name": none_of(tmp_path, condition),
         "evaluation": None,
@@ -192,7 +193,7 @@ def test_what_is_free_is_warned_of(
 
 
 def test_what_the_budget_does_not_allow_is_called_so(world: World, tmp_path: Path) -> None:
-    """A question of four costs 4 queries, and a step asks four."""
+    """A question about four responses costs 4 queries, and a step asks four questions."""
     changes = {
         "evaluation": None,
         "stop": {"max_queries": 4},

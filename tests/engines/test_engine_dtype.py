@@ -1,5 +1,5 @@
-"""An engine in bfloat16 has weights of its own, cast from the learner's; what is kept and proven, what a run
-makes of it."""
+"""An engine in bfloat16 has its own weights, cast from the learner's: what is stored and verified, and the
+results of a run."""
 
 import json
 import signal
@@ -52,8 +52,8 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
 def test_what_is_recorded_is_what_the_cast_model_says(
     family: str, deterministic: bool, tmp_path: Path
 ) -> None:
-    """Against its plain forward pass, which rounds its attention scores too; and against the model it was
-    cast from."""
+    """The log-probabilities are compared with a plain forward pass of the cast model, which also rounds its
+    attention scores, and with the model before the cast."""
     path = save_model(tmp_path, build_config(family), scale=2.0)
     lm, exact = load_lm(path, dtype="bfloat16"), load_lm(path)
     generator = np.random.default_rng(1)
@@ -169,8 +169,8 @@ def _frozen(run: Run) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Finished runs of GRPO whose engine is in bfloat16, with many samples of a rewarded letter; one with its
-    values over the wire."""
+    """Return finished runs of GRPO with an engine in bfloat16, many samples and a reward for one letter. One
+    of them sends its values over the wire."""
     found = {}
     for name, serialise in (("plain", False), ("wired", True)):
         folder = tmp_path_factory.mktemp(name)
@@ -200,7 +200,8 @@ def test_learning_raises_the_reward(learnt: Mapping[str, Path]) -> None:
     instead="tests/learner/test_precision.py::test_old_log_probabilities_are_the_learners_own", seconds=2.2
 )
 def test_old_log_probabilities_are_the_learners_own(learnt: Mapping[str, Path]) -> None:
-    """In float32; the recorded ones are the engine's, and the gap says how far off they are."""
+    """Old log-probabilities are computed in float32. The recorded ones are the engine's, and
+    `logps/recorded_gap` is their distance."""
     for row in rows_of(learnt["plain"])[1:]:
         assert 0 < row["logps/recorded_gap"] < 0.05
         assert row["policy/ratio_min"] == pytest.approx(1, abs=1e-5)
@@ -248,7 +249,7 @@ def test_a_finished_run_is_evaluated_as_it_was(
 
 
 def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path) -> None:
-    """As a router's bias does in some models."""
+    """The router's bias of some models is such a tensor."""
 
     def with_bias(*given: Any, **options: Any) -> CausalLM:
         lm = load_model(*given, **options)

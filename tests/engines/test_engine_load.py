@@ -1,4 +1,4 @@
-"""An engine takes up weights: which, when, and what it refuses."""
+"""An engine loads weights: which ones, when, and what it refuses."""
 
 import pytest
 import torch

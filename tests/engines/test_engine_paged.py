@@ -1,5 +1,5 @@
-"""Rows that come and go over a cache of pages: who enters, who waits, what is shared; and that none of it
-shows in a completion."""
+"""Rows that enter and leave a batch over a cache of pages: who enters, who waits, what is shared. No
+completion depends on it."""
 
 import itertools
 
@@ -26,7 +26,8 @@ def lms(tmp_path_factory):
 
 @pytest.fixture
 def decodings(monkeypatch):
-    """Every running batch, and the rows it held and pages it used at each step."""
+    """Return a list that gets, at each step, the running batch, the rows that it holds, and the pages that it
+    uses."""
     seen: list[tuple[Decoding, list[int], int]] = []
     step = Decoding.step
 
@@ -41,7 +42,7 @@ def decodings(monkeypatch):
 
 
 def crowd(*, prompts: int, each: int, seed: int = 0) -> list[Request]:
-    """Several samples of prompts of 1 to 24 tokens; responses of 1 to 24 tokens."""
+    """Return several samples each for prompts of 1 to 24 tokens. Responses have up to 24 tokens."""
     generator = np.random.default_rng(seed)
     requests = []
     for prompt in range(prompts):
@@ -127,7 +128,7 @@ def test_a_request_that_can_never_fit_is_refused(lms):
 
 
 def held_by(lm, pages: int) -> dict[str, float]:
-    """A cache of so many pages."""
+    """Return the engine's settings for a cache of so many pages."""
     return {"cache_gb": (pages + 0.01) * build_engine(lm)._page_bytes[id(lm)] / 1e9}
 
 
@@ -188,7 +189,8 @@ def test_samples_of_a_prompt_share_its_pass_and_its_pages(lms, decodings, monkey
 
 
 def test_a_prompt_that_comes_again_is_several_groups(lms, decodings):
-    """Here 4 samples a prompt, and one prompt five times: no shared page has more than 4 readers."""
+    """There are 4 samples per prompt, and one prompt comes five times. No shared page has more than 4
+    readers."""
     prompts = [np.full(2 * PAGE, n, dtype=np.int32) for n in (0, 1, 1, 2, 1, 3, 1, 4, 1)]
     requests = [
         Request(ids, Sampling(3), KEYS.key("again", n, sample))
@@ -237,7 +239,7 @@ def test_pages_that_move_are_the_last_ones(backwards):
 @pytest.mark.sample("0", seconds=1.5)
 @pytest.mark.parametrize("seed", range(3))
 def test_shared_pages_and_others_stay_within_one_memory(lms, decodings, monkeypatch, seed):
-    """Which starts as no number."""
+    """The memory is filled with NaN at the start."""
     lm, empty = lms["llama"], torch.Tensor.new_empty
     monkeypatch.setattr(
         torch.Tensor, "new_empty", lambda like, *shape, **asked: empty(like, *shape, **asked).fill_(torch.nan)
@@ -270,8 +272,7 @@ def test_where_the_two_ends_would_meet_gaps_are_closed_first():
 
 
 def test_little_of_the_cache_is_padding(tmp_path):
-    """Rows of geometric lengths, mean 32: at most a tenth of the keys that a step computes with belong to no
-    token."""
+    """Rows have geometric lengths with mean 32. At most a tenth of the keys of a step belong to no token."""
     lm = load_lm(save_model(tmp_path, build_config("llama", context=256)))
     generator = np.random.default_rng(3)
     requests = []

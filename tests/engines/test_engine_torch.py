@@ -70,7 +70,7 @@ def test_every_token_against_a_plain_forward(lms, family):
 
 
 def exact_joint(module, prompt: list[int], tokens: int, sampling: Sampling) -> np.ndarray:
-    """(8, 8, 8) probabilities of three tokens, one prefix at a time."""
+    """Return the (8, 8, 8) probabilities of three tokens, computed one prefix at a time."""
     joint = np.zeros((tokens,) * 3)
 
     def conditional(prefix):
@@ -85,7 +85,7 @@ def exact_joint(module, prompt: list[int], tokens: int, sampling: Sampling) -> n
 
 
 def chi_square_p(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's test; cells of expectation below 5 are merged into one."""
+    """Return the p value of Pearson's test. Cells with an expectation below 5 are merged into one."""
     small = expected < 5
     if small.any():
         counts, expected = (

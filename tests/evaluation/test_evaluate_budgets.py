@@ -21,8 +21,8 @@ from oat.types import Price
 def test_budgets_and_waits_that_nobody_fills(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The training oracle costs no queries, and the column of a data set costs none either. So a budget or a
-    wait in queries would have no effect, and is refused."""
+    """Refused are a wait for queries of an oracle that costs none, a budget of an environment that costs
+    nothing, and a prompt column whose name the records need."""
     free = {
         "oracle.name": "recorded",
         "prompts.responses": ["answer"],

@@ -31,8 +31,8 @@ from oat.types import Price
 
 @pytest.mark.inventory(98)
 def test_a_record_has_the_five_keys(world: World, tmp_path: Path) -> None:
-    """A record has the prompt under the data's own column name, and under `format_` with that name as the
-    model read it."""
+    """If the data call the prompt `question`, the record has it under `question`, and the text that the model
+    read under `format_question`."""
     turns = ["<|im_start|>", "<|im_end|>"]
     make_model(tmp_path / "model", tokens=["\n", *"abcdefghijklmnopqrstuvwxyz0123456789+=", *turns])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

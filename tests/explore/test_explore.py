@@ -25,7 +25,7 @@ def choose(kind, *groups):
 
 
 def test_a_question_without_an_address_goes_to_the_oracle_of_training() -> None:
-    """One that has an address keeps it."""
+    """A question that has an address keeps it."""
     groups, plan = [group(0, "a", "b"), group(1, "a", "a")], Plan(2, {"sampler": 2}, 2)
     asked: list[Question] = []
     actor = SimpleNamespace(sample=lambda *arguments: groups, score=lambda *arguments: {})

@@ -1,4 +1,4 @@
-"""A user's explorer, or callback, that raises, returns or leaves behind what no run can use."""
+"""A user's explorer or callback that raises, returns or leaves behind values that a run cannot use."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ from oat.types import ENSEMBLE, Key, Plan, Question
 modes: list[Any] = []
 PLAN = Plan(3, {"sampler": 2}, 3)
 Change = Callable[[list[Any], list[Any], list[Question]], Any]
-"""What a hostile explorer does with groups, keys and the questions of a sound one."""
+"""A function of a hostile explorer: it gets the groups, the keys and the questions of a sound explorer."""
 
 
 class Mine(NoExploration):
@@ -130,7 +130,7 @@ def test_what_is_none_of_its_questions_is_refused(what: str) -> None:
     "error", [ValueError("no"), GeneratorExit(), asyncio.CancelledError(), SystemExit(0)], ids=repr
 )
 def test_what_it_raises_passes_through(error: BaseException) -> None:
-    """Whoever develops one sees its own traceback; the command line makes one message of it."""
+    """The developer of an explorer sees the traceback. The command line turns the error into one message."""
 
     def change(*_: Any) -> Any:
         raise error

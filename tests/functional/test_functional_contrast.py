@@ -1,5 +1,5 @@
-"""The other losses of pairs and that of single responses: numbers by hand, slow versions, gradients, signs,
-extremes."""
+"""Other losses of pairs, and the losses of single responses: numbers by hand, slow versions, gradients,
+signs, extremes."""
 
 import math
 
@@ -111,8 +111,8 @@ def test_ranks_by_hand():
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), max_size=8))
 def test_the_kth_smallest_meets_the_kth_smallest(pairs):
-    """So sums over sorted values are sums over matched ones: of any convex cost of the difference the least
-    over all matchings."""
+    """So a sum over sorted values is a sum over matched values. For a convex cost of the difference, this
+    matching has the smallest sum."""
     first, second = (torch.tensor([pair[i] for pair in pairs], dtype=torch.float64) for i in range(2))
     places = rank_matches(first, second)
     assert sorted(places.tolist()) == list(range(len(pairs)))
@@ -208,8 +208,8 @@ SLOPES = {
     "discopop": (0.7 * (0.5 * (1 - math.log(2)) - 0.75), -0.7 * (0.5 * (1 - math.log(2)) - 0.75)),
     "cpo": (-0.5 * 0.7, 0.5 * 0.7),
 }
-"""By hand: how each term changes with the log-ratio of the chosen and of the rejected response where both are
-0."""
+"""Slopes by hand: the derivatives of each term in the log-ratios of the chosen and of the rejected response,
+at 0."""
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -237,8 +237,8 @@ def test_the_first_step_of_kto_and_orpo():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_extremes(name):
-    """Log-ratios and log-probabilities to 1e4, and certain responses: every term and every gradient is a
-    finite number."""
+    """Log-ratios and log-probabilities have sizes up to 1e4, and some responses are certain. Every term and
+    gradient is finite."""
     ends = (-1e4, -200.0, -1e-9, 0.0) if name == "orpo" else (-1e4, -200.0, 0.0, 200.0, 1e4)
     chosen, rejected = (
         values.flatten().requires_grad_()

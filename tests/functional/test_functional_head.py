@@ -34,7 +34,7 @@ def tempered(ids: torch.Tensor):
 
 
 def whole(hidden, weight, bias, ids):
-    """The same through one matrix of logits and autograd."""
+    """Return the same functionals, through the full logits and autograd."""
     logits = hidden @ weight.t() if bias is None else hidden @ weight.t() + bias
     return {
         "raw": token_logps(logits, ids),
@@ -44,7 +44,7 @@ def whole(hidden, weight, bias, ids):
 
 
 def test_by_hand():
-    """Two ids with odds 3 : 1 and 1 : 1; the hidden state is the logarithm of the odds."""
+    """Two ids have odds of 3 : 1 and 1 : 1. The hidden state is the logarithm of the odds."""
     hidden, weight = (
         torch.tensor([[math.log(3)], [0.0]], requires_grad=True),
         torch.tensor([[1.0], [0.0]], requires_grad=True),
@@ -105,7 +105,7 @@ def test_only_what_is_trained_gets_a_gradient():
 
 
 def test_impossible_ids():
-    """A bias of -inf: probability 0, entropy and gradients finite."""
+    """A bias of -inf gives probability 0. Entropy and gradients are finite."""
     *tensors, ids = inputs(5)
     tensors[2][3] = -math.inf
     ids[ids == 3] = 4
@@ -141,8 +141,8 @@ def test_no_tokens():
 
 
 def test_neither_logits_nor_their_gradient_is_ever_whole():
-    """Of 64 chunks of 2 tokens, a few tensors of a chunk's size live at once; the gradient of the weights is
-    the one larger thing."""
+    """There are 64 chunks of 2 tokens, and only a few tensors of a chunk's size exist at once. The gradient
+    of the weights is the only larger tensor."""
     hidden, weight = torch.randn(128, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     with LiveBytes() as bytes_:
         values = linear_functionals(

@@ -1,5 +1,4 @@
-"""Every kink of the losses: which side counts exactly there, and that the two sides differ, so that it is
-one."""
+"""Every kink of the losses: its subgradient, and different slopes on its two sides."""
 
 import ast
 import json
@@ -38,7 +37,7 @@ Term = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Kink:
-    """A function of one number, and its slopes a little below a place, at it, and a little above."""
+    """A function of one number, and its slopes slightly below a place, at it, and slightly above."""
 
     function: str
     term: Term
@@ -53,8 +52,8 @@ def surrogate(advantage: float, low: float, high: float) -> Term:
 
 
 def positive(rounding: float | None = None) -> Term:
-    """Of the chosen response's log-probability, at a reference of -2; beta 1, lambda 4, the margin's own
-    slope taken away."""
+    """Return the positive term as a function of the chosen response's log-probability, at a reference of -2.
+    beta is 1 and lambda 4, and the margin's own slope is left out."""
 
     def term(x: torch.Tensor) -> torch.Tensor:
         rounding_U = None if rounding is None else torch.full_like(x, rounding)
@@ -94,7 +93,7 @@ NONE = {
     "adapted_coef": "numbers",
     "kto_loss": "a choice by label",
 }
-"""Functions with a bound that is no kink, since what it bounds has no gradient; and what that is."""
+"""Functions with a bound that is no kink, since the bounded value has no gradient; and what that value is."""
 
 
 @pytest.mark.parametrize("kink", KINKS, ids=[f"{kink.function} at {kink.place:g}" for kink in KINKS])
@@ -138,7 +137,8 @@ def test_dpo_positive_is_dpo_where_policy_and_reference_agree(weight: float) -> 
 def test_the_first_step_of_dpo_positive_is_that_of_dpo(
     world: World, tmp_path: Path, micro_batch: int
 ) -> None:
-    """Also where the passes of reference and policy have other shapes, and so round otherwise."""
+    """This also holds if the passes of reference and policy have different shapes, and so round
+    differently."""
     norms = []
     for weight in (0.0, 50.0):
         changes = {
@@ -158,8 +158,8 @@ def test_the_first_step_of_dpo_positive_is_that_of_dpo(
 
 
 def test_a_fall_is_measured_against_the_rounding_of_all_tokens() -> None:
-    """Lambda does nothing at half of the rounding of a response's tokens, and all that the paper says at
-    twice of it."""
+    """Lambda has no effect if a response's tokens fall by half of the rounding, and its full effect if they
+    fall by twice the rounding."""
     plain, positive = objective(DPO), objective(DPO, positive_lambda=3.0)
     batch, view, _ = prepared(plain, item(0, WINNER))
     for share, times in ((0.5, 0.0), (2.0, 1.0)):
@@ -180,9 +180,9 @@ def test_the_slope_of_bnf_has_one_value_where_policy_and_reference_agree(q: floa
 
 
 def test_every_bound_of_the_losses_is_listed() -> None:
-    """A function of `functional/` that bounds, compares or folds stands in KINKS, or in NONE with a reason.
-    Drawing tokens and multiplying have no kink, and what log-probabilities subtract against overflow is added
-    again."""
+    """A function of `functional/` that bounds, compares or takes a maximum is in KINKS, or in NONE with a
+    reason. Sampling and matrix products have no kink. The maximum that log-probabilities subtract against
+    overflow is added again."""
     words = {
         "clamp",
         "clip",

@@ -72,8 +72,8 @@ def test_sampled_by_hand():
 
 @st.composite
 def tokens(draw):
-    """Rows of 5 logits with an id, a temperature, the number of real columns, and kept sets that hold the id
-    or are empty."""
+    """Draw rows of 5 logits, each with an id, a temperature, and a kept set that is empty or contains the id;
+    and the number of ids of the tokenizer."""
     num_tokens = draw(st.integers(1, 5))
     rows = []
     for _ in range(draw(st.integers(0, 5))):
@@ -341,7 +341,7 @@ def test_no_tokens(chunk):
 
 
 class LiveChunks(TorchDispatchMode):
-    """Counts the tensors of at least `size` numbers that are alive at once, and keeps the largest size."""
+    """Counts the tensors of at least `size` numbers that exist at once, and records the largest size."""
 
     def __init__(self, size):
         super().__init__()

@@ -148,7 +148,7 @@ def test_bnf_loss_by_hand():
 
 
 def frozen_bnf(logits, at, ids, reference):
-    """Scores written out over the whole vocabulary, with every stopped gradient a constant taken at the
+    """Return scores written out over the whole vocabulary. Every stopped gradient is a constant, taken at the
     logits `at`."""
     scores = []
     for row, frozen, token, q in zip(
@@ -308,10 +308,8 @@ def test_sign_of_the_gradient_on_two_tokens():
 
 
 def two_token_losses():
-    """Losses of pairs of one token each, from the log-probabilities under policy and reference; beta 1, and
-    where it has to be said, by hand: how the loss changes with that of the chosen and of the rejected at
-    margin 0.
-    """
+    """Return losses of pairs of one token each, as functions of log-probabilities, with beta 1. Some come
+    with slopes by hand: the derivatives in the chosen and the rejected log-probability at margin 0."""
     one = torch.ones(1)
     entropy = torch.full((1,), math.log(2))
     return {
@@ -388,7 +386,7 @@ def test_extremes():
 
 
 def test_extremes_of_other_losses():
-    """Log-probabilities to -1e4: every loss and every gradient is finite, and as large as it should be."""
+    """Log-probabilities go down to -1e4. Every loss and gradient is finite and has the expected size."""
     far, near = torch.tensor([-1e4], requires_grad=True), torch.tensor([-1.0], requires_grad=True)
     one = torch.ones(1)
     for chosen, rejected in ((far, near), (near, far)):
@@ -406,8 +404,8 @@ def test_extremes_of_other_losses():
 
 
 def test_bnf_at_the_extremes():
-    """Certain, impossible and unchanged tokens. One that the policy has driven out gets no feedback any
-    more."""
+    """Tokens are certain, impossible or unchanged. A token that the policy has made impossible gets no
+    gradient."""
     logps = torch.tensor([-1e4, 0.0, 0.0, -1e4, -1e-9, 1e-7], requires_grad=True)
     reference, entropy = torch.tensor([-1.0, -1e4, 0.0, -1e4, -1.0, -1.0]), torch.zeros(6)
     scores = bnf_scores(logps, reference, entropy)

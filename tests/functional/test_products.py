@@ -1,5 +1,4 @@
-"""Products by oneDNN against torch's own, which are those of MKL: here for any size, on any processor with
-oneDNN."""
+"""Matrix products by oneDNN, compared with torch's own by MKL, for any size, on any processor with oneDNN."""
 
 import os
 import subprocess
@@ -35,7 +34,7 @@ def onednn(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Shapes that oneDNN was asked for."""
+    """Return the list of shapes for which oneDNN was called."""
     seen, product = [], products._onednn
     monkeypatch.setattr(
         products,
@@ -102,7 +101,7 @@ def test_a_product_is_added(rows, onednn, monkeypatch):
 
 
 def test_what_is_left_to_torch(onednn, calls, monkeypatch):
-    """Other precisions, small products, and whoever turns oneDNN off."""
+    """Torch computes other precisions, small products, and all products if oneDNN is turned off."""
     for dtype in (torch.float64, torch.bfloat16):
         x, weight = torch.randn(8, 16).to(dtype), torch.randn(4, 16).to(dtype)
         assert torch.equal(products.linear(x, weight), F.linear(x, weight))
@@ -133,7 +132,7 @@ def test_where_it_is_faster(vendor, capability, faster, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("width", "out"), [(512, 512), (512, 2048), (2048, 512), (256, 4096), (33, 70)])
 def test_a_row_does_not_depend_on_the_others_nor_on_its_place(width, out, threads, onednn):
-    """Of as many rows as the deterministic engine computes with."""
+    """The numbers of rows are those of the deterministic engine."""
     generator = torch.Generator().manual_seed(0)
     torch.set_num_threads(threads)
     try:
@@ -270,7 +269,7 @@ print(held() - before)
 @pytest.mark.slow(instead="the other tests of tests/functional/test_products.py", seconds=1.9)
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read from /proc")
 def test_few_kernels_are_kept():
-    """450 more of them would take 200 MB."""
+    """450 more kernels would take 200 MB."""
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     done = subprocess.run(
         [sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True, env=environment

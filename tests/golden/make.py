@@ -1,12 +1,12 @@
-"""Makes the golden runs: `python tests/golden/make.py`.
+"""Make the golden runs: `python tests/golden/make.py`.
 
     model/, prompts.jsonl   a tiny Llama and its data
     dpo/, grpo/             config.yaml and ledger.sqlite of twenty steps each; everything a replay needs
     golden.json             loss and gradient norm of those steps, with the torch and the processor that
                             computed them
 
-What exists is kept, so to bring the numbers to a new torch, remove golden.json and run this again; to make a
-run anew, remove its folder too.
+Existing files are kept. To compute the numbers with a new torch, remove golden.json and run the command
+again. To make a new run, remove its folder too.
 """
 
 import json
@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def config(algorithm: str) -> dict[str, Any]:
-    """Paths are relative to a copy of this folder."""
+    """Return a configuration whose paths are relative to a copy of this folder."""
     return {
         "run_dir": algorithm,
         "model": {"path": "model"},
@@ -62,8 +62,8 @@ def config(algorithm: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, str]:
-    """What decides the last digits: torch, its vector instructions, and whose processor it is (libraries
-    choose their kernels by it)."""
+    """Return the facts that decide the last digits: the version of torch, its vector instructions, and the
+    vendor of the processor, by which libraries choose their kernels."""
     cpuinfo = Path("/proc/cpuinfo")
     vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return {
@@ -103,7 +103,7 @@ def make_run(algorithm: str) -> None:
 def replay(
     algorithm: str, folder: Path, changes: dict[str, dict[str, Any]] | None = None
 ) -> dict[str, list[float]]:
-    """Copy this folder's committed files to `folder`, train there, and read the numbers.
+    """Copy this folder's committed files to `folder`, train there, and return the numbers.
 
     Args:
         changes: other values of the run's configuration, by section.

@@ -1,9 +1,9 @@
-"""Golden trajectories: twenty steps over a committed ledger, so that no token can flip; only numerics can
-change these numbers.
+"""Golden trajectories: twenty steps over a committed ledger. The tokens are fixed, so only numerics can
+change the numbers.
 
-The full digits hold for the torch and the processor that golden.json names; elsewhere, and on other paths
-through the same mathematics, 1e-5. A change that is meant to change numerics makes them anew with make.py,
-and says why.
+All digits hold for the torch and the processor that golden.json names. On other machines, and on other code
+paths for the same mathematics, the tolerance is 1e-5. A change that is meant to change numerics computes the
+numbers again with make.py, and says why.
 """
 
 import json
@@ -23,8 +23,8 @@ from oat.seeds import Seeds
 from oat.types import Request, Sampling
 
 PADDED = json.loads((make.HERE / "padded.json").read_text(encoding="utf-8"))
-"""What the first engine and learner computed, which padded: numbers of the same ledgers, and deterministic
-tokens. Never made anew."""
+"""Numbers of the first engine and learner, which padded their batches: numbers for the same ledgers, and
+deterministic tokens. They are never computed again."""
 GOLDEN = json.loads((make.HERE / "golden.json").read_text(encoding="utf-8"))
 
 
@@ -91,7 +91,7 @@ def test_other_paths(algorithm: str, changes: dict[str, Any], tmp_path: Path) ->
 
 @pytest.fixture
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All products in float32, however small, on whatever processor."""
+    """Use oneDNN for all float32 products, of any size, on any processor."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
     calls, product = [], products._onednn
@@ -113,7 +113,7 @@ def test_deterministic_tokens_by_onednn(by_onednn: None) -> None:
 
 
 def test_another_learning_rate_is_noticed(tmp_path: Path) -> None:
-    """The numbers are sensitive: a learning rate that is higher by a ten-thousandth misses them."""
+    """The numbers are sensitive: a learning rate that is higher by a ten-thousandth gives other numbers."""
     with pytest.raises(AssertionError):
         assert_near(make.replay("dpo", tmp_path, {"learner": {"learning_rate": 0.0030003}}), GOLDEN["dpo"])
 

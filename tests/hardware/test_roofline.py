@@ -1,5 +1,5 @@
-"""What a pass costs, held against torch's own counter and against plain arithmetic over what was sampled and
-learned; and what is measured."""
+"""The cost of a pass, compared with torch's own counter and with plain arithmetic over the sampled and
+learned tokens; and the measured rates."""
 
 import json
 import shutil
@@ -42,8 +42,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def counted(lm: CausalLM, tokens: int, *, learning: bool) -> int:
-    """Operations of products of matrices in a pass over one sequence, as torch counts them while they are
-    made; every token sees every token."""
+    """Return the operations of matrix products in a pass over one sequence, as torch counts them during the
+    pass. Every token sees every token."""
     lm.module.set_attn_implementation("eager")
     ids = torch.arange(tokens)[None]
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(learning):
@@ -61,8 +61,8 @@ def test_operations_are_those_that_torch_counts(paths: dict[str, str], family: s
 
 
 def test_an_adapter_costs_its_own_matrices_and_no_gradient_of_others(paths: dict[str, str]) -> None:
-    """In the first layer nobody needs the gradients of its input, of keys and of values; they are counted all
-    the same."""
+    """The first layer does not need the gradients of its input, of keys and of values, but they are
+    counted."""
     plain = cost_of(load_lm(paths["llama"]))
     lm = add_adapter(load_lm(paths["llama"]), rank=4, alpha=8, targets=("q_proj", "down_proj"), seed=0)
     for name, parameter in lm.module.named_parameters():
@@ -98,7 +98,7 @@ def test_of_experts_only_those_that_a_token_goes_through_count(tmp_path: Path) -
 def engine_work(
     monkeypatch: pytest.MonkeyPatch, engine: Any, rates: Rates, requests: list[Request]
 ) -> tuple[float, list[int]]:
-    """Least seconds under such rates, and the length of each completion."""
+    """Return the least seconds at the given rates, and the length of each completion."""
     monkeypatch.setattr("oat.hardware.roofline.rates_of", lambda *_: rates)
     before = engine.work()
     lengths = [len(completion.ids) for completion in run(engine, requests)]
@@ -111,7 +111,7 @@ PROMPTS = (19, 5, 3)
 
 
 def requests() -> list[Request]:
-    """Three samples of each prompt."""
+    """Return three samples of each prompt."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, NUM_TOKENS, length).astype(np.int32) for length in PROMPTS]
     return [
@@ -125,8 +125,8 @@ def requests() -> list[Request]:
 def test_the_engine_counts_what_its_completions_need(
     paths: dict[str, str], deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt once for all its samples, but for each in fixed batches, whose idle rows and padding count for
-    nothing."""
+    """A prompt counts once for all its samples. In fixed batches it counts for each sample, and idle rows and
+    padding do not count."""
     lm = load_lm(paths["llama"])
     cost, engine = cost_of(lm), build_engine(lm, deterministic=deterministic)
     flops, lengths = engine_work(monkeypatch, engine, Rates(INFINITE, 1.0), requests())
@@ -143,7 +143,8 @@ def test_the_engine_counts_what_its_completions_need(
 def test_the_engine_counts_the_bytes_that_a_step_reads(
     paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights, and what rows see: full pages of a common prompt once."""
+    """The bytes are those of the weights and of the keys that rows read. Full pages of a common prompt count
+    once."""
     lm = load_lm(paths["llama"])
     cost, engine = cost_of(lm), build_engine(lm)
     size, lengths = engine_work(monkeypatch, engine, Rates(1.0, INFINITE), requests())
@@ -192,7 +193,7 @@ MODELS: dict[str, Callable[[CausalLM], Any]] = {
 def test_a_model_counts_the_tokens_of_its_passes(
     paths: dict[str, str], name: str, takes_layouts: bool
 ) -> None:
-    """The prompt that rows have in common is one sequence, where they are packed; padding is none."""
+    """If rows are packed, their common prompt is one sequence. Padding does not count."""
     lm = load_lm(paths["llama"])
     lm.takes_layouts = takes_layouts
     model = MODELS[name](lm)
@@ -215,7 +216,7 @@ def test_a_model_counts_the_tokens_of_its_passes(
 def test_a_stopwatch_adds_up_what_is_within_it(
     paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each model by the rate of its precision; nothing before, between and after."""
+    """Each model counts at the rate of its precision. Work outside the stopwatch does not count."""
     rates, clock = {torch.float32: 1000.0, torch.bfloat16: 4000.0}, iter(range(100))
     models = [
         LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast)

@@ -1,12 +1,13 @@
-"""The algorithms that learn in the tests of learning, with settings of each."""
+"""The algorithms of the learning tests, with their settings."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, the class of `flipped.py` that must not learn, its settings, further ones of either kind
-    of run, the recorded data that it learns from, if it can, and settings beside the algorithm's."""
+    """An algorithm of the learning tests: its name, the class of `flipped.py` that must not learn, its
+    settings, further settings for online and for offline runs, the file of its recorded data, and further
+    flags."""
 
     name: str
     flipped: str

@@ -1,4 +1,4 @@
-"""The algorithms with the sign of their loss flipped: learning tests must fail with them."""
+"""The algorithms with the sign of their loss flipped. Learning tests must fail with them."""
 
 from dataclasses import replace
 

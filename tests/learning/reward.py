@@ -1,4 +1,4 @@
-"""The learning tests' reward: the share of even digits in a response."""
+"""The reward of the learning tests: the share of even digits in a response."""
 
 
 def even_share(prompts: list[str], completions: list[str], **columns: list) -> list[float]:

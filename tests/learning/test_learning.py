@@ -1,7 +1,7 @@
 """Each algorithm learns: a run from YAML, online and offline, raises a held-out sampled score by a stated
-amount; with the sign of its loss flipped the same run ends below its start.
+amount. With the sign of its loss flipped, the same run ends below its start.
 
-Six of these runs are of the usual suite; the sign of every loss is held by test_signs.py, without a run.
+`make test` has six of these runs. test_signs.py tests the sign of every loss without a run.
 """
 
 import json
@@ -71,7 +71,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(prompts: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """Sixteen pairs a prompt, the best and the worst of 64 random strings."""
+    """Yield sixteen pairs per prompt: the best and the worst of 64 random strings."""
     even_share, generator = load_symbol(f"{HERE}/reward.py:even_share"), random.Random(0)
     for prompt in prompts * 16:
         texts = ["".join(generator.choices("0123456789abcdef", k=4)) for _ in range(64)]
@@ -86,7 +86,7 @@ def recorded(prompts: list[dict[str, str]]) -> Iterator[dict[str, str]]:
 def run(
     root: Path, directory: Path, case: Case, name: str, *flags: str, is_offline: bool = False
 ) -> tuple[float, float]:
-    """The held-out sampled score before and after a run, from new samples or from what is recorded."""
+    """Train, online or from recorded data, and return the held-out sampled score before and after."""
     prompts, oracle = (
         ("train.jsonl", f'"{HERE}/reward.py:even_share"') if not is_offline else (case.records, "recorded")
     )
@@ -151,8 +151,8 @@ AGAIN = (*FEW, "--learner.buffer.questions", "96", "--algorithm.epochs", "2")
 
 
 def gains(root: Path, tmp_path: Path, *flags: str) -> tuple[float, float]:
-    """What six steps gain, of a third of the queries: each learned from once, and again from the newest three
-    takes, twice each time."""
+    """Return the gains of two runs of six steps with a third of the queries. One learns from each answer
+    once. The other makes two passes over the newest three takes."""
     scores = []
     for name, more in {"once": FEW, "again": AGAIN}.items():
         (tmp_path / name).mkdir()

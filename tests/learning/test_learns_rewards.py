@@ -1,5 +1,5 @@
-"""A reward model learns which responses are better, from pairs, and says so of pairs that it never saw; with
-its loss flipped it does not."""
+"""A reward model learns from pairs which responses are better, and ranks held-out pairs. With its loss
+flipped it does not."""
 
 import json
 import random
@@ -33,7 +33,7 @@ LEAST = 0.9
 
 
 def pairs(count: int, seed: int) -> list[dict[str, str]]:
-    """The response that is nearer to saying a alone wins: more letters a, and fewer letters b."""
+    """Return recorded pairs. The winner has more letters a and fewer letters b, counted as a difference."""
     generator, records = random.Random(seed), []
     while len(records) < count:
         texts = ["".join(generator.choice("ab") for _ in range(generator.randint(1, 6))) for _ in range(2)]
@@ -47,8 +47,8 @@ def pairs(count: int, seed: int) -> list[dict[str, str]]:
 def learned(
     root: Path, name: str, *flags: str, is_online: bool = False
 ) -> tuple[list[dict[str, float]], float]:
-    """The rows of a run, from recorded pairs or from what the model's start samples, and the accuracy of its
-    export on pairs of other prompts."""
+    """Train a reward model on recorded pairs, or online on samples of the start model. Return the rows of the
+    run, and the accuracy of the exported model on pairs of other prompts."""
     make_model(root / "model", hidden=32)
     write_jsonl(root / "pairs.jsonl", pairs(600, 0))
     config = root / "config.yaml"

@@ -1,5 +1,5 @@
-"""A proxy that is trained on for too long: the second opinion of an evaluation sees it (Gao et al. 2022,
-arXiv:2210.10760)."""
+"""A run optimises a proxy reward for too long, and the gold oracle of the evaluation shows it (Gao et al.
+2022, arXiv:2210.10760)."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def gold(prompts, completions, **columns):
 
 
 def run(world: World, tmp_path: Path, steps: int, **changes: Any) -> tuple[int, Path, list[dict[str, float]]]:
-    """Exit code, directory, and the evaluated rows of a run that is free to leave its start."""
+    """Return exit code, directory and evaluated rows of a run with a weak KL term."""
     (tmp_path / "oracles.py").write_text(ORACLES, encoding="utf-8")
     own = {
         "oracle.name": f"{tmp_path / 'oracles.py'}:proxy",
@@ -51,8 +51,9 @@ def run(world: World, tmp_path: Path, steps: int, **changes: Any) -> tuple[int, 
 
 
 def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> None:
-    """At the start responses have few letters, and both order them alike; at the end they are nearly all
-    letters, and the gold, which rose with the proxy for a while, has fallen far below its start."""
+    """At the start, responses have few letters, and both oracles order them alike. The gold score first rises
+    with the proxy. At the end, responses have almost only letters, and the gold score is far below its
+    start."""
     code, run_dir, curve = run(world, tmp_path, 16)
     assert code == 0
     assert [row["step"] for row in curve] == list(range(0, 17, 2))
@@ -70,8 +71,8 @@ def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> N
 @pytest.mark.sample("roll_back", seconds=1.3)
 @pytest.mark.parametrize("action", ["stop", "roll_back"])
 def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Path) -> None:
-    """Once the gold is by more than 0.2 under its best; a run that is rolled back is then where the gold was
-    within it."""
+    """The alarm is raised when the gold score is more than 0.2 below its best. A run that rolls back returns
+    to a step with a gold score within this range."""
     changes: dict[str, Any] = {
         "alarms__gold": {"drop": 0.2, "patience": 1, "action": action},
         "alarms__kl__action": "off",
@@ -95,8 +96,8 @@ def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Pa
 
 
 def test_the_distance_is_that_of_the_responses_and_moves_nothing(world: World, tmp_path: Path) -> None:
-    """By hand from the ledger's trajectories and a reference of its own; a run without it is the same in
-    everything else, bit by bit."""
+    """The distance is computed by hand from the ledger's trajectories and a separate reference. A run without
+    it is bitwise the same in everything else."""
     assert run(world, tmp_path, 2, run_dir=str(tmp_path / "without"), evaluation__kl=False)[0] == 0
     assert run(world, tmp_path, 2)[0] == 0
     ours, theirs = (digest_run(tmp_path / name) for name in ("grpo", "without"))

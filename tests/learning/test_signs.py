@@ -1,5 +1,5 @@
-"""The sign of every loss: of each algorithm, as its settings make it, a step down the gradient makes better
-responses likelier, or score higher, than worse ones; with the sign flipped, the other way about."""
+"""The sign of every loss: a step down the gradient makes better responses more probable, or scored higher,
+than worse ones. With the sign flipped it does the opposite. Each algorithm is tested with its settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -22,7 +22,7 @@ from oat.types import Answer, Feedback, Item, Kind, Trajectory
 
 FLIPPED = Path(__file__).parent / "flipped.py"
 TEXTS = [("aaa", "b"), ("bb", "aaaa"), ("a", "bbb"), ("bbbb", "aa")]
-"""Responses of four prompts, one token a letter; the letters a are the better ones."""
+"""Responses to four prompts, with one token per letter. Those of letters a are the better ones."""
 
 
 def item(number: int, kind: Kind) -> Item:
@@ -35,7 +35,7 @@ def item(number: int, kind: Kind) -> Item:
 
 
 def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[str, torch.Tensor]:
-    """Whichever the model, the log-probabilities that were recorded: policy and reference agree."""
+    """Return the recorded log-probabilities for any model, so that policy and reference agree."""
     logps_K = torch.from_numpy(np.concatenate([row.recorded("raw_logps") for row in rows])).double()
     scores_N = torch.zeros(len(rows), dtype=torch.float64)
     entropy_K = torch.full_like(logps_K, 0.5)
@@ -44,8 +44,8 @@ def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[
 
 
 def slope(cls: type[Objective], options: Mapping[str, Any]) -> float:
-    """How the total loss changes per unit by which all better responses become likelier, and all worse ones
-    less likely."""
+    """Return the derivative of the total loss when all better responses become more probable, or scored
+    higher, and all worse ones less."""
     known = {field.name for field in fields(cls.Config)}  # type: ignore[attr-defined]
     objective: Any = cls(cls.Config(**{k: v for k, v in options.items() if k in known}))  # type: ignore
     items = tuple(item(number, objective.requires.feedback) for number in range(len(TEXTS)))

@@ -111,8 +111,9 @@ def test_a_cheaper_question_behind_a_dear_one_is_still_paid(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("budget", [Budget(tokens=250), Budget(cost=2.5), Budget(queries=2)])
 def test_the_most_is_set_aside_and_what_it_took_counts_once_taken(tmp_path: Path, budget: Budget) -> None:
-    """At 100 tokens, or 1.00 in money, the budget allows two of three questions. They cost half of this, so
-    the third is asked in a later wave, and one more. In a budget of queries they cost their full price."""
+    """The budget allows two of three questions at their highest price: 100 tokens, or 1.00 in money. They
+    cost half of it, so the third question is paid in a second wave, and so is one of the next two. With a
+    budget in queries the full price counts."""
     half = Price(1, 50, 0.5)
     ok = ("ok",)
     unpaid = ("unpaid",)
@@ -213,7 +214,8 @@ def test_a_budget_in_money_needs_a_price(
 def test_a_preference_made_from_rewards_has_no_price_of_its_own(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An evaluation with such preferences is refused too. An evaluation's own oracle needs no price."""
+    """The training oracle makes preferences from a reward function that has no price, so a budget in money is
+    refused."""
     assert oat("train", world.config("dpo", tmp_path, {"stop.max_cost": 3.0, "evaluation": None})) == 2
     assert "does not say what a question costs" in capsys.readouterr().err
 

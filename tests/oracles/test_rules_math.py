@@ -288,7 +288,7 @@ def test_unequal(oracle: MathRule, found: str, right: str) -> None:
 
 
 def spelled(answer: str) -> list[str]:
-    """The same answer written compactly, with blanks, with \\left and \\right, and, where it is a matrix, in
+    """Return spellings of an answer: compact, with blanks, with \\left and \\right, and, for a matrix, in
     other environments."""
     compact = re.sub(r"(?<![a-zA-Z])\s+|\s+(?![a-zA-Z])", "", answer)
     wide = re.sub(r"(\\\\|[&,+=<>]|(?<=[0-9a-z)}])-)", r" \1 ", answer)

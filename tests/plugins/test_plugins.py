@@ -1,4 +1,4 @@
-"""Users' code by name."""
+"""User code that is given by name."""
 
 import json
 import os

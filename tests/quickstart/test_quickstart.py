@@ -1,5 +1,5 @@
-"""The quickstart's parts in miniature, and its four configurations through `oat train`; the whole of it is
-`make quickstart`."""
+"""The quickstart's parts with small sizes, and its four configurations through `oat train`. `make quickstart`
+runs the complete quickstart."""
 
 import json
 import os
@@ -217,8 +217,8 @@ def test_the_report_says_what_the_files_say(tmp_path: Path):
 def cell(
     seed: int, environment: str, dpo: tuple[float, float], control: tuple[float, float]
 ) -> dict[str, Any]:
-    """What a benchmark's cell leaves, of runs that gain so much in samples and greedily from 0.25 and
-    0.01."""
+    """Return the files of one cell of the benchmark, for runs with these gains. Sampled scores start at 0.25
+    and greedy scores at 0.01."""
 
     def run(sampled: float, greedy: float) -> dict[str, dict[str, float]]:
         rows = [
@@ -284,8 +284,8 @@ def test_the_tables_show_every_cell_that_is_there(tmp_path: Path):
 
 
 def test_the_pages_claim_is_a_bound_that_held_over_its_list():
-    """The list as it stands in the page, compared with the bounds that README and page name; every start is
-    far from a tie between both answers."""
+    """The list in the page is compared with the bounds that the README and the page state. No start is close
+    to a tie of the two answers."""
     least_sampled, least_greedy, most = (
         load_symbol(f"{BENCHMARK}:{name}") for name in ("LEAST_SAMPLED", "LEAST_GREEDY", "MOST_CONTROL")
     )
@@ -353,7 +353,7 @@ def test_so_it_is_where_torch_rounds_otherwise(tmp_path: Path, seed: int, enviro
 
 
 def test_it_says_what_it_does_before_it_loads_anything(tmp_path: Path):
-    """And then how much there is to do; a pipe gets whole lines, no counting."""
+    """Then it says how much there is to do. A pipe gets complete lines and no progress counter."""
     code = (
         "import sys\nfrom oat.cli import main\nclass First:\n    def write(self, text):\n        "
         "sys.exit(f'{text} {\"torch\" in sys.modules}')\n"

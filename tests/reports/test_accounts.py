@@ -1,4 +1,4 @@
-"""What `oat ledger` says of a run, and the data sets it writes."""
+"""The output of `oat ledger` about a run, and the data sets that it writes."""
 
 import json
 import random
@@ -21,8 +21,8 @@ from oat.types.budget import in_money
 
 @pytest.fixture(scope="module")
 def runs(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of four steps of four questions and three evaluations of four prompts, sampled twice and greedily,
-    each."""
+    """Return runs of four steps of four questions. Each has three evaluations of four prompts, with two
+    samples and a greedy response per prompt."""
     folder = tmp_path_factory.mktemp("runs")
     for algorithm in ("dpo", "grpo"):
         finished.copy(algorithm, folder, {"oracle.repeats": 0})
@@ -76,8 +76,8 @@ def test_what_was_known_is_counted_and_cost_nothing(
 
 
 def test_two_oracles_that_were_asked_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of three responses two oracles order one pair alike, one pair the other way round, and one of them is
-    tied for the second."""
+    """There are three responses, so three pairs. The oracles order one pair alike and one pair oppositely;
+    for the third pair the second oracle has a tie."""
     store = Store(tmp_path / "ledger.sqlite")
     groups = [make_group(0, "a", "b", "c")]
     for number, (oracle, values) in enumerate({"first": (1.0, 2.0, 3.0), "second": (5.0, 5.0, 4.0)}.items()):
@@ -296,8 +296,8 @@ def test_what_is_known_and_nobody_said_is_found(
 def test_a_flipped_bit_is_said_in_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever it is, also in the schema that SQLite reads first, no command ends with a traceback; those
-    that only count may not notice it."""
+    """The bit may be anywhere, also in the schema that SQLite reads first. No command ends with a traceback;
+    commands that only count may miss the damage."""
     shutil.copytree(runs / "grpo", tmp_path / "run")
     file = tmp_path / "run" / "ledger.sqlite"
     with closing(sqlite3.connect(file)) as database:
@@ -394,7 +394,7 @@ def test_a_ledger_of_an_older_schema_goes_on(
 
 
 def test_what_steps_cost_is_known_after_a_migration(tmp_path: Path) -> None:
-    """Step 1 learned from nothing; what was spent until then is what step 0 had spent."""
+    """Step 1 learned from nothing, so the costs up to it are those of step 0."""
     store = Store(tmp_path / "ledger.sqlite")
     for step, costs in enumerate([(0.5, 0.25), (), (2.0,)]):
         groups = [make_group(10 * step + number, "a", "b") for number in range(len(costs))]

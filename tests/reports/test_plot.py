@@ -1,4 +1,4 @@
-"""`oat plot`: the numbers of a line and its band, what runs are one line, and what a line is called."""
+"""`oat plot`: the numbers of a line and its band, which runs form one line, and the name of a line."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(world: World, tmp_path: Path) -> Make:
-    """A run directory with a resolved configuration and the given rows."""
+    """Return a function that makes a run directory with a resolved configuration and the given rows."""
 
     def made(name: str, rows: Sequence[dict[str, Any]], algorithm: str = "grpo", **changes: Any) -> Path:
         folder = tmp_path / name
@@ -50,7 +50,8 @@ def read(file: Path) -> list[dict[str, str]]:
 
 
 def distances(*values: float, step: float = 1.0) -> list[dict[str, Any]]:
-    """Rows of a run whose gold falls once its distance is above 4, evaluated at every other step."""
+    """Return rows of a run that is evaluated at every second step. Its gold score falls when its distance is
+    above 4."""
     rows: list[dict[str, Any]] = []
     for value in values:
         rows += [
@@ -66,7 +67,7 @@ def table(tmp_path: Path, *arguments: object) -> list[dict[str, str]]:
 
 
 def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two seeds: the line is their mean at every evaluation, and the band goes from one to the other."""
+    """Two seeds: the line is their mean at every evaluation, and the band reaches from one to the other."""
     evaluated = []
     for seed in (0, 1):
         config = world.config("grpo", tmp_path, {"seed": seed, "run_dir": str(tmp_path / f"s{seed}")})
@@ -94,8 +95,8 @@ def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_points_that_lie_elsewhere_are_averaged_between(make: Make, tmp_path: Path) -> None:
-    """One run has points at 0, 10, 20 queries, the other at 0, 20 and 40: at 10 the second is half way, and
-    behind 20 the first has ended."""
+    """One run has points at 0, 10 and 20 queries, the other at 0, 20 and 40. At 10 the second run is
+    interpolated. After 20 there is no point, since the first run has ended."""
     first = make("a", curve(1.0, 2.0, 3.0))
     second = make(
         "b", [{**row, "oracle/queries": 20.0 * step} for step, row in enumerate(curve(3.0, 7.0, 9.0))], seed=1
@@ -178,8 +179,8 @@ def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_proxy_against_gold(make: Make, tmp_path: Path) -> None:
-    """Two seeds whose distances differ are averaged at equal distances; a run that went back lies in the
-    order of its distances."""
+    """The distances of two seeds differ, so the mean is taken at equal distances. A run whose distance fell
+    again is ordered by distance."""
     first, second = make("a", distances(0.0, 4.0, 2.0)), make("b", distances(0.0, 4.0, 8.0, step=3.0), seed=1)
     found = table(tmp_path, first, second, "--against", "kl")
     names = ("metric", "kl", "mean", "low", "high")

@@ -1,4 +1,4 @@
-"""`oat train --profile N`: what stands in a trace, when there is one, and that a run does not notice."""
+"""`oat train --profile N`: the content of a trace, when it is written, and no effect on the run."""
 
 import json
 import re
@@ -14,7 +14,7 @@ BOXES = ("sample", "take", "prepare", "update", "sync", "evaluate")
 
 
 def train(config: Path, *flags: object) -> str:
-    """What the command printed; in a child, as the first one to trace anything."""
+    """Train in a child, which has traced nothing before, and return its output."""
     log = config.parent / "log"
     log.unlink(missing_ok=True)
     assert forked(lambda: oat("train", config, *flags), log) == 0, log.read_text()
@@ -22,7 +22,7 @@ def train(config: Path, *flags: object) -> str:
 
 
 def events(trace: Path) -> list[dict[str, Any]]:
-    """Those with a duration."""
+    """Return the trace's events that have a duration."""
     return [
         event
         for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
@@ -33,8 +33,8 @@ def events(trace: Path) -> list[dict[str, Any]]:
 @pytest.mark.sample("grpo-True", seconds=1.5)
 @pytest.mark.parametrize(("algorithm", "serialise"), [("dpo", False), ("grpo", True)])
 def test_the_boxes_of_the_traced_steps(algorithm: str, serialise: bool, world: World, tmp_path: Path) -> None:
-    """Of four steps the second and third; the evaluation between them takes its answers too. The run is the
-    one without a trace."""
+    """The second and the third of four steps are traced. The evaluation between them also takes its answers.
+    The run equals the one without a trace."""
     (tmp_path / "plain").mkdir()
     train(world.config(algorithm, tmp_path / "plain"))
     printed = train(world.config(algorithm, tmp_path, {"compute.serialise": serialise}), "--profile", 2)

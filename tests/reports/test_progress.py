@@ -1,5 +1,5 @@
-"""What people see of a run: lines that stay where they are in a terminal, one line a step elsewhere, and
-never a bar of another library."""
+"""The display of a run: lines that stay in place in a terminal, one line per step elsewhere, and no progress
+bar of another library."""
 
 import os
 import re
@@ -24,19 +24,19 @@ from oat.reports.progress import counted, in_words, sparkline
 
 
 def row_of(seen: Seen, name: str) -> list[str]:
-    """The cells of a line of the display, at the end."""
+    """Return the cells of a line of the display, at the end."""
     (line, *more) = [line for line in seen.lines if re.match(rf"{name} {{2,}}", line)]
     assert not more, seen.raw
     return re.split(r" {2,}", line)
 
 
 def drawn_often() -> None:
-    """Have the display drawn five times as often; for a forked child only."""
+    """Draw the display five times as often. For a forked child only."""
     Live.__init__.__kwdefaults__["refresh_per_second"] = 20
 
 
 def slowly(owner: Any, name: str) -> None:
-    """Make a call last as long as three drawings of those; for a forked child only."""
+    """Let a call take as long as three such drawings. For a forked child only."""
     original = getattr(owner, name)
 
     def slow(*arguments: Any, **kwargs: Any) -> Any:
@@ -81,8 +81,8 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="test_a_run_in_a_terminal", seconds=1.3)
 def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) -> None:
-    """Also where the rows of the process before go beyond the checkpoint that it continues from; and that it
-    has two rewards."""
+    """The earlier process may have written rows after the checkpoint from which the run continues. The
+    display also says that the reward has changed."""
     reward = tmp_path / "reward.py"
     shutil.copy(world.folder / "reward.py", reward)
     config = world.config(
@@ -124,7 +124,7 @@ def test_a_run_that_is_ended_leaves_the_terminal_whole(
 
 
 def test_what_a_reward_prints_stands_above_the_lines(world: World, tmp_path: Path) -> None:
-    """Whatever it is: no markup is read into it."""
+    """The text is printed unchanged, also if it looks like markup."""
     (tmp_path / "reward.py").write_text(
         "def reward(prompts, completions, **columns):\n    print('[/odd] :smile:')\n    return "
         "[float(len(text)) for text in completions]\n"

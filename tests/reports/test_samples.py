@@ -1,4 +1,4 @@
-"""`oat samples`: what a run asked about, and what was said of it, for people."""
+"""`oat samples`: the questions of a run and their answers, for people."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def longer(prompts, first, second, **columns):
 
 @pytest.fixture(scope="module")
 def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of groups with scores, with an evaluation that two oracles judge; of pairs that are compared; and of
+    """Return a folder with three runs: groups with scores and an evaluation by two oracles; compared pairs;
     recorded pairs."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "judge.py").write_text(COMPARE)
@@ -68,7 +68,7 @@ def test_a_step_has_every_prompt_its_responses_and_their_scores(runs: Path, said
 
 
 def test_a_response_that_was_cut_off_says_so(runs: Path, said: Callable[..., str]) -> None:
-    """As samples.jsonl has it, which has all four groups of a step."""
+    """The output agrees with samples.jsonl, which has all four groups of a step."""
     rows = [json.loads(line) for line in (runs / "grpo" / "samples.jsonl").read_text().splitlines()]
     finish = [end for row in rows if row["step"] == 4 for end in row["finish"]]
     assert set(finish) == {"stop", "length"}
@@ -145,7 +145,7 @@ def test_damaged_records_are_one_message(runs: Path, tmp_path: Path, said: Calla
 
 
 def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be left before it has read everything."""
+    """The pager may end before it has read everything."""
     monkeypatch.setenv("PAGER", "sed -n '1p;1q'")
     monkeypatch.setenv("TERM", "xterm")
     seen = in_a_terminal(lambda: oat("samples", runs / "grpo"))

@@ -1,4 +1,4 @@
-"""Checkpoints: exactness, writing in the background, what stays and what goes. Order, damage and full disks
+"""Checkpoints: exactness, writing in the background, retention. Order of operations, damage and full disks
 are in tests/faults."""
 
 import hashlib
@@ -80,7 +80,7 @@ def test_odd_floats_come_back_bitwise(checkpoints: Checkpoints) -> None:
 
 
 class Held:
-    """A writer that waits before its first file until it is let go."""
+    """A writer that waits before its first file until the test sets `go`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.began, self.go = threading.Event(), threading.Event()
@@ -100,7 +100,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 
 def test_what_was_saved_does_not_change_with_the_weights(checkpoints: Checkpoints, held: Held) -> None:
-    """The save returns while nothing is written yet; weights, and the state's lists, then move on."""
+    """The save returns before anything is written. Then the weights and the state's lists change."""
     weight, words = torch.nn.Parameter(torch.zeros(2)), ["a"]
     checkpoints.save(1, {"w": weight, "half": weight[:1]}, {"part": {"words": words}})
     assert held.began.wait(60)
@@ -115,7 +115,7 @@ def test_what_was_saved_does_not_change_with_the_weights(checkpoints: Checkpoint
 
 
 def test_one_write_at_a_time_and_no_thread_left(checkpoints: Checkpoints, held: Held) -> None:
-    """The second save, a load and a `wait` each wait for the write before it."""
+    """The second save, a load and a `wait` each wait for the write before them."""
     before = threading.active_count()
     checkpoints.save(1, {"w": torch.ones(1)}, {})
     assert held.began.wait(60)
@@ -135,7 +135,8 @@ def test_one_write_at_a_time_and_no_thread_left(checkpoints: Checkpoints, held: 
 def test_the_last_one_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    """Nor is any where the step waits; but two names of one storage are two tensors on disk."""
+    """The last save is not copied, and no save is if the step waits for it. Two names of one storage are two
+    tensors on disk."""
     given, weight = [], torch.ones(4)
     write = safetensors.torch.save_file
 
@@ -185,7 +186,8 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(
 
 @pytest.mark.slow(instead="tests/faults/test_full_disk.py", seconds=2.5)
 def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_path: Path) -> None:
-    """Also where it was the last one, instead of the line that it finished; and the same command goes on."""
+    """This also holds for the last checkpoint: the run prints the error instead of the line that it finished.
+    The same command continues the run."""
     config, log = world.config("dpo", tmp_path), tmp_path / "log"
     (tmp_path / "unbroken").mkdir()
     assert forked(lambda: oat("train", world.config("dpo", tmp_path / "unbroken")), log) == 0
@@ -224,8 +226,8 @@ def test_nothing_saved(checkpoints: Checkpoints) -> None:
 
 
 def test_a_pointer_to_an_older_one_is_followed_aloud(checkpoints: Checkpoints) -> None:
-    """As after a kill between rename and pointer, or when a person turns a run back; one flipped bit may say
-    the same (2 and 3 differ in one)."""
+    """The pointer names an older checkpoint after a kill between rename and pointer, or when a user sets the
+    run back. A flipped bit may have the same effect, since 2 and 3 differ in one bit."""
     save(checkpoints, 2, 3)
     pointer = checkpoints.directory / "latest"
     pointer.write_bytes(bytes([*pointer.read_bytes()[:-2], pointer.read_bytes()[-2] ^ 1, ord("\n")]))
@@ -282,7 +284,7 @@ def test_all_damaged(checkpoints: Checkpoints) -> None:
 
 
 def test_a_state_that_is_nested_too_deep_is_damaged(checkpoints: Checkpoints) -> None:
-    """Also where its manifest agrees with it."""
+    """This also holds if the manifest agrees with the state."""
     save(checkpoints, 1, 2, **{"eval/sampled": 1.0})
     folder, deep = checkpoints.directory / "step_00000002", "[" * 100_000
     (folder / "state.json").write_text(deep)
@@ -321,7 +323,8 @@ def test_leftovers_of_a_killed_save_are_harmless_and_cleaned(checkpoints: Checkp
 def test_a_step_that_is_saved_again_stands_beside_the_first_until_it_verifies(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a kill leaves one of them; the others of that step then go, and what is no checkpoint stays."""
+    """A kill thus leaves one of the two. Afterwards the other checkpoints of the step are removed, and other
+    folders stay."""
     save(checkpoints, 1, 2)
     (checkpoints.directory / "step_of_mine").mkdir()
     both: list[list[str]] = []
@@ -350,7 +353,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_refused_before_the_ledger_is_touched(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Otherwise the version that wrote both could not go on either."""
+    """If the ledger were changed, the version that wrote both could not continue the run either."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2, "evaluation": None})
     assert oat("train", config) == 0
     (state,) = (tmp_path / "dpo" / "checkpoints").glob("step_*/state.json")

@@ -1,4 +1,4 @@
-"""Which checkpoints stay and which go."""
+"""Retention: which checkpoints are kept and which are removed."""
 
 import json
 from pathlib import Path
@@ -31,8 +31,8 @@ def test_the_newest_is_loaded_and_old_ones_go(checkpoints: Checkpoints) -> None:
 
 
 def test_the_best_stay(tmp_path: Path) -> None:
-    """Beside the newest; of equal ones the newer; rows without the metric, or with a value that is no number,
-    are not ranked."""
+    """The best are kept beside the newest. Of equal values the newer one counts as better. Rows without the
+    metric, or with a value that is not finite, have no rank."""
     checkpoints = Checkpoints(tmp_path, every=1, keep_last=1, keep_best=2)
     kept = {}
     for step, value in enumerate([0.5, 0.9, None, 0.2, 0.9, float("nan"), 0.7], start=1):
@@ -46,7 +46,7 @@ def test_the_best_stay(tmp_path: Path) -> None:
 
 
 def test_another_metric_ranks_what_is_there(tmp_path: Path) -> None:
-    """A run that goes on may name another one: every value of the row is kept."""
+    """A continued run may rank by another metric, since every value of the row is stored."""
     save(Checkpoints(tmp_path, every=1, keep_last=9), 1, **{"eval/sampled": 0.9, "eval/greedy": 0.1})
     save(Checkpoints(tmp_path, every=1, keep_last=9), 2, **{"eval/sampled": 0.1, "eval/greedy": 0.9})
     by = {
@@ -59,7 +59,7 @@ def test_another_metric_ranks_what_is_there(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_first_where_they_take_too_much(tmp_path: Path) -> None:
-    """Also the best of them."""
+    """A checkpoint that ranks best may be removed too."""
     save(Checkpoints(tmp_path, every=1, keep_last=9), 1, 2, 3, **{"eval/sampled": 1.0})
     size = sum(file.stat().st_size for file in (tmp_path / "step_00000001").iterdir())
     checkpoints = Checkpoints(tmp_path, every=1, keep_last=9, keep_best=9, max_gb=3.5 * size / 1e9)
@@ -193,7 +193,8 @@ def test_a_run_keeps_its_best_and_exports_it(
 
 
 def test_pruning_never_removes_the_last_good_one(checkpoints: Checkpoints) -> None:
-    """A damaged checkpoint of a later step is no reason to remove the good one that was just written."""
+    """A damaged checkpoint of a later step must not cause the removal of the good one that was just
+    written."""
     strict = Checkpoints(checkpoints.directory, every=1, keep_last=1)
     save(checkpoints, 8, 12)
     (checkpoints.directory / "step_00000012" / "state.json").write_text("{}")

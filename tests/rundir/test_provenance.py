@@ -1,4 +1,5 @@
-"""`environment.json`: with what each row of a run was made, whoever continued it."""
+"""`environment.json`: the software and code that made each row of a run, in each process that continued
+it."""
 
 import json
 import platform
@@ -31,7 +32,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow(instead="test_a_fork_has_its_own", seconds=1.7)
 def test_one_entry_a_process_that_made_rows(world: World, tmp_path: Path) -> None:
-    """Started, killed, continued, continued where there was nothing to do, made longer."""
+    """The run is started, killed, continued, continued without anything to do, and made longer."""
     config = world.config("dpo", tmp_path)
     assert (
         forked(
@@ -95,7 +96,7 @@ def test_a_file_that_is_not_ours_is_left_alone(
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 @pytest.mark.parametrize("imports", [False, True])
 def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, how: str, imports: bool) -> None:
-    """What the rows were made from would be lost in silence: nothing writes it a second time."""
+    """Nothing writes the record of the environment a second time, so without an error it would be lost."""
     modules, file = {"reward.py": "1"}, tmp_path / "environment.json"
     process = Told(file, lambda: {"seed": 0}, {}, lambda: modules)
     process.begin(0)

@@ -1,4 +1,4 @@
-"""`oat.load_run`: what a run left as tables, with pandas and without, also while it is being written."""
+"""`oat.load_run`: the results of a run as tables, with pandas and without, also during the run."""
 
 import json
 import re
@@ -21,8 +21,8 @@ from oat.rundir.rows import read_rows, sound_rows
 
 @pytest.fixture(scope="module")
 def run_dir(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of DPO: four steps of four questions, three evaluations of four prompts, two samples and
-    a greedy response each."""
+    """Return a finished run of DPO: four steps of four questions, and three evaluations of four prompts with
+    two samples and a greedy response."""
     return finished.copy("dpo", tmp_path_factory.mktemp("reading"), {"oracle.repeats": 0})
 
 
@@ -76,7 +76,7 @@ def test_samples_and_evaluations(run_dir: Path, without_pandas: None) -> None:
 
 
 def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
-    """As the ledger itself gives them."""
+    """The table has the questions and answers of the ledger."""
     questions = load_run(run_dir).questions
     rows = [dict(zip(questions, values, strict=True)) for values in zip(*questions.values(), strict=True)]
     assert [row["purpose"] for row in rows].count("train") == 16
@@ -113,8 +113,8 @@ def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
 
 
 def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pandas: None) -> None:
-    """A cut last line, a question without an answer, a writer that holds the ledger; and nothing in the
-    directory changes."""
+    """The last line is cut, a question has no answer, and a writer holds the ledger. Reading changes no file
+    of the directory."""
     (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
     run = load_run(tmp_path)
     assert (run.metrics, run.environment) == ({"step": []}, [])
@@ -190,7 +190,7 @@ def test_damaged_and_deleted_rows_are_warned_of(
     steps: list[int],
     said: str,
 ) -> None:
-    """In tables, in plots and in `oat check`; what is sound is read. A digest of it is one message."""
+    """Tables, plots and `oat check` warn and read the sound rows. `oat digest` ends with one message."""
     shutil.copytree(run_dir, tmp_path / "run")
     damage_metrics(tmp_path / "run", lines)
     with pytest.warns(OatWarning, match=rf"metrics\.jsonl: .*{said}the others are read"):

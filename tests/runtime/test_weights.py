@@ -1,4 +1,4 @@
-"""Weights from the learner to the engine: the proof, the schedule, the copy that a checkpoint keeps."""
+"""Weights from the learner to the engine: the receipt, the schedule, and the copy that a checkpoint keeps."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ def source(world: World) -> Source:
 
 
 def engine_of(world: World, policy: Any) -> TorchEngine:
-    """The sampler has its own copy; the policy's slot shares the learner's."""
+    """Return an engine whose sampler has its own copy, and whose policy slot shares the learner's weights."""
     slots = {"sampler": load_lm(str(world.folder / "model")), "policy": policy}
     return TorchEngine(slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
 
@@ -43,8 +43,8 @@ def sent(source: Source) -> dict[str, int]:
 def test_one_turned_bit_in_the_engines_copy_is_found(
     world: World, source: Source, name: str, place: int, bit: int, figure: Callable[[str], None]
 ) -> None:
-    """The bit turns after the copy; loading a slot's own tensors into it copies nothing, so the second
-    receipt is read from what is held."""
+    """The bit flips after the copy. Loading a slot's own tensors copies nothing, so the second receipt shows
+    what the slot holds."""
 
     class FaultyMemory(TorchEngine):
         def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
@@ -97,8 +97,8 @@ def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: S
 
 
 def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> None:
-    """Between two syncs the sampler holds what the policy was; a restart gives it that, not what the policy
-    is."""
+    """Between two syncs the sampler holds older weights of the policy. A restart restores these, not the
+    policy's present weights."""
     weights = Weights({"sampler": [engine_of(world, source.lm)]}, sync_every=2)
     weights.sync(source, 2)
     at_sync = sent(source)
@@ -130,8 +130,8 @@ def test_without_a_copy_nothing_is_kept(world: World, source: Source) -> None:
 
 @pytest.mark.fault("R2")
 def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    """Two steps, of which the second ends with a sync into faulty memory: exit code 1, one message, and no
-    checkpoint of that step."""
+    """The second of two steps ends with a sync into faulty memory. The run ends with exit code 1 and one
+    message, and the step has no checkpoint."""
     config = world.config(
         "grpo",
         tmp_path,
@@ -168,8 +168,8 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Calla
 @pytest.mark.inventory(96)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) -> None:
-    """sync_every 2, a checkpoint a step: the versions follow the schedule, and a run that is killed at steps
-    1 and 3 goes on bitwise."""
+    """With `sync_every: 2` and a checkpoint per step, versions follow the schedule. Runs that are killed at
+    step 1 or 3 and continued are bitwise the unbroken run."""
     changes = {"learner.sync_every": 2, "checkpoint.every": 1, "stop.max_steps": 5, "evaluation": None}
     config = world.config(algorithm, tmp_path, changes)
 
@@ -196,8 +196,8 @@ def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) 
 
 
 def test_old_log_probabilities_of_a_lagging_sampler_are_computed_again(world: World, tmp_path: Path) -> None:
-    """At even steps the sampler holds the policy's weights and the recorded ones serve; at odd steps it
-    lags."""
+    """At even steps the sampler holds the policy's weights, and the recorded log-probabilities are used. At
+    odd steps the sampler lags behind."""
     assert (
         oat("train", world.config("grpo", tmp_path, {"learner.sync_every": 2, "learner.learning_rate": 0.02}))
         == 0

@@ -1,4 +1,4 @@
-"""`check_algorithm` passes every algorithm of ours, and finds what is wrong with others."""
+"""`check_algorithm` passes every algorithm of `oat`, and finds the faults of others."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,7 +67,7 @@ PROTOCOL = Path(__file__).parents[1] / "protocol"
 @pytest.mark.sample("dpo", "kto", "sft", "grpo", "reward_model", seconds=9.2)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ours_pass(name: str) -> None:
-    """As they are; what a configuration fills in (`max_length` of dr_grpo) is filled in here."""
+    """The algorithms have their defaults. `max_length` of dr_grpo has none and is set here."""
     check_algorithm(ALGORITHMS[name])
 
 
@@ -97,14 +97,14 @@ def test_ours_pass_with_options(name: str, options: dict[str, Any]) -> None:
 
 
 class Forgetful(DPO):
-    """Says that it learns again, and does not."""
+    """Declares that it learns from older feedback, and does not."""
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         return super().prepare(replace(feedback, older=()), forward, generator)
 
 
 class Inflated(DPO):
-    """Counts what it learns again as the step's own."""
+    """Counts older feedback as the step's own."""
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         batch = super().prepare(feedback, forward, generator)

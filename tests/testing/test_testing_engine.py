@@ -1,5 +1,5 @@
-"""`FakeEngine` in the place of a real engine: the actor cannot tell, and an environment of one's own is
-played without a model."""
+"""`FakeEngine` instead of a real engine: the actor works as usual, and a user's environment is played without
+a model."""
 
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def test_an_environment_is_played_without_a_model() -> None:
     [("2", 1.0, ""), ("13", 1.0, "+"), ("32", 0.0, "-"), ("11", 0.0, "+"), (".2", 0.0, "?")],
 )
 def test_the_environment_of_the_examples(guesses: str, reward: float, read: str) -> None:
-    """The secret is 2 where it is guessed at once, then 3, then 1."""
+    """The secret number is 2 in the case of a right first guess, then 3, then 1."""
     environment = load_symbol(f"{Path(__file__).parents[2] / 'examples' / '05_environment.py'}:HigherLower")()
     secret = {"2": 2, "13": 3, "32": 1, "11": 3, ".2": 1}[guesses]
     state, said = (

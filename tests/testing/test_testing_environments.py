@@ -1,4 +1,4 @@
-"""`check_environment` passes the environments there are, and finds what is wrong with others."""
+"""`check_environment` passes the environments of `oat`, and finds the faults of others."""
 
 import itertools
 import random
@@ -31,7 +31,7 @@ def test_those_there_are_pass(name: str, record: dict[str, Any]) -> None:
 
 
 class Counting:
-    """Three turns with a number drawn for the episode, but for what subclasses do."""
+    """An environment of three turns with a number drawn per episode. Subclasses add a fault."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Any:
         return {
@@ -169,7 +169,7 @@ class Counter(Counting):
 
 
 class Remembers(Counting):
-    """Has the episode in the object, which several share."""
+    """Keeps the episode in the object, which several episodes share."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Any:
         state = super().reset(prompt, generator)
@@ -181,7 +181,7 @@ class Remembers(Counting):
 
 
 class Unequal(Counting):
-    """Ends an episode sooner when another runs."""
+    """Ends an episode earlier if another one runs."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -273,7 +273,7 @@ def test_what_is_wrong_is_said(environment: type, said: str) -> None:
 
 
 class Reader(Counting):
-    """Reads a conversation, and a column of it."""
+    """Checks that it gets a conversation with a column."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Any:
         assert [message.role for message in prompt.messages] == ["system", "user"]

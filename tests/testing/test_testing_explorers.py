@@ -1,4 +1,4 @@
-"""`check_explorer` passes the explorers there are, and finds what is wrong with others."""
+"""`check_explorer` passes the explorers of `oat`, and finds the faults of others."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ def test_those_of_the_protocol_tests_pass(name: str) -> None:
 
 
 class Broken(NoExploration):
-    """Compares the first two responses, but for what subclasses do."""
+    """Compares the first two responses. Subclasses add a fault."""
 
     def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
         return [
@@ -186,7 +186,7 @@ def test_what_is_wrong_is_said(explorer: type, said: str) -> None:
 @dataclass(frozen=True)
 class PickyConfig:
     count: int
-    """Responses."""
+    """Number of responses."""
     names: tuple[str, ...] = field(default=())
     """Unused here."""
 

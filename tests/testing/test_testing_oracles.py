@@ -1,5 +1,5 @@
-"""`check_oracle` passes every oracle of ours, and finds what is wrong with others; `FakeOracle` answers as
-its script says."""
+"""`check_oracle` passes every oracle of `oat`, and finds the faults of others. `FakeOracle` answers by its
+script."""
 
 import itertools
 import random
@@ -67,7 +67,7 @@ def test_every_oracle_with_options_passes(name: str) -> None:
 
 
 def test_a_mixture_with_scales_passes() -> None:
-    """It says that it is no function of the question."""
+    """The mixture declares that its answer depends on more than the question."""
     check_oracle(
         "mixture", reference="4", options={"sources": [{"name": "length", "target": 9, "normalise": "group"}]}
     )
@@ -105,7 +105,7 @@ def test_an_oracle_that_says_it_is_no_function_of_the_question_passes() -> None:
 
 
 class Broken(FakeOracle):
-    """Scores by length, but for what subclasses do."""
+    """Scores by length. Subclasses add a fault."""
 
     def __init__(self, **settings: Any):
         super().__init__(lambda question: [float(len(text)) for text in question.candidates], **settings)
@@ -167,7 +167,7 @@ class Random(Broken):
 
 
 class Ranked(Broken):
-    """The rank among the candidates of the question."""
+    """Scores by rank among the candidates of the question."""
 
     def spoilt(self, answer: Answer) -> Answer:
         return replace(
@@ -176,7 +176,7 @@ class Ranked(Broken):
 
 
 class Tired(Broken):
-    """Worth less in a later place of a submission."""
+    """Lowers the score by the place of the question in the submission."""
 
     def collect(self, tickets: Any, seconds: float) -> list:
         found = super().collect(tickets, seconds)
@@ -194,7 +194,7 @@ class Curious(Broken):
 
 
 class Tidy(Broken):
-    """Sorts the list of questions, and takes tickets from the list as it answers."""
+    """Sorts the list of questions that it gets, and removes answered tickets from the list."""
 
     def submit(self, questions: Any) -> list[str]:
         questions.sort(key=lambda question: -question.key.occurrence)
@@ -219,7 +219,7 @@ class Repeating(Broken):
 
 
 class Eager(Broken):
-    """Answers what it was not asked for now."""
+    """Answers all open questions, also those that the call does not ask for."""
 
     def collect(self, tickets: Any, seconds: float) -> list:
         return super().collect(list(self._open), seconds)
@@ -364,7 +364,7 @@ def test_a_function_that_changes_its_arguments_is_found() -> None:
 
 
 def replies_in_place(prompts: list, completions: list) -> list[float]:
-    """Of chats, whose completions are lists of messages."""
+    """Score chats, whose completions are lists of messages, and change the messages."""
     for (message,) in completions:
         message["content"] = message["content"].lower() + "."
     return [float(len(message["content"])) for (message,) in completions]
@@ -419,8 +419,8 @@ def test_a_fake_oracle_is_late_out_of_order_and_silent_as_scripted() -> None:
 
 
 def test_a_ledger_settles_with_a_fake_oracle(tmp_path: Path) -> None:
-    """What is late is waited for, what never comes has failed after its deadline, and the order of answers is
-    not that of learning."""
+    """The ledger waits for a late answer. A question without an answer fails after its deadline. The order of
+    answers is not the order of learning."""
     from numpy.random import default_rng
 
     groups = [make_group(n, {"sampler": 2}, default_rng(n)) for n in range(4)]

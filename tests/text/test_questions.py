@@ -1,5 +1,5 @@
-"""Forms of questions: what a rendered prompt looks like, that every example is right by our own rules, and
-that a run uses them."""
+"""Forms of questions: the rendered prompt, examples that are right by the project's own rules, and runs that
+use them."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("example", FORMS["gsm8k"].examples, ids=lambda example: example.answer)
 def test_examples_of_gsm8k(example) -> None:
-    """The rules find the answer, and every equation in what is worked out holds."""
+    """The rules find the answer, and every equation in the worked solution is right."""
     assert (
         gsm8k(["p"], [example.worked], [example.answer])
         == gsm8k_marked(["p"], [example.worked], [example.answer])

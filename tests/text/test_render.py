@@ -1,4 +1,4 @@
-"""The renderer, on real tokenizers that were saved and loaded from disk."""
+"""The renderer, on real tokenizers that were saved to disk and loaded."""
 
 import re
 import warnings
@@ -48,7 +48,7 @@ LLAMA = (
 
 @pytest.fixture(scope="module")
 def framed(tmp_path_factory):
-    """A tokenizer that adds a beginning and an end of text on its own."""
+    """Return a tokenizer that adds its own beginning and end of text."""
     return save_byte_level(tmp_path_factory.mktemp("framed"), bos_token="<s>", post="<s> $A <|endoftext|>")
 
 
@@ -366,7 +366,7 @@ def test_the_template_that_the_page_shows(tokenizer, world: World, tmp_path):
 
 
 def test_tokens_that_a_template_makes_of_roles_are_escaped(tmp_path):
-    """As Phi 3 does: no token of a role stands in the template's text."""
+    """The template of Phi 3 makes role tokens from role names, so its text contains none of these tokens."""
     roles = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool")]
     template = (
         "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token }}{% endfor %}"

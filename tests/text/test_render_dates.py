@@ -1,4 +1,4 @@
-"""The date that a template writes, and which templates can be had."""
+"""The date that a template writes, and the templates that can be chosen."""
 
 import datetime
 import re
@@ -85,7 +85,7 @@ def test_dates_that_cannot_be(tokenizer, tmp_path):
 
 
 def dated_config(world: World, folder, **changes):
-    """Of a run whose prompts begin with the day."""
+    """Return the configuration of a run whose prompts begin with the date."""
     folder.mkdir(exist_ok=True)
     template = folder.parent / "chat.jinja"
     template.write_text(

@@ -1,4 +1,5 @@
-"""`tracking.sinks`: each row of a run once, in a process that may do what it likes, without a secret."""
+"""`tracking.sinks`: a sink gets each row of a run once, in a process of its own that may fail in any way, and
+gets no secret."""
 
 import json
 import re
@@ -38,7 +39,8 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def are_its_rows(found: list[dict[str, Any]], run_dir: Path) -> bool:
-    """Each once, in order; steps that were done again after a kill may have taken other seconds."""
+    """Return True if the sink has each row of the run once and in order. Steps that were repeated after a
+    kill may have other seconds."""
     own, expected = [record for record in found if "step" in record], rows_of(run_dir)
     assert [record["step"] for record in own] == [row["step"] for row in expected]
     for record, row in zip(own, expected, strict=True):
@@ -117,8 +119,8 @@ def test_each_row_once_over_a_kill_and_a_fork_begins_its_own(
 
 
 def test_a_sink_that_comes_late_has_all_rows_and_one_that_was_away_what_it_missed(tmp_path: Path) -> None:
-    """Lives of two steps each: without the sink, with it, without it, with it and texts, and with another
-    place."""
+    """Each process of the run makes two steps. The first has no sink, the second has it, the third has none,
+    the fourth has it with texts, and the fifth has it with another place."""
     lives: list[SinkProcess | None] = [
         None,
         process(tmp_path),
@@ -167,7 +169,7 @@ def test_a_sink_that_comes_late_has_all_rows_and_one_that_was_away_what_it_misse
 
 @pytest.mark.slow(instead="test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing", seconds=1.9)
 def test_no_way_to_fail_touches_training(world: World, tmp_path: Path) -> None:
-    """Three sinks at once: the run ends as one without them, bitwise, and each is told of once."""
+    """Three sinks fail at once. The run ends bitwise like a run without them, and warns once of each."""
     plain = world.config("grpo", tmp_path)
     run_dir = tmp_path / "with"
     log = tmp_path / "log"
@@ -253,7 +255,7 @@ def test_every_way_at_every_moment_is_told_of_once_and_leaves_nothing(
 
 
 def seen(folder: Path, file: str) -> set[Any]:
-    """The steps, and whether there is a configuration."""
+    """Return the steps that a sink got, and the kinds of its other records, such as "config"."""
     records = written(folder, file) if (folder / file).exists() else []
     return {
         record["step"] if "step" in record else next(iter(record.keys() & {"config", "closed"}))
@@ -262,7 +264,7 @@ def seen(folder: Path, file: str) -> set[Any]:
 
 
 def test_a_marked_process_is_found(tmp_path: Path) -> None:
-    """Also one that has left the session, and whose parent has gone."""
+    """The process is also found if it has left the session and its parent has ended."""
     sink = process(tmp_path, fails="hangs deaf", at="open", wait_s=0.0)
     sink.open(0)
     deadline = time.monotonic() + 30
@@ -297,7 +299,8 @@ def test_a_sink_that_hangs_is_given_up_when_too_much_waits(
 
 
 def test_a_hang_holds_up_no_row(tmp_path: Path) -> None:
-    """4 MB, which no pipe takes: handing over a row takes microseconds, and not the time of the sink."""
+    """The rows are 4 MB, more than a pipe holds. Handing over a row takes microseconds, whatever the sink
+    does."""
     sink = process(tmp_path, fails="hangs", at="open", wait_s=0.0)
     sink.open(0)
     begin = time.monotonic()
@@ -309,7 +312,8 @@ def test_a_hang_holds_up_no_row(tmp_path: Path) -> None:
 
 
 def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
-    """Training was killed, and its sink still takes rows: the next one begins when that has closed."""
+    """Training was killed while its sink still takes rows. The next sink begins when the first one has
+    closed."""
     (tmp_path / "slow.py").write_text(
         OWN.read_text()
         + (
@@ -342,7 +346,7 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     instead="tests/build/test_places.py::test_a_run_directory_moves_between_two_lives", seconds=1.2
 )
 def test_a_run_directory_may_be_moved(world: World, tmp_path: Path) -> None:
-    """What a sink keeps goes with it."""
+    """The state of a sink moves with the run directory."""
     config, log = (
         world.config("grpo", tmp_path, {"tracking.sinks": [own()], "stop.max_steps": 2, "evaluation": None}),
         tmp_path / "log",

@@ -1,4 +1,4 @@
-"""What no sink gets, and what a configuration of sinks may say."""
+"""The values that no sink gets, and the mistakes in a configuration of sinks."""
 
 import importlib.util
 import json
@@ -111,7 +111,7 @@ def test_what_is_called_shortly_is_a_secret(field: str) -> None:
     ],
 )
 def test_a_key_is_known_from_its_form(key: str) -> None:
-    """Also in a field of any name, and in a text of which no configuration knows."""
+    """A key is hidden in a field of any name, and in a text that is in no configuration."""
     hider = Hider({"oracle": {"openai_key": key, "reference_key": "solution"}})
     assert hider.tree == {"oracle": {"openai_key": "***", "reference_key": "solution"}}
     assert hider.text(f"refused {key}, sent as Bearer abc.def-1") == "refused ***, sent as Bearer ***"

@@ -27,7 +27,8 @@ Points = Callable[[Path], dict[tuple[str, int], list[float]]]
 
 @pytest.fixture
 def points() -> Points:
-    """By name and step, every value that stands in any file of a run: no later one hides an earlier one."""
+    """Return a function that reads every value of all files of a run, by name and step. A later value hides
+    no earlier one."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     def read(run_dir: Path) -> dict[tuple[str, int], list[float]]:
@@ -65,7 +66,7 @@ def are_its_rows(found: dict[tuple[str, int], list[float]], run_dir: Path) -> bo
 )
 @needs_library
 def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points) -> None:
-    """Killed behind a checkpoint, continued, made longer."""
+    """The run is killed after a checkpoint, continued, and made longer."""
     config, run_dir = world.config("grpo", tmp_path, ON), tmp_path / "grpo"
     assert (
         forked(
@@ -102,7 +103,7 @@ def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, po
 )
 @needs_library
 def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path, points: Points) -> None:
-    """Where the folder is a link to another disk."""
+    """The folder is a link to another disk."""
     config = world.config("dpo", tmp_path, {**ON, "stop.max_steps": 2})
     run_dir = tmp_path / "dpo"
     elsewhere = tmp_path / "elsewhere"
@@ -116,7 +117,7 @@ def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path
 
 @needs_library
 def test_times_of_kept_rows_go_on_from_each_other(tmp_path: Path) -> None:
-    """Three rows of an earlier process, and one of this."""
+    """Three rows are of an earlier process, and one is of this process."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     rows = [{"step": step, "a": 1.0, "time/step_s": 100.0} for step in range(3)]

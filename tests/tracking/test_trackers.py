@@ -1,5 +1,5 @@
-"""Weights & Biases and MLflow by their own libraries, in an environment that has them (`make test-slow` makes
-it): what they wrote, read back."""
+"""Weights & Biases and MLflow with their own libraries, in an environment that `make test-slow` makes: the
+files that they wrote are read back."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ from oat.metrics import repeatable
 from oat.tracking.leftovers import VARIABLE
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
-"""Of the form that wandb's keys have."""
+"""A made-up key in the form of wandb's keys."""
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason=NO_WANDB)
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason=NO_MLFLOW)
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What reaches a proxy that every library is told to use, and that never answers."""
+    """Yield the bytes that reach a proxy. All libraries are told to use this proxy, and it never answers."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -55,7 +55,8 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 
 def killed_continued_and_forked(world: World, folder: Path, sinks: list[Any]) -> tuple[Path, Path]:
-    """A run that was killed behind its first checkpoint, continued, and made longer; and a fork of it."""
+    """Return two run directories: a run that was killed after its first checkpoint, continued and made
+    longer, and a fork of it."""
     config = world.config("grpo", folder, {"tracking.sinks": sinks})
     run_dir = folder / "grpo"
     log = folder / "log"
@@ -75,7 +76,7 @@ def killed_continued_and_forked(world: World, folder: Path, sinks: list[Any]) ->
 
 
 def nothing_is_left() -> None:
-    """Of all sinks, wherever they are: within a moment, since the library's own process notices by itself
+    """Check that no process of a sink remains within ten seconds. The library's own process notices by itself
     that training was killed."""
     deadline = time.monotonic() + 10
     while (left := processes()) and time.monotonic() < deadline:
@@ -109,8 +110,8 @@ def has_nowhere(run_dir: Path, *secrets: str) -> bool:
 
 
 def log_records(log: bytes) -> Iterator[bytes]:
-    """The records of a file of wandb: a log as LevelDB has it, in blocks of 32 KiB, behind a head of 7 bytes.
-    What was cut off is left out."""
+    """Yield the records of a file of wandb. It is a LevelDB log in blocks of 32 KiB, after a head of 7 bytes.
+    A record that was cut off is left out."""
     block = 2**15
     place = 7
     parts = list[bytes]()
@@ -127,7 +128,7 @@ def log_records(log: bytes) -> Iterator[bytes]:
 
 
 def wandb_records(run_dir: Path) -> tuple[set[str], dict[str, Any], dict[int, list[dict[str, Any]]]]:
-    """The ids, the configuration, and by step what was logged, of all offline files of a run."""
+    """Return the ids, the configuration, and the logged values by step, from all offline files of a run."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     ids = set[str]()
@@ -196,7 +197,7 @@ def test_wandb_has_texts_where_they_are_asked_for(world: World, tmp_path: Path) 
 def test_wandb_online_that_nobody_answers_holds_up_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]
 ) -> None:
-    """Also shows that the listener of the test of offline files hears what is sent."""
+    """The listener also hears what is sent. This shows that the test of offline files could hear it too."""
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.invalid")
     config, log = world.config("grpo", tmp_path), tmp_path / "log"
@@ -219,7 +220,7 @@ def test_wandb_online_that_nobody_answers_holds_up_nothing(
 
 @needs_wandb
 def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path) -> None:
-    """Its own processes too, as when a machine is lost: no row stands twice."""
+    """Wandb's own processes are killed too, as when a machine is lost. No row is logged twice."""
     config = world.config("grpo", tmp_path, {"tracking.sinks": [{"name": "wandb", "wait_s": 120}]})
     run_dir = tmp_path / "grpo"
     log = tmp_path / "log"
@@ -316,7 +317,7 @@ def test_mlflow_in_the_run_directory(
 
 
 def read_mlflow(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
-    """The one run that lies there."""
+    """Return the only run in the folder of MLflow."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
 

@@ -1,4 +1,4 @@
-"""The two streams of a run: cut back to the cursor, each row once, whatever stands in the texts."""
+"""The two files of rows of a run are cut back to the cursor and have each row once, for any text in them."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from oat.tracking.files import MAX_COLUMN, Tracking, step_line
 from oat.types import Answer, Feedback, Item
 
 ODD = 'a\u2028b\u0085c\x0bd\x1ce\r\n"ü😀'
-"""Python's `splitlines` breaks a text at seven more characters than "\\n"."""
+"""A text with characters at which Python's `splitlines` breaks; there are seven besides "\\n"."""
 
 
 def feedback(step: int, *texts: str) -> Feedback:
@@ -33,7 +33,7 @@ def feedback(step: int, *texts: str) -> Feedback:
 
 @pytest.fixture(scope="module")
 def whole(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps with checkpoints of the second and the last."""
+    """Return a run of four steps with checkpoints of the second and the last step."""
     return finished.copy("grpo", tmp_path_factory.mktemp("finished"), {"evaluation": None})
 
 
@@ -77,7 +77,7 @@ def test_no_samples_when_none_are_wanted(tmp_path: Path) -> None:
 
 
 def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: Path) -> None:
-    """As they stand in the data; what is long is cut, and the row stays small."""
+    """The columns are as in the data. Long values are cut, so that the row stays small."""
     columns = {
         "level": 3,
         "tests": ["a", {"b": None}],
@@ -124,7 +124,7 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
-    """A crash may leave any beginning of a line, half a character too."""
+    """A crash may leave any beginning of a line, even a part of a character."""
     written(tmp_path, range(3), samples=1).close()
     path = tmp_path / "samples.jsonl"
     *_, last = path.read_bytes().split(b"\n")[:-1]
@@ -191,7 +191,7 @@ def test_rows_that_are_lost_between_two_lives_are_named(
     said: str,
     left: list[int],
 ) -> None:
-    """Those before the checkpoint that a run goes on from; those behind it are made again."""
+    """Missing rows before the checkpoint are named. Rows after the checkpoint are made again."""
     run_dir = tmp_path / "grpo"
     shutil.copytree(whole, run_dir)
     (run_dir / "checkpoints" / "latest").write_text("step_00000002\n")
@@ -221,7 +221,7 @@ def test_rows_that_are_lost_between_two_lives_are_named(
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_replaced: bool) -> None:
-    """Rows would be written where nobody finds them."""
+    """Later rows would be written to a file that nobody finds."""
     tracking = written(tmp_path, range(2))
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).rename(tmp_path / "other")
