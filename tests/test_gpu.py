@@ -176,7 +176,8 @@ def test_gradients_in_bfloat16_are_near_those_of_a_cpu(smooth: Path, name: str, 
 
 
 def test_a_state_goes_from_device_to_device(smooth: Path) -> None:
-    """The state includes AdamW's moments, so later updates are the same."""
+    """A learner's state is moved between the GPU and the CPU, AdamW's moments included. Later updates are the
+    same."""
     one = learner_on(CUDA, smooth)
     update(one, "dpo")
     state = {
@@ -269,7 +270,8 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 def test_a_whole_run(
     world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run learns, is continued, evaluated and exported. Its weights can be read without a device."""
+    """A run on the GPU learns, is continued, evaluated and exported. Its weights can be read without a
+    GPU."""
     rate = {"learner.learning_rate": 0.03 if "model.lora" in changes else 0.01, "algorithm.prompts": 8}
     steps = {
         "stop.max_steps": 10,

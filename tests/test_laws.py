@@ -230,7 +230,8 @@ def test_the_table_has_no_circle() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Imports within functions count too. An `__init__.py` may re-export names of its own package."""
+    """No files import each other in a circle; imports within functions count too. An `__init__.py` may
+    re-export names of its own package."""
     files = {name_of(file): file for file in FILES if file.name != "__init__.py"}
     assert circle({name: imports(file) & files.keys() - {name} for name, file in files.items()}) == []
 
@@ -321,7 +322,8 @@ def test_heavy_libraries_are_imported_in_one_place_each_and_inside_functions(
     ["oat", "oat.types", "oat.errors", "oat.config.load", "oat.cli", "oat.wire", "oat.seeds", "oat.metrics"],
 )
 def test_light_modules_reach_neither_torch_nor_transformers(name: str) -> None:
-    """No chain of imports at import time leads to them. tests/cli/test_cli.py asks Python itself."""
+    """No chain of imports at import time leads from a light module to torch or transformers.
+    tests/cli/test_cli.py asks Python itself."""
     by_name = {name_of(file): file for file in FILES}
     reached, waiting = set(), [name]
     while waiting:
@@ -349,7 +351,7 @@ def test_tests_mirror_the_packages() -> None:
 
 
 def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
-    """By default pytest skips folders called `build`."""
+    """Pytest's settings exclude no test folder. By default pytest skips folders called `build`."""
     passed_over = [
         str(file.relative_to(TESTS))
         for file in TESTS.rglob("test_*.py")

@@ -92,7 +92,8 @@ def test_what_was_given_must_be_the_same_when_it_goes_on(world: World, tmp_path:
 
 
 def test_a_first_mistake_in_the_records_does_not_lock_the_directory(world: World, tmp_path: Path) -> None:
-    """No run began, so the corrected lines can begin one in the same directory."""
+    """The first attempt fails at a wrong record, so no run began. The corrected lines begin a run in the same
+    directory."""
     good = [{"prompt": f"{number}+1=", "answer": number} for number in range(8)]
     bad = [*good, {"prompt": "1+1=", "answer": [{"deep": None}]}]
     prompts = {"reference_key": "answer"}
@@ -172,7 +173,8 @@ def test_such_records_are_left_out_where_malformed_ones_are(world: World, tmp_pa
 
 
 def test_what_trl_takes_and_a_run_does_not(world: World, tmp_path: Path) -> None:
-    """TRL accepts lists of texts as prompts. Here such texts are names of sources."""
+    """TRL accepts lists of texts as prompts. Here such texts are names of sources, and the error explains
+    it."""
     for prompts in (["1+1="], {"path": ["1+1=", "2+2="]}):
         with pytest.raises(
             DataError, match=r'got the text \'1\+1=\'; give prompts as records, \{"prompt": "1\+1="\}'
@@ -183,7 +185,7 @@ def test_what_trl_takes_and_a_run_does_not(world: World, tmp_path: Path) -> None
 
 
 def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The defaults are complete: one pass over the prompts, in runs/grpo."""
+    """A trainer with few arguments works by its defaults: one pass over the prompts, in runs/grpo."""
     monkeypatch.chdir(tmp_path)
     records = [{"prompt": f"{number}+1="} for number in range(9)]
     trainer = Trainer(
@@ -225,7 +227,8 @@ def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
 def test_a_finished_run_says_so_and_how_to_go_on(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One run ended by its steps, which can be raised, and one by its prompts, which cannot."""
+    """Calling a finished run prints why it ended and how to continue it. One run ended by its steps, which
+    can be raised, and one by its prompts, which cannot."""
     runs = {
         "steps": {"stop": {"max_steps": 2}},
         "prompts": {"stop": {}, "prompts": [{"prompt": "1+1="}] * 8, "evaluation": None},

@@ -40,7 +40,8 @@ def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Trainer, tmp_path
 
 
 def test_a_fork_goes_its_own_way_and_the_same_lines_go_on(parent: Trainer, tmp_path: Path) -> None:
-    """The section's other fields stay as they were. Held-out records are given as objects."""
+    """A fork changes fields of some sections; the other fields of these sections stay. The same lines
+    continue it."""
     changes: dict[str, Any] = {
         "learner": {"learning_rate": 0.1},
         "stop": {"max_steps": 6},

@@ -50,8 +50,8 @@ def slow_total(
 @pytest.mark.inventory(3, 4, 5, 6, 7, 8, 9, 10, 11)
 @pytest.mark.parametrize("name", SLOW)
 def test_loss_and_gradient_are_those_of_plain_python(name: str) -> None:
-    """The gradient is compared with central differences, in float64. The entropy gets no gradient: see
-    `bnf_scores`."""
+    """The loss equals plain Python's, and the gradient equals central differences in float64. The entropy
+    gets no gradient: see `bnf_scores`."""
     algorithm, _ = SLOW[name]
     batch, view, found = prepared(
         algorithm, item(0, WINNER), item(1, LOSER[::-1], label=1), item(2, ("abc", "abc"), None, "tie")
@@ -105,8 +105,8 @@ def test_a_term_does_not_depend_on_other_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_descent_raises_chosen_and_lowers_rejected_tokens(name: str) -> None:
-    """Responses have one token, and policy and reference agree. There, `apo_down` does not change the chosen
-    token."""
+    """A step down the gradient raises the chosen response and lowers the rejected one. Each has one token,
+    and policy and reference agree. Only `apo_down` does not change the chosen response there."""
     algorithm, _ = SLOW[name]
     batch, view, _ = prepared(algorithm, item(0, ("a", "b")))
     raw = (

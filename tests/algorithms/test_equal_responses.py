@@ -133,7 +133,7 @@ def exported(run: Path, out: Path, layout: str = "preference") -> list[dict[str,
 def test_recorded_responses_are_exported_whole(
     trained: Callable[..., tuple[Path, oat.Trainer]], tmp_path: Path
 ) -> None:
-    """The exported records are the data again, and a run can train on them."""
+    """A run on recorded pairs exports records that equal its data. Another run can train on them."""
     records = [
         {"prompt": [asked(f"{number}+1=")], "chosen": c, "rejected": r}
         for number, (c, r) in enumerate(PAIRS.values())

@@ -49,7 +49,8 @@ def test_a_killed_run_has_the_coefficient_of_the_unbroken_one(world: World, tmp_
 
 
 def test_over_the_wire_the_learner_gets_the_coefficient_with_the_batch(world: World, tmp_path: Path) -> None:
-    """Over the wire, the learner's objective is a copy of the one that adapts the coefficient."""
+    """Over the wire, the learner's objective is a copy, and the original adapts the KL coefficient. The run
+    must equal the run without the wire."""
     config = world.config("grpo", tmp_path, {**ADAPTS, "algorithm.kl_target": 1e-3})
     for name, flags in (("plain", ()), ("wire", ("--compute.serialise", "true"))):
         assert oat("train", config, "--run_dir", tmp_path / name, *flags) == 0

@@ -141,7 +141,8 @@ def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> N
 
 
 def test_an_online_run_learns_from_whoever_compares(world: World, tmp_path: Path) -> None:
-    """The policy answers the prompts and does not change."""
+    """An online run trains a reward model on compared responses of the policy. The policy itself does not
+    change."""
     changes = {
         "evaluation": None,
         "algorithm": {"name": "reward_model", "prompts": 4, "samples": 2},
@@ -158,7 +159,7 @@ def test_an_online_run_learns_from_whoever_compares(world: World, tmp_path: Path
 
 
 def test_pairs_of_a_ledger_are_learned_again(world: World, tmp_path: Path) -> None:
-    """The exported questions and answers of a dpo run are a preference dataset."""
+    """A run trains a reward model on the exported questions and answers of a dpo run."""
     assert oat("train", world.config("dpo", tmp_path, {"evaluation": None})) == 0
     assert oat("ledger", tmp_path / "dpo", "--export", tmp_path / "answers.jsonl") == 0
     changes = {

@@ -263,7 +263,8 @@ def test_samples_of_the_start_are_learned_once_each(world: World, tmp_path: Path
 
 @pytest.mark.inventory(15)
 def test_a_run_goes_on_after_steps_without_a_good_response(world: World, tmp_path: Path) -> None:
-    """No response reaches the threshold of 99. The weights stay, and every step has its row."""
+    """No response reaches the threshold of 99. The run ends normally with a row per step, and the weights
+    stay the same."""
     assert oat("train", world.config("sft", tmp_path, {"algorithm.threshold": 99.0, "evaluation": None})) == 0
     rows = rows_of(tmp_path / "sft")[1:]
     assert [row["rows/trained"] for row in rows] == [0.0] * 4

@@ -141,7 +141,8 @@ def test_ties_in_micro_batches(size: int) -> None:
 
 @pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
 def test_one_half_is_a_tie_however_labels_are_made(world: World, tmp_path: Path, labels: str) -> None:
-    """A function that compares can report a tie only as 0.5."""
+    """A comparing function returns 0.5, its only way to report a tie. The answer counts as a tie for every
+    setting of `oracle.labels`."""
     (tmp_path / "even.py").write_text(
         "def even(prompts, first, second, **columns):\n    return [0.5 for _ in prompts]\n", encoding="utf-8"
     )

@@ -134,7 +134,8 @@ def method(name: str, file: str) -> Any:
 
 
 def test_loss_of_the_orpo_trainer() -> None:
-    """TRL's term is maximised and ours is minimised; the weight is the caller's."""
+    """The ORPO term equals TRL's with the opposite sign, since TRL maximises it. The weight of the term is
+    the caller's."""
     settings = SimpleNamespace(beta=1.0, accelerator=SimpleNamespace(device="cpu"))
     found = method("odds_ratio_loss", "experimental/orpo/orpo_trainer.py")(
         settings, CHOSEN / 20, REJECTED / 20

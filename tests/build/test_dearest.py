@@ -169,7 +169,8 @@ def test_recorded_responses_are_as_they_are(
 
 
 def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None:
-    """No question about random responses of up to four tokens may cost more than the printed limit."""
+    """No question to a judge about random responses of up to four tokens costs more than the limit that `oat
+    check` prints."""
     options = {
         "name": "judge",
         "model": "m",

@@ -39,7 +39,7 @@ def test_the_engine_computes_on_the_threads_of_the_run(
 
 
 def test_a_run_that_was_begun_before_keeps_its_number(world: World, tmp_path: Path) -> None:
-    """A run continues with the number of threads that it measured at its start."""
+    """A continued run uses the number of threads that it measured at its start."""
     config, stored = (
         world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None}),
         tmp_path / "grpo" / "config.yaml",

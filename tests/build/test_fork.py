@@ -53,7 +53,7 @@ def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: P
 def test_a_fork_goes_its_own_way_from_there_on(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fork has another learning rate and twice the prompts. The same command continues it."""
+    """A fork has another learning rate and twice the prompts. The same command continues it."""
     flags = ("--learner.learning_rate", "0.1", "--algorithm.prompts", "8", "--stop.max_steps", "8")
     assert fork(parent, tmp_path / "fork", "", *flags) == 0
     old, new = rows(parent / "grpo"), rows(tmp_path / "fork")
@@ -202,7 +202,7 @@ def test_the_plan_of_a_fork_counts_from_where_it_begins(
 
 
 def test_what_a_fork_says_of_itself_may_be_damaged(parent: Path, tmp_path: Path) -> None:
-    """If fork.json is damaged, the run counts its steps from 0."""
+    """If the file fork.json of a fork is damaged, the fork counts its steps from 0."""
     shutil.copytree(parent / "grpo", tmp_path / "run")
     (tmp_path / "run" / "environment.json").unlink()
     for text in ("[" * 100_000, "[]", "{"):

@@ -253,7 +253,8 @@ def test_a_field_that_may_change(
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: Path, field: str) -> None:
-    """The field is refused before its value is checked and before any file is made."""
+    """A fork that changes the field is refused, before the new value is checked and before any file is
+    made."""
     config = parents("grpo")
     begun = resolve(*load_config(config))
     tree = dump(begun.config)
@@ -271,7 +272,7 @@ def test_a_field_that_may_not_change(parents: Callable[[str], Path], tmp_path: P
 @pytest.mark.sample("True-False", seconds=0.6)
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_whole_evaluation_may_come_or_go(world: World, tmp_path: Path, before: bool, after: bool) -> None:
-    """An evaluation that a fork adds is due at once."""
+    """A fork may add or remove the evaluation. An added evaluation is due at once."""
     (tmp_path / "after").mkdir()
     for folder, has_one in ((tmp_path, before), (tmp_path / "after", after)):
         config = world.config("grpo", folder, {} if has_one else {"evaluation": None})

@@ -249,7 +249,8 @@ def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows
 
 @pytest.mark.slow(instead="test_a_change_of_model_or_text_is_refused_by_file_and_field", seconds=1.5)
 def test_the_start_may_go_where_nobody_reads_it_any_more(world: World, tmp_path: Path) -> None:
-    """Without a reference, the checkpoint has every weight of the run. The start model may then change."""
+    """The start model of a run without a reference may change after the first checkpoint, since the
+    checkpoint has every weight."""
     folder = make(world, tmp_path, "grpo")
     assert run(folder, "train", "run.yaml")[0] == 0
     other_weights(folder / "model")

@@ -170,7 +170,8 @@ def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="test_a_changed_reward_goes_on_only_when_that_is_accepted", seconds=2.0)
 def test_own_code_and_held_out_data_are_warned_of(copy: Path) -> None:
-    """The first answer imports the helper, long after the run was opened."""
+    """A continued run warns if a module of the user's or the held-out data have changed. The reward imports
+    the module only at its first answer."""
     assert {"reward.py", "helper.py"} <= told(copy / "run")[0]["inputs"]["modules"].keys()
     (copy / "helper.py").write_text(HELPER + "\n# changed\n")
     code, said = run(copy, "train", "run.yaml", "--stop.max_steps", 3)

@@ -46,8 +46,8 @@ def _importable() -> Iterator[None]:
     "lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)]
 )
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
-    """The processes run one step of 4 sequences of 256 tokens. At this size, loaded libraries count as much
-    as tensors."""
+    """The processes run one step of 4 sequences of 256 tokens. At this size, memory beside tensors is a
+    noticeable part."""
     from real_shapes import IMPORTS, Shape, compare, measure, write_model
 
     config = LlamaConfig(

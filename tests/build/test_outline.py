@@ -159,7 +159,7 @@ def test_a_run_that_is_turned_back_is_counted_from_there(
 
 
 def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
-    """The outline is made by the same `build` as a run, and no tensor has memory."""
+    """`oat check` makes the boxes with the same `build` as a run, and no tensor takes memory."""
     resolved = resolve(*load_config(world.config("dpo", tmp_path)))
     with outlined(resolved, gather_inputs(resolved)) as run:
         learner: Any = run.learner
@@ -221,7 +221,8 @@ def test_tokens_of_a_response(world: World, tmp_path: Path, capsys: pytest.Captu
 def test_what_the_model_does_with_the_end_of_a_prompt(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The printed shares are those that transformers computes."""
+    """`oat check` prints shares of the next token after the prompts. They equal those that transformers
+    computes."""
     config = world.config("grpo", tmp_path, {"prompts.shuffle": False})
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(world.folder / "model"),
@@ -264,7 +265,8 @@ def test_a_model_that_ends_at_once_or_soon_is_shown(
     at_once: str,
     soon: str,
 ) -> None:
-    """The model's layers add nothing, so the last token alone decides the next one, beginning with `=`."""
+    """The model's layers add nothing, so each token alone decides the next one, beginning with `=`. `oat
+    check` reports whether responses end at once or soon."""
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(world.folder / "model"),
         AutoTokenizer.from_pretrained(world.folder / "model"),

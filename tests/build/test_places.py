@@ -254,7 +254,8 @@ def test_a_way_up_leads_to_no_folder_that_is_there_already(
 def test_a_directory_that_can_hold_no_run_is_a_mistake(
     world: World, project: Path, capsys: pytest.CaptureFixture[str], run_dir: str
 ) -> None:
-    """This also holds for a path with more `..` than there are folders."""
+    """`oat check` and `oat train` refuse such a run directory, also if its path has more `..` than there are
+    folders."""
     config(world, project)
     for name in (run_dir, "../" * 60 + run_dir[1:]):
         for command in ("check", "train"):
@@ -366,7 +367,7 @@ def test_evaluations_that_vanish_under_a_run_end_it(world: World, project: Path)
 
 
 def test_a_lock_that_is_removed_ends_the_run(world: World, project: Path) -> None:
-    """Without the lock another process could use the directory, so the run ends."""
+    """A run ends if its lock is removed, since another process could then use its directory."""
     lines = world.tree(
         "grpo", Path("runs/grpo"), {"model.path": "model", "prompts.path": "train.jsonl", "evaluation": None}
     )

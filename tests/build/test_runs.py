@@ -78,7 +78,8 @@ TASKS = {
 @pytest.mark.inventory(125)
 @pytest.mark.parametrize("name", TASKS)
 def test_dpo_by_a_rule_from_start_to_export(name: str, world: World, tmp_path: Path) -> None:
-    """Three steps learn from the rule's preferences. All files that the run leaves are complete."""
+    """Three steps of DPO learn from the preferences of a rule oracle. All files of the run and its export are
+    complete."""
     task = TASKS[name]
     make_model(tmp_path / "model", tokens=task.tokens)
     records = [task.record(a, b) for a in range(1, 4) for b in range(1, 4)]

@@ -210,8 +210,8 @@ def test_a_schedule_keeps_the_end_it_was_given(
 
 
 def test_without_checkpoints_a_run_replays_its_ledger(world: World, tmp_path: Path) -> None:
-    """The message about damaged checkpoints promises this. If trajectories were dropped, the ledger says
-    so."""
+    """Without checkpoints, a run is replayed from its ledger, as the message about damaged checkpoints
+    promises. If trajectories were dropped, an error says so."""
     config, log = world.config("dpo", tmp_path, {"tracking.keep_trajectories": True}), tmp_path / "log"
     assert train(config) == 0
     before = digest_run(tmp_path / "dpo")
@@ -349,7 +349,8 @@ def test_two_processes_do_not_share_a_directory(
 
 @pytest.mark.slow(instead="tests/faults/test_signals.py tests other ends of a command", seconds=5.8)
 def test_a_reader_that_leaves_ends_the_command_quietly(world: World, tmp_path: Path) -> None:
-    """The reader closes the pipe, as in `oat train CONFIG | head -1`."""
+    """The reader of the output closes the pipe, as in `oat train CONFIG | head -1`. The command ends without
+    an error message."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 60})
     command = [sys.executable, "-m", "oat", "train", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -408,7 +409,8 @@ def test_bench_of_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_a_kill_at_the_very_start_leaves_is_no_run(world: World, tmp_path: Path) -> None:
-    """SQLite keeps a journal beside a file that it has just made."""
+    """A kill at the start leaves empty files, among them the journal that SQLite keeps beside a new file. The
+    next start succeeds."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1, "evaluation": None})
     (tmp_path / "grpo").mkdir()
     for name in ("lock", ".new-config.yaml", "ledger.sqlite", "ledger.sqlite-journal"):

@@ -71,7 +71,8 @@ def test_a_run_against_itself_is_a_tie(runs: Path, capsys: pytest.CaptureFixture
 
 
 def test_scores_are_compared_sample_by_sample(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The random numbers are those of the runs' last evaluations, and so are the responses."""
+    """The win rate and the scores equal those computed by hand from the last evaluations of both runs. `oat
+    eval` draws the same responses, since it uses the same random numbers."""
     slow, fast = runs / "slow" / "grpo", runs / "fast" / "grpo"
     found = compared(capsys, fast, "--against", slow)
     turned = compared(capsys, slow, "--against", fast)

@@ -139,7 +139,8 @@ def test_the_model_card_tells_no_secret(world: World, tmp_path: Path) -> None:
 
 
 def test_an_exported_model_starts_another_run(run_dir: Path, world: World, tmp_path: Path) -> None:
-    """The evaluation at step 0 equals the last one of the first run."""
+    """A run begins with an exported model. Its evaluation at step 0 equals the last evaluation of the
+    exported run."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     config = world.config("dpo", tmp_path, {"model.path": str(tmp_path / "model"), "stop.max_steps": 1})
     assert forked(lambda: oat("train", config), tmp_path / "log") == 0

@@ -258,7 +258,8 @@ def chatted(
 
 
 def test_a_pipe_has_lines_in_and_answers_out(runs: Path, chatted: Callable[..., list[str]]) -> None:
-    """Each answer is the model's response to the conversation so far, rendered by the model's template."""
+    """`oat chat` reads lines from a pipe. Each answer is the model's response to the conversation so far,
+    rendered by the model's template."""
     speaker = load_speaker(str(runs / "chatty"), GenerationOptions(max_new_tokens=6))
     messages: list[Message] = []
     expected = []
@@ -295,7 +296,8 @@ def test_a_growing_text_holds_back_what_may_change() -> None:
 
 
 def test_a_stream_ends_as_a_request_does(runs: Path) -> None:
-    """The stream gives the same ids, each time one more, with fixed batches and without."""
+    """A streamed response has one more id at each step, and ends with the ids of a normal request, with fixed
+    batches and without."""
     for model in ("chatty", "grpo"):
         speaker = load_speaker(str(runs / model), GenerationOptions(max_new_tokens=5))
         messages = [Message("user", "1+1=")]

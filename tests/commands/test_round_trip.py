@@ -130,7 +130,8 @@ def test_what_was_learned_online_is_learned_again_offline(
 
 @pytest.mark.inventory(115)
 def test_scores_are_learned_again_offline(ending: World, tmp_path: Path) -> None:
-    """Every scored response is a record, in the order of the questions."""
+    """Scored responses are exported, each as a record, in the order of the questions. An offline run learns
+    the same from them."""
     changes = {
         **SETTINGS,
         "algorithm.prompts": 3,

@@ -62,7 +62,8 @@ def test_numbers_as_people_write_them(here: Path) -> None:
 
 
 def test_a_flag_that_replaces_a_section_takes_its_fields_along(here: Path) -> None:
-    """This also holds for checks between settings: the file's `oracle.labels` is dropped with its section."""
+    """A flag for a section removes all of the section's fields in the file. Checks between settings then also
+    ignore them: `oracle.labels` of the file is dropped."""
     (here / "run.yaml").write_text(
         MINIMAL.replace("exact_match", "exact_match\n  labels: bernoulli"), encoding="utf-8"
     )
@@ -106,7 +107,8 @@ def test_a_flag_that_replaces_a_section_takes_its_fields_along(here: Path) -> No
     ],
 )
 def test_a_written_configuration_reads_back_equal(here: Path, flags: list[str]) -> None:
-    """The file states every field, including fields that the algorithm does not read, with their defaults."""
+    """A written configuration is read back unchanged. It states every field, including fields that the
+    algorithm does not read, with their defaults."""
     config = resolved("run.yaml", *flags)
     (here / "again.yaml").write_text(to_yaml(config), encoding="utf-8")
     again = resolved("again.yaml")
@@ -164,7 +166,7 @@ def test_a_section_that_needs_no_field_may_be_empty_or_missing(here: Path) -> No
 
 @pytest.mark.parametrize("section", [{"name": "one"}, {}, None, "one"])
 def test_the_router_of_an_older_configuration_is_read_and_left_out(here: Path, section: Any) -> None:
-    """Earlier versions had a section `router`, and every configuration of a run had it."""
+    """Configurations of earlier versions have a section `router`. It is accepted and ignored."""
     without = resolved("run.yaml")
     assert resolved("run.yaml", "--router.name", "one") == without
     (here / "run.yaml").write_text(yaml.safe_dump({**yaml.safe_load(MINIMAL), "router": section}))
@@ -174,7 +176,8 @@ def test_the_router_of_an_older_configuration_is_read_and_left_out(here: Path, s
 
 @pytest.mark.parametrize("field", ["path", "reference"])
 def test_a_model_beside_the_configuration_is_found_without_the_hub(here: Path, field: str) -> None:
-    """`org/name` could be a model of the hub. Without a network, asking the hub would take seconds."""
+    """`model.path` is `start/one`, which could be a model of the hub. The error names the folder beside the
+    configuration and does not ask the hub, which takes seconds without a network."""
     (here / "below" / "start" / "one").mkdir(parents=True)
     changed = MINIMAL.replace(
         "  path: models/tiny",

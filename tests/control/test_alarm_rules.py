@@ -164,7 +164,8 @@ class TestGold:
             assert alarms.raised == raised, values
 
     def test_only_what_it_has_seen_is_proven(self) -> None:
-        """Checkpoints are saved after every step, and every second one is evaluated."""
+        """A run rolls back only to a checkpoint that an evaluation has found good. Every step has a
+        checkpoint, and every second one is evaluated."""
         alarms = Alarms({"gold": Alarm("eval/gold_sampled", 2, "roll_back", -0.5, math.inf)}, 3)
         alarms.begin(0)
         assert self.heard(alarms, [0, None, 1, None, 0.4], [True] * 5) == [0, 0, 2, 2, 2]

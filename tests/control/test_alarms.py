@@ -385,7 +385,8 @@ class TestSettings:
             resolve(*load_config(file, ["--alarms.length.above", "2"]))
 
     def test_recorded_responses_have_no_divergence_to_watch(self, tmp_path: Path) -> None:
-        """KTO has a divergence only for responses that it samples."""
+        """The alarm `kl` is refused for KTO on recorded responses, since KTO has a divergence only for
+        responses that it samples."""
         kto = "{name: kto, prompts: 4}"
         assert resolved(tmp_path, kto, "alarms: {kl: {action: stop}}").alarms.kl.action == "stop"
         with pytest.raises(ConfigError, match=r"alarms\.kl: .*does not report kl/reference"):

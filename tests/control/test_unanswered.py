@@ -193,7 +193,8 @@ def test_what_is_free_is_warned_of(
 
 
 def test_what_the_budget_does_not_allow_is_called_so(world: World, tmp_path: Path) -> None:
-    """A question about four responses costs 4 queries, and a step asks four questions."""
+    """The budget pays for one of a step's four questions: each costs 4 queries. The alarm's message says that
+    the budget did not allow the others."""
     changes = {
         "evaluation": None,
         "stop": {"max_queries": 4},

@@ -132,7 +132,7 @@ def test_responses_that_are_none(record, responses, message):
 
 
 def test_scores_from_a_csv_are_numbers(tmp_path):
-    """The values of a CSV file are texts."""
+    """A score in a CSV file is text, and is read as a number. A text that is no finite number is an error."""
     path = tmp_path / "data.csv"
     path.write_text("prompt,completion,score\na,b,0.25\na,b,-3\na,b,True\n")
     prompts = PromptSet(Source(str(path)), Layout(responses=("completion",), score_key="score"))
@@ -148,7 +148,8 @@ def test_scores_from_a_csv_are_numbers(tmp_path):
 
 
 def test_a_conversation_is_learned_beside_a_preference_that_nobody_reads():
-    """The record has UltraFeedback's columns, and `prompts.prompt_key` names the conversation."""
+    """A record has UltraFeedback's columns, and `prompts.prompt_key` selects its conversation. The columns of
+    the preference are ignored."""
     asked, told = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
     pair = {"chosen": [asked, told], "rejected": [asked, {**told, "content": "5"}]}
     record = {
@@ -266,7 +267,8 @@ def test_what_is_not_rendered_is_counted(tmp_path):
 
 
 def test_parts_of_text_are_joined():
-    """Content is a list of parts, as in the OpenAI format. Tables add nulls at every depth."""
+    """A message whose content is a list of text parts, as in the OpenAI format, gives one text. Nulls that
+    tables add are removed at every depth."""
     parts = [{"type": "text", "text": "1+", "image_url": None}, {"type": "text", "text": "1"}]
     calls = [{"function": {"name": "f", "arguments": {"x": 1, "y": None}}}]
     said = [
@@ -289,7 +291,7 @@ def test_parts_of_text_are_joined():
     ],
 )
 def test_an_empty_system_message_is_none(empty):
-    """Tables of ShareGPT have such messages."""
+    """An empty system message, as in tables of ShareGPT, is left out."""
     said = [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}]
     (prompt,) = PromptSet(Source([{"conversations": [empty, *said]}]), Layout(responses=("completion",)))
     assert prompt.messages == (Message("user", "1+1"),)

@@ -308,7 +308,8 @@ def test_an_index_of_other_data_is_none():
 
 
 def test_a_run_remembers(tmp_path, monkeypatch, capsys):
-    """The cache is in the user's cache folder and in the run directory."""
+    """A run stores the result of its first pass over the data in the user's cache folder and in its own
+    directory."""
     monkeypatch.setattr(index_cache, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     make_model(tmp_path / "model")

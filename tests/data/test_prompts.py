@@ -371,7 +371,8 @@ def test_settings_of_sources_that_nothing_reads(world, tmp_path, capsys):
 def test_what_is_wrong_with_a_prompt_is_said_before_the_run_and_its_remedies_work(
     world, tmp_path, capsys, section
 ):
-    """The model's context has 64 tokens, and responses take 4."""
+    """A prompt is too long for the context of 64 tokens with responses of 4. The error comes before the run,
+    and each remedy that it names works."""
     records = [{"prompt": f"{n % 10}+1=", "answer": "ab"} for n in range(20)]
     long = write_jsonl(tmp_path / "long.jsonl", [*records, {"prompt": "1" * 61, "answer": "a"}])
     config = world.config("grpo", tmp_path, {section: str(long), "stop.max_steps": 1})

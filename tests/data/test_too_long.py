@@ -225,7 +225,8 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_cuts_and_counts(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The context has 64 tokens. The held-out pairs are cut by the same rule."""
+    """A run with a context of 64 tokens cuts its records by the named rule and reports their number. Held-out
+    pairs are cut by the same rule."""
     config = offline(world, tmp_path)
     assert oat("train", config) == 2
     assert (
@@ -282,7 +283,7 @@ def test_a_run_goes_on_by_the_rule_that_it_began_with(
 
 
 def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> None:
-    """The stored config.yaml has no field `too_long`."""
+    """A run of an earlier version, whose config.yaml has no field `too_long`, can be continued."""
     config = offline(world, tmp_path, **{"prompts.max_tokens": 64})
     assert oat("train", config) == 0
     stored = tmp_path / "dpo" / "config.yaml"

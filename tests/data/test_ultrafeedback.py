@@ -63,7 +63,8 @@ def test_a_longer_history_is_the_prompt() -> None:
 
 
 def test_a_system_message_and_another_text_under_prompt() -> None:
-    """The prompt is taken from the conversations, not from the text under `prompt`."""
+    """The conversations have a system message and another text than the column `prompt`. The prompt is taken
+    from the conversations."""
     system = {"role": "system", "content": "Be brief."}
     (prompt,) = read(record("one and one", [system, *said("1+1", "2")], [system, *said("1+1", "3")]))
     assert prompt.messages == (Message("system", "Be brief."), Message("user", "1+1"))
@@ -82,7 +83,7 @@ def test_without_a_prompt_and_under_other_names() -> None:
 
 
 def test_one_response_of_the_two() -> None:
-    """Demonstrations: the chosen response follows the text under `prompt`."""
+    """As demonstrations, only the chosen response is used. It follows the text under `prompt`."""
     (prompt,) = PromptSet(
         Source([record("1+1", said("1+1", "2"), said("1+1", "3"))]), Layout(responses=("chosen",))
     )
@@ -106,7 +107,7 @@ def test_conversations_about_different_things() -> None:
 
 
 def test_a_run_learns_from_it(world: World, tmp_path: Path) -> None:
-    """The offline run needs only the path. An empty response has one token."""
+    """An offline run on the data needs only the path. An empty response counts with one token."""
     records = [record(f"{a}+b", said(f"{a}+b", "ab"), said(f"{a}+b", "")) for a in range(4)]
     path = write_jsonl(tmp_path / "uf.jsonl", records)
     changes = {

@@ -115,8 +115,9 @@ def test_one_turned_bit_in_the_cast_copy_is_found(world: World, name: str, place
 def test_slots_are_copies_of_the_learners_weights(
     world: World, tmp_path: Path, changes: dict[str, Any], sync_every: int
 ) -> None:
-    """Of the policy, of its adapter too; nothing of the learner's changes, and nothing is shared with it. A
-    reference that only the learner reads is not copied."""
+    """The engine's slots hold copies of the policy and of its adapter, and share no memory with the learner.
+    The learner's weights do not change. If only the learner reads the reference, the engine has no copy of
+    it."""
     run, engine = built(world, "dpo", tmp_path, {**changes, "learner.sync_every": sync_every})
     learner: Any = run.learner
     learner = getattr(learner, "_box", learner)
@@ -249,7 +250,8 @@ def test_a_finished_run_is_evaluated_as_it_was(
 
 
 def test_a_tensor_that_stays_in_float32_is_named(world: World, tmp_path: Path) -> None:
-    """The router's bias of some models is such a tensor."""
+    """A model keeps a tensor in float32, as some models do with a router's bias. An engine in bfloat16 is
+    refused with the tensor's name."""
 
     def with_bias(*given: Any, **options: Any) -> CausalLM:
         lm = load_model(*given, **options)

@@ -239,7 +239,8 @@ def test_pages_that_move_are_the_last_ones(backwards):
 @pytest.mark.sample("0", seconds=1.5)
 @pytest.mark.parametrize("seed", range(3))
 def test_shared_pages_and_others_stay_within_one_memory(lms, decodings, monkeypatch, seed):
-    """The memory is filled with NaN at the start."""
+    """Shared and other pages fit into one cache of 24 pages, and completions are right although its memory is
+    filled with NaN at the start."""
     lm, empty = lms["llama"], torch.Tensor.new_empty
     monkeypatch.setattr(
         torch.Tensor, "new_empty", lambda like, *shape, **asked: empty(like, *shape, **asked).fill_(torch.nan)

@@ -124,7 +124,7 @@ def test_majority_equals_slow_version(rows: list[list[float]], k: int, chance: r
 @QUICK
 @given(TABLES)
 def test_one_sample_passes_and_votes_as_it_is_worth(rows: list[list[float]]) -> None:
-    """With k = 1, both numbers are the mean over prompts of the mean over samples."""
+    """With k = 1, pass@k and majority@k equal the mean over prompts of the mean over samples."""
     worth = mean([statistics.fmean(known(row)) for row in rows if known(row)])
     solved = mean([statistics.fmean(float(value >= 1) for value in known(row)) for row in rows if known(row)])
     assert close(majority_at(table(*rows), [["a"] * len(row) for row in rows], 1), worth)

@@ -219,7 +219,8 @@ def test_a_win_rate_needs_references(
 def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
     world: World, tmp_path: Path, rewards: str, place: str, call: int, twice: int
 ) -> None:
-    """The run has two evaluations of four prompts, with three responses each, and two steps of training."""
+    """A run with two evaluations and two steps is killed in an evaluation and continued. Only questions that
+    were in flight are paid twice."""
     config = world.config(
         "grpo", tmp_path, {"oracle.name": f"{rewards}:counted", "oracle.repeats": 0, "stop.max_steps": 2}
     )
@@ -240,7 +241,8 @@ def test_a_kill_during_an_evaluation_pays_for_what_was_in_flight_only(
 def test_a_run_and_a_configuration_can_be_evaluated_alone(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`oat eval` prints the numbers that the run itself reported, and writes nothing into the run."""
+    """`oat eval` of a run or of its configuration prints the numbers that the run itself reported, and writes
+    nothing into the run."""
     config = world.config("dpo", tmp_path)
     train(config, tmp_path / "log")
     before = digest_run(tmp_path / "dpo")

@@ -122,7 +122,8 @@ def test_a_budget_of_tokens_or_money(
     words: str,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    """An evaluation has twelve responses. Each costs seven tokens and 0.25 in money."""
+    """The budget pays for one evaluation, and the second is skipped. An evaluation has twelve responses of
+    seven tokens and 0.25 in money each."""
     section = "evaluation.gold." if judge == "gold" else "evaluation."
     changes = {
         f"evaluation.{judge}": {"name": f"{judges}:Metered"},
@@ -152,7 +153,8 @@ def test_a_limit_that_an_oracle_cannot_keep_is_refused(
 
 
 def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> None:
-    """The reference gives the same responses every time, so the first evaluation pays for all of them."""
+    """Evaluations of the reference have the same responses every time. The first one pays for all, so the
+    budget allows the later ones."""
     config = world.config("grpo", tmp_path, {"evaluation.slot": "reference", "evaluation.max_queries": 12})
     assert oat("train", config) == 0
     assert evaluated(tmp_path / "grpo").keys() == {0, 2, 4}
@@ -213,7 +215,8 @@ def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
 def test_an_evaluation_that_is_due_waits_for_queries(
     world: World, tmp_path: Path, section: dict[str, Any], steps: list[int]
 ) -> None:
-    """A step costs twelve queries. The start and the end have an evaluation in every case."""
+    """An evaluation that is due after a number of training queries comes at the listed steps, with twelve
+    queries per step. The start and the end have an evaluation in every case."""
     changes = {f"evaluation.{name}": value for name, value in section.items()}
     assert (
         oat("train", world.config("grpo", tmp_path, {**changes, "stop.max_steps": 10, "oracle.repeats": 0}))

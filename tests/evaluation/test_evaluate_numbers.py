@@ -158,7 +158,7 @@ def test_an_oracle_that_always_says_three_quarters(world: World, tmp_path: Path,
 
 
 def test_numbers_are_those_of_the_records(world: World, tmp_path: Path, judges: str) -> None:
-    """The numbers are compared with counts over the evaluation's file."""
+    """The reported numbers equal counts over the evaluation's file of records."""
     wanted = {
         "samples": 5,
         "pass_at": [1, 3],
@@ -225,7 +225,8 @@ def test_answers_that_no_vote_can_count(judges: str) -> None:
 
 
 def test_length_is_taken_out_of_a_win_rate(world: World, tmp_path: Path, judges: str) -> None:
-    """The oracle prefers the longer response. References have two letters, responses up to four."""
+    """The oracle prefers the longer response. The plain win rate is high, and the length-controlled one is
+    about 0.5."""
     changes = {
         "evaluation.oracle": f"{judges}:longer",
         "evaluation.samples": 64,
@@ -281,7 +282,8 @@ def test_a_second_opinion_of_the_contrary(world: World, tmp_path: Path, judges: 
 
 
 def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Path, judges: str) -> None:
-    """The numbers of the evaluation's first oracle stay."""
+    """If the gold oracle fails or has no budget left, the numbers of the evaluation's other oracle are
+    reported."""
     for gold, name in (
         ({"fails": "collect"}, "eval/gold_failed"),
         ({"max_queries": 24}, "eval/gold_skipped"),
@@ -322,7 +324,7 @@ def test_killed_in_a_second_opinion(world: World, tmp_path: Path, judges: str, p
 def test_oat_eval_knows_all_of_it(
     world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`oat eval` computes numbers that the run did not, from the run's configuration and from its
+    """`oat eval` computes numbers for a run that did not report them, from its configuration and from its
     directory."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
     assert oat("train", config) == 0

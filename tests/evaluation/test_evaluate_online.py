@@ -183,7 +183,7 @@ def test_an_offline_run_learns_and_starts_no_actor(
 
 @pytest.mark.inventory(117)
 def test_an_offline_run_is_evaluated_online(world: World, tmp_path: Path) -> None:
-    """Training uses recorded responses. The evaluation samples new ones and writes its file."""
+    """A run trains on recorded responses. Its evaluation samples new ones, and writes its file."""
     run = trained(world, tmp_path, "dpo", {"evaluation.oracle": world.oracle, "evaluation.every": 5})
     assert sorted(path.name for path in (run / "evaluations").iterdir()) == [
         f"step_{step:08d}.jsonl" for step in (0, 5, 10)

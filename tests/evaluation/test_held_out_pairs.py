@@ -191,7 +191,8 @@ def test_a_killed_run_measures_the_same(world: World, tmp_path: Path) -> None:
 def test_the_reference_is_computed_once_unless_it_moves(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the reference follows the policy, the numbers are those of the reference at that step."""
+    """The reference's numbers on the pairs are computed once. If the reference follows the policy, they are
+    computed at every evaluation."""
     passes: list[int] = []
     forward = Learner.forward
 
@@ -285,7 +286,7 @@ def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_from_python(world: World, tmp_path: Path) -> None:
-    """The pairs are given as Python objects, and checkpoints are ranked by their accuracy."""
+    """Held-out pairs are given as Python objects, and checkpoints are ranked by the pairs' accuracy."""
     save_model(tmp_path / "model", build_config("llama"))
     trainer = Trainer(
         model=tmp_path / "model",

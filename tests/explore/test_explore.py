@@ -25,7 +25,8 @@ def choose(kind, *groups):
 
 
 def test_a_question_without_an_address_goes_to_the_oracle_of_training() -> None:
-    """A question that has an address keeps it."""
+    """A question without an oracle is sent to the training oracle. A question that names its oracle keeps
+    it."""
     groups, plan = [group(0, "a", "b"), group(1, "a", "a")], Plan(2, {"sampler": 2}, 2)
     asked: list[Question] = []
     actor = SimpleNamespace(sample=lambda *arguments: groups, score=lambda *arguments: {})

@@ -130,7 +130,8 @@ def test_what_is_none_of_its_questions_is_refused(what: str) -> None:
     "error", [ValueError("no"), GeneratorExit(), asyncio.CancelledError(), SystemExit(0)], ids=repr
 )
 def test_what_it_raises_passes_through(error: BaseException) -> None:
-    """The developer of an explorer sees the traceback. The command line turns the error into one message."""
+    """An exception of an explorer passes through, so its developer sees the traceback. The command line turns
+    it into one message."""
 
     def change(*_: Any) -> Any:
         raise error

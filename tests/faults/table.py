@@ -2,15 +2,15 @@
 
     python tests/faults/table.py [ROW ...]
 
-With rows, run the tests of these rows. Without rows, run the tests of every row that has no result for the
-present commit of the sources; a call that was cut off is thus continued by the next call.
+With rows, run the tests of these rows. Without rows, run the tests of every row that has not passed with the
+present commit of the sources. A second call thus continues a call that was cut off.
 
 The result of a row is in `.faults/ROW.json` as soon as its tests end. The exit code is 1 if a row failed. A
 row without a test counts as failed. A test names its row with `@pytest.mark.fault("R1")` and reports its
 figures through the fixture `figure`.
 
-Figures of several tests are joined: `a of b` with equal words are summed up; of `at most x` with equal words
-the maximum remains.
+Figures of several tests are joined. Figures `a of b` with equal words are summed up. Of figures `at most x`
+with equal words the largest is kept.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Repeat tests of other files in a cold process: a new interpreter that imports everything first.
+"""Repeat tests of other files in a cold process: a new interpreter that does all imports itself.
 
 The other files fork a process that has already imported everything. So only the tests here see what a library
 leaves or writes while it is imported. The cold tests of row R1 are in `test_kill.py` and
@@ -87,8 +87,8 @@ def test_no_end_of_a_cold_process_leaves_anything(
     ],
 )
 def test_where_the_compilers_cache_lies(tmp_path: Path, chosen: dict[str, str], folder: str | None) -> None:
-    """The cache lies in the user's folder. If that cannot be written, `oat` leaves the variable unset (None).
-    Importing `oat` makes no file."""
+    """Importing `oat` sets `TORCHINDUCTOR_CACHE_DIR` to a folder below the user's cache folder, and makes no
+    file. If that folder cannot be written, the variable stays unset (None)."""
     environment = {
         "PATH": os.environ["PATH"],
         **{name: value.format(tmp_path) for name, value in chosen.items()},

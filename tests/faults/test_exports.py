@@ -359,7 +359,8 @@ def test_a_full_disk_under_an_export(
 
 @pytest.mark.fault("R9")
 def test_a_first_export_on_a_full_disk_leaves_nothing(run_dir: Path, tmp_path: Path) -> None:
-    """The folders that the export made for OUT are removed as well."""
+    """A first export fails on a full disk. All its files are removed, and so are the folders that it made for
+    OUT."""
 
     def child() -> int:
         with limited(100, tmp_path / "a"), redirect_stderr(io.StringIO()) as said:

@@ -236,7 +236,8 @@ def full_at(
 def test_a_disk_that_is_full_at_some_writes_of_a_run(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure
 ) -> None:
-    """The writes are of the configuration, metrics, samples, evaluations and checkpoints."""
+    """The disk is full at some of a run's writes, which are of the configuration, metrics, samples,
+    evaluations and checkpoints. Continued, the run ends like the unbroken run."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(3, writes, writes // 3)))
     figure(f"{done} of {done} runs with one of {writes} writes failed end bitwise equal")
     assert done >= 3
@@ -247,7 +248,8 @@ def test_a_disk_that_is_full_at_some_writes_of_a_run(
 def test_a_disk_that_is_full_at_any_write_of_a_run(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure
 ) -> None:
-    """The first write is left out: it makes the run directory, and without it the run cannot begin."""
+    """The disk is full at each write of a run after the first. The first write makes the run directory, and
+    without it the run cannot begin."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(2, writes + 1)))
     figure(f"{done} of {writes - 1} writes of a run failed: it ends bitwise equal")
     assert done == writes - 1 > 50

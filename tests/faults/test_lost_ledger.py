@@ -163,7 +163,8 @@ def test_a_damaged_last_row_claims_nothing(
 
 
 def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figure) -> None:
-    """After a kill, the recent records of the ledger may be only in the file ledger.sqlite-wal."""
+    """After a kill, recent records of the ledger may be only in the file ledger.sqlite-wal. If this file is
+    lost, the run refuses to continue and says what the ledger lacks."""
     run_dir = tmp_path / "run"
     assert (
         train(run, run_dir, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0]
@@ -218,8 +219,8 @@ TAKEN_AWAY = {
 def test_a_ledger_that_vanishes_under_a_run_ends_it(
     run: Path, world: World, tmp_path: Path, how: str, figure: Figure
 ) -> None:
-    """In the third step the reward function removes the ledger of its own run. The run ends with a message,
-    and the records that were written stay in the removed file."""
+    """In the third step the reward function removes, moves or replaces the ledger of its own run. The run
+    ends with an error, and its rows of metrics end with step 2."""
     run_dir, reward = tmp_path / "run", tmp_path / "reward.py"
     reward.write_text(
         f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n\ndef reward(prompts, "

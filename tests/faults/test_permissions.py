@@ -127,7 +127,8 @@ def test_code_and_configuration_that_cannot_be_read(
 @pytest.mark.fault("R10")
 @pytest.mark.parametrize("made", ["runs", "runs/dpo"])
 def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure: Figure, made: str) -> None:
-    """The directory is the run's own, or the one in which the run directory would be made."""
+    """The run is refused if it may not write its own directory, or the one in which its directory would be
+    made."""
     (place.folder / made).mkdir(parents=True)
     (place.folder / made).chmod(0o555)
     config = place.config("dpo", place.folder, {"run_dir": str(place.folder / "runs" / "dpo")})
@@ -153,7 +154,7 @@ def test_a_run_of_which_a_part_cannot_be_written(
 
 @pytest.mark.fault("R10")
 def test_a_run_that_may_only_be_read(place: World, tmp_path: Path, figure: Figure) -> None:
-    """The commands read and fork a read-only run, and change nothing in it."""
+    """`oat ledger`, `oat digest` and a fork work on a run that may only be read, and change nothing in it."""
     config = place.config("dpo", place.folder, {"stop.max_steps": 2})
     run_dir = place.folder / "dpo"
     log = tmp_path / "log"

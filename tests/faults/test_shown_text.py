@@ -178,7 +178,8 @@ def test_nothing_of_a_run_speaks_to_the_terminal(
 def test_errors_and_warnings_that_quote_are_plain(
     world: World, hostile: Path, told: Callable[[], str], figure: Figure
 ) -> None:
-    """Errors quote hostile text from a reward function, from refused records, and from a service."""
+    """Errors and warnings quote hostile text from a reward function, from refused records, and from a
+    service. Only plain text is printed."""
     assert (
         oat(
             "train",

@@ -184,8 +184,8 @@ def seen(frame, event, called):
 sys.setprofile(seen)
 sys.exit(main(sys.argv[1:]))
 """
-"""A program that sends itself a signal in Python code that torch's C++ calls while it is imported. An
-exception cannot pass through C++: it aborts the process."""
+"""A program that sends itself a signal during `import torch`, in Python code that torch's C++ calls. An
+exception cannot pass through C++, and would abort the process."""
 
 
 @pytest.mark.sample("train-*", seconds=1.4)
@@ -232,7 +232,8 @@ def test_a_row_that_was_left_open_is_written_once(
 def test_what_is_being_written_is_on_disk_when_the_process_ends(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
 ) -> None:
-    """SIGTERM comes while a slow disk writes a checkpoint."""
+    """SIGTERM comes while a slow disk writes a checkpoint. The process ends only after the checkpoint is on
+    disk."""
     config, run_dir = world.config("grpo", tmp_path), tmp_path / "run"
 
     def slow() -> None:

@@ -364,7 +364,8 @@ def reward(prompts, completions, **columns):
 
 
 def test_a_run_with_a_function_that_exits(world: World, tmp_path: Path) -> None:
-    """The run goes on, learns from the other responses, and warns of the failure."""
+    """The reward function exits for some responses. The run goes on, learns from the others, and warns of the
+    failure."""
     (tmp_path / "mine.py").write_text(EXITING, encoding="utf-8")
     changes = {
         "oracle": {"name": "isolated", "function": f"{tmp_path / 'mine.py'}:reward", "timeout_s": 5},

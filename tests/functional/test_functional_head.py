@@ -105,7 +105,7 @@ def test_only_what_is_trained_gets_a_gradient():
 
 
 def test_impossible_ids():
-    """A bias of -inf gives probability 0. Entropy and gradients are finite."""
+    """A bias of -inf gives an id the probability 0. Entropy and gradients are finite."""
     *tensors, ids = inputs(5)
     tensors[2][3] = -math.inf
     ids[ids == 3] = 4

@@ -137,8 +137,8 @@ def test_dpo_positive_is_dpo_where_policy_and_reference_agree(weight: float) -> 
 def test_the_first_step_of_dpo_positive_is_that_of_dpo(
     world: World, tmp_path: Path, micro_batch: int
 ) -> None:
-    """This also holds if the passes of reference and policy have different shapes, and so round
-    differently."""
+    """The first step of DPO-Positive equals that of DPO, since policy and reference are equal. This also
+    holds if their passes have different shapes, and so round differently."""
     norms = []
     for weight in (0.0, 50.0):
         changes = {

@@ -386,7 +386,7 @@ def test_extremes():
 
 
 def test_extremes_of_other_losses():
-    """Log-probabilities go down to -1e4. Every loss and gradient is finite and has the expected size."""
+    """With log-probabilities down to -1e4, every loss and gradient is finite and has the expected size."""
     far, near = torch.tensor([-1e4], requires_grad=True), torch.tensor([-1.0], requires_grad=True)
     one = torch.ones(1)
     for chosen, rejected in ((far, near), (near, far)):
@@ -404,8 +404,8 @@ def test_extremes_of_other_losses():
 
 
 def test_bnf_at_the_extremes():
-    """Tokens are certain, impossible or unchanged. A token that the policy has made impossible gets no
-    gradient."""
+    """The BNF scores of certain, impossible and unchanged tokens are finite. A token that the policy has made
+    impossible gets no gradient."""
     logps = torch.tensor([-1e4, 0.0, 0.0, -1e4, -1e-9, 1e-7], requires_grad=True)
     reference, entropy = torch.tensor([-1.0, -1e4, 0.0, -1e4, -1.0, -1.0]), torch.zeros(6)
     scores = bnf_scores(logps, reference, entropy)

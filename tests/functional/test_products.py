@@ -101,7 +101,8 @@ def test_a_product_is_added(rows, onednn, monkeypatch):
 
 
 def test_what_is_left_to_torch(onednn, calls, monkeypatch):
-    """Torch computes other precisions, small products, and all products if oneDNN is turned off."""
+    """Torch computes products of other precisions, small products, and all products if oneDNN is turned
+    off."""
     for dtype in (torch.float64, torch.bfloat16):
         x, weight = torch.randn(8, 16).to(dtype), torch.randn(4, 16).to(dtype)
         assert torch.equal(products.linear(x, weight), F.linear(x, weight))
@@ -132,7 +133,8 @@ def test_where_it_is_faster(vendor, capability, faster, monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("width", "out"), [(512, 512), (512, 2048), (2048, 512), (256, 4096), (33, 70)])
 def test_a_row_does_not_depend_on_the_others_nor_on_its_place(width, out, threads, onednn):
-    """The numbers of rows are those of the deterministic engine."""
+    """A row of a product is bitwise the same at any place and beside any other rows. The numbers of rows are
+    those of the deterministic engine."""
     generator = torch.Generator().manual_seed(0)
     torch.set_num_threads(threads)
     try:
@@ -269,7 +271,8 @@ print(held() - before)
 @pytest.mark.slow(instead="the other tests of tests/functional/test_products.py", seconds=1.9)
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read from /proc")
 def test_few_kernels_are_kept():
-    """450 more kernels would take 200 MB."""
+    """A bounded cache of oneDNN's kernels keeps memory below 60 MB. Without the bound, 450 more kernels would
+    take 200 MB."""
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}
     done = subprocess.run(
         [sys.executable, "-c", KERNELS], capture_output=True, text=True, check=True, env=environment

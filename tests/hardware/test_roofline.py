@@ -61,8 +61,8 @@ def test_operations_are_those_that_torch_counts(paths: dict[str, str], family: s
 
 
 def test_an_adapter_costs_its_own_matrices_and_no_gradient_of_others(paths: dict[str, str]) -> None:
-    """The first layer does not need the gradients of its input, of keys and of values, but they are
-    counted."""
+    """A forward pass with an adapter costs what torch counts. A learning pass also counts some gradients that
+    the first layer does not need: those of its input, of keys and of values."""
     plain = cost_of(load_lm(paths["llama"]))
     lm = add_adapter(load_lm(paths["llama"]), rank=4, alpha=8, targets=("q_proj", "down_proj"), seed=0)
     for name, parameter in lm.module.named_parameters():

@@ -215,7 +215,8 @@ def test_values_on_a_wire_give_the_same_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_replay_of_its_ledger_is_the_run(world: World, run: Path, tmp_path: Path) -> None:
-    """The replay begins at the start and must not ask the oracle."""
+    """A run with a replay buffer is replayed from its ledger from the start, without asking the oracle. It
+    equals the first run."""
     config, other = run / "config.yaml", tmp_path / "run"
     assert oat("train", config, "--run_dir", other, "--tracking.keep_trajectories", "true") == 0
     expected = digest_run(other)
@@ -256,7 +257,8 @@ XPO = f"{Path(__file__).parents[1] / 'protocol' / 'xpo.py'}:XPO"
 def test_who_may_not_learn_again(
     world: World, tmp_path: Path, algorithm: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`oat check` and `oat train` give the same error."""
+    """Algorithms that cannot learn from older feedback refuse a buffer. `oat check` and `oat train` give the
+    same error."""
     questions = 3 if algorithm["name"] == "dpo" else 8
     config = world.config(
         "dpo",
@@ -287,7 +289,8 @@ def test_one_that_does_not_say_so_is_refused(
 
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_step_has_so_many_updates_and_no_more(world: World, tmp_path: Path, algorithm: str) -> None:
-    """The limit counts over all passes, with and without a buffer."""
+    """`learner.max_updates` limits a step's optimiser steps over all its passes, with and without a
+    buffer."""
     buffer = {"learner.buffer": {"questions": 10}} if algorithm == "dpo" else {}
     changes = {
         "algorithm.epochs": 2,

@@ -125,7 +125,8 @@ def test_many_small_passes_end_in_the_weights_of_one_large(model_path: Path, nam
 @pytest.mark.slow(instead="tests/golden, bitwise, and tests/faults/test_same_run.py", seconds=2.6)
 @pytest.mark.inventory(108)
 def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> None:
-    """Ten steps are equal to the last digit. Another seed gives other losses."""
+    """The losses of ten steps are equal to the last digit in two runs with one seed. Another seed gives other
+    losses."""
     losses = []
     for number, seed in enumerate((3, 3, 4)):
         config = world.config(
@@ -165,7 +166,7 @@ def test_the_same_seed_gives_the_same_losses(world: World, tmp_path: Path) -> No
 def test_bad_sizes_are_refused(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: float, words: str
 ) -> None:
-    """The error comes before anything is loaded, and names the line of the file."""
+    """A wrong size is refused before anything is loaded, and the error names the line of the file."""
     assert oat("train", world.config("grpo", tmp_path, {field: value})) == 2
     printed = capsys.readouterr().err
     assert f"{tmp_path / 'grpo.yaml'}:" in printed

@@ -90,7 +90,8 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("chunk", [4096, 5])
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_the_gradient_in_bfloat16_is_near_that_in_float32(smooth: Path, name: str, chunk: int) -> None:
-    """Weights, moments and gradients stay float32."""
+    """With autocast to bfloat16, the gradient is close to the one in float32. Weights, moments and gradients
+    stay float32."""
     loss, exact = update(learner_of(smooth, chunk=chunk), name)
     learner = learner_of(smooth, autocast=True, chunk=chunk)
     rounded_loss, rounded = update(learner, name)
@@ -253,8 +254,8 @@ def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_
 
 @pytest.mark.slow(instead="test_gradient_checkpointing_changes_neither_loss_nor_gradient", seconds=1.5)
 def test_a_run_with_gradient_checkpointing_is_the_run_without(world: World, tmp_path: Path) -> None:
-    """Sampling, learning and evaluation alternate. The weights are equal up to rounding, and the answers are
-    equal."""
+    """A run alternates sampling, learning and evaluation with gradient checkpointing. Its answers and scores
+    equal those of the run without it."""
     ends = []
     for checkpointing in (False, True):
         folder = tmp_path / str(checkpointing)
@@ -310,7 +311,7 @@ def test_tokens_of_a_forward_pass_by_hand() -> None:
 
 
 def test_live_bytes_by_hand() -> None:
-    """Views and changes in place take no memory, and freed tensors make room."""
+    """The counter of memory counts no views and no changes in place. Freed tensors make room."""
     weight = torch.ones(1000, requires_grad=True)
     with LiveBytes() as counter:
         a = weight * 2
@@ -336,7 +337,8 @@ def test_the_most_rows_of_a_line(most: int, budget: int, rows: int) -> None:
 
 
 def test_the_estimate_is_proven() -> None:
-    """If memory grows faster than the first two measurements suggest, fewer rows are taken."""
+    """The search for the most rows in a memory limit uses few measurements. If memory grows faster than the
+    first two suggest, it takes fewer rows."""
     tried = []
 
     def attempt(rows: int) -> int:
@@ -350,7 +352,8 @@ def test_the_estimate_is_proven() -> None:
 
 
 def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path) -> None:
-    """GRPO has groups of 3, and a step has 12 rows of at most 4 + 4 tokens."""
+    """`learner.micro_batch_tokens: auto` measures how many tokens fit in memory. In the run, GRPO has groups
+    of 3, and a step has 12 rows of at most 4 + 4 tokens."""
     config, origins = load_config(
         world.config(
             "grpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto"}

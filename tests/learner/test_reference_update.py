@@ -226,8 +226,8 @@ def test_a_fork_cannot_begin_to_follow(
 
 @pytest.mark.slow(instead="test_it_is_what_the_formula_says_after_every_step", seconds=1.1)
 def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, tmp_path: Path) -> None:
-    """The reference of a step is the policy that sampled it, so its first pass has no divergence. A frozen
-    reference has a divergence."""
+    """The reference takes over the policy after every step, so a step's first pass has no divergence. A
+    frozen reference has one."""
 
     def last_kl(name: str, changes: Mapping[str, Any]) -> float:
         folder = tmp_path / name
@@ -243,7 +243,8 @@ def test_with_a_share_of_one_after_every_step_the_kl_stays_small(world: World, t
 
 @pytest.mark.slow(instead="test_an_evaluation_of_the_reference_is_of_the_moved_one", seconds=1.2)
 def test_an_evaluation_measures_the_distance_to_the_moved_one(world: World, tmp_path: Path) -> None:
-    """If the reference takes over the policy after every step, the distance is 0."""
+    """`evaluation.kl` measures the distance to the reference's present weights. If the reference takes over
+    the policy after every step, the distance is 0."""
 
     def distances(name: str, changes: Mapping[str, Any]) -> list[float]:
         folder = tmp_path / name
@@ -316,7 +317,7 @@ def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None
 
 
 def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> None:
-    """The engine's slot gets the older reference again, with its older version."""
+    """After a roll back, the engine's slot has the older reference again, with its older version."""
     folder = tmp_path
     evaluation = {"path": str(world.folder / "held_out.jsonl"), "slot": "reference", "samples": 1}
     config = world.config(
@@ -349,7 +350,8 @@ def test_a_roll_back_takes_the_reference_back(world: World, tmp_path: Path) -> N
 
 
 def test_models_that_do_not_correspond(world: World, tmp_path: Path) -> None:
-    """Refused are a reference of another shape, and full weights beside an adapter."""
+    """`model.reference_update` is refused for a reference of another shape, and for full weights beside an
+    adapter."""
     make_model(tmp_path / "wide", hidden=32)
     shutil.copytree(world.folder / "model", tmp_path / "another")
     for changes, words in (

@@ -76,7 +76,8 @@ def ask(
 
 
 def test_what_is_beyond_it_is_not_asked(tmp_path: Path) -> None:
-    """Seven queries pay for three preferences of two scores each. The remaining query pays for nothing."""
+    """A budget of seven queries pays for three preferences of two scores each. The remaining query pays for
+    nothing."""
     asked: list[str] = []
     oracle = CallableOracle(
         lambda prompts, completions: [asked.append(text) or 1.0 * len(asked) for text in completions], "o"
@@ -147,7 +148,8 @@ def test_an_oracle_that_takes_more_than_it_said(tmp_path: Path) -> None:
 def test_64_concurrent_askers_spend_it_exactly(
     tmp_path: Path, limit: int, figure: Callable[[str], None]
 ) -> None:
-    """Each asker asks rounds of five pairs, and together they ask more than the budget allows."""
+    """64 threads ask rounds of five pairs, together more than the budget allows. The budget is spent
+    exactly."""
     lock, paid = threading.Lock(), [0]
 
     def compare(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
@@ -246,7 +248,8 @@ def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
 
 
 def test_a_failed_evaluation_counts_in_its_budget(tmp_path: Path) -> None:
-    """A question of a failed evaluation may still be answered and paid."""
+    """The questions of a failed evaluation may still be answered and paid, so their price counts in the
+    budget."""
     ledger = opened(tmp_path, Judge([]), Budget())
     groups = [make_group(0, "a", "b"), make_group(1, "a", "b")]
     ledger.ask(0, 0, groups, make_questions(groups, "compare", 0, oracle="o", purpose="eval"), "eval")

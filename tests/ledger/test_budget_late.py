@@ -63,7 +63,8 @@ def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(
 
 @pytest.mark.slow(instead="test_a_run_ends_when_it_has_learned_from_all_it_paid_for", seconds=2.0)
 def test_a_killed_run_learns_from_all_it_paid_for_too(world: World, tmp_path: Path) -> None:
-    """The run is killed while it takes its last paid answers, two steps after a checkpoint."""
+    """A run is killed while it takes its last paid answers, two steps after a checkpoint. Continued, it
+    learns from all answers that it paid for."""
     changes = {
         "oracle.max_outstanding": 20,
         "oracle.repeats": 0,

@@ -171,7 +171,8 @@ def test_purposes_share_no_answers(opened: Callable[..., Ledger]) -> None:
 
 @pytest.mark.slow(instead="tests/ledger/test_cache_awaited.py, for answers that are awaited", seconds=1.6)
 def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: Path) -> None:
-    """There is one prompt, and responses have one token, so most questions were answered before."""
+    """A killed run continues like the unbroken one and uses the same earlier answers. There are two prompts,
+    and responses have one token, so many questions were answered before."""
     changes = {
         "algorithm.prompts": 2,
         "sampling.max_new_tokens": 1,

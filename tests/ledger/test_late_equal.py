@@ -46,7 +46,8 @@ def played(
 @pytest.mark.parametrize("ahead", [0, 11])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, Any], ahead: int) -> None:
-    """A round has three questions and a step takes four, so some questions always remain."""
+    """Runs with late answers take the same feedback as a run whose answers come at once. A round has three
+    questions and a step takes four, so some questions always remain."""
     plan = {"steps": 7, "count": 4, "size": 3, "ahead": ahead}
     first, digest = played(tmp_path / "at once", None, settings, **plan)
     assert first.feedback[-1].queries > 0

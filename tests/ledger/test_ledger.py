@@ -183,7 +183,8 @@ def test_a_take_is_replayed_as_it_was_recorded_also_a_short_one(
 
 
 def test_a_step_waits_no_longer_than_it_may(opened: Callable[..., Ledger], clock: Clock) -> None:
-    """The limit holds in training. An evaluation waits for all its questions."""
+    """A training step waits at most `max_wait_s` and takes the answers that have come. An evaluation waits
+    for all its questions."""
     ledger = opened(Post(clock, {1: 50.0, 2: 90.0, 3: 300.0}), max_wait_s=20.0)
     ask(ledger, 0, *(make_group(number, "a", "b") for number in range(3)))
     assert (occurrences(ledger.take_feedback(0, 3)), clock.now) == ([0], 120.0)

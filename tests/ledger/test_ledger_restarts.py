@@ -44,7 +44,8 @@ def test_after_a_restart_unanswered_intents_are_asked_again_and_counted(
 def test_token_ids_reach_a_function_that_names_them_also_when_it_is_asked_again(
     opened: Callable[..., Ledger],
 ) -> None:
-    """The made-up ids of `make_group` are 0, 1, 2 and so on, one per letter."""
+    """A function with the parameter `completion_ids` gets the token ids, also for questions that are asked
+    again after a restart. The made-up ids of `make_group` are 0, 1, 2 and so on."""
     seen: list[list[list[int]]] = []
 
     def reward(completions: Sequence[str], completion_ids: list[list[int]]) -> list[float]:
@@ -150,7 +151,8 @@ def test_what_is_given_up_is_closed_and_what_was_answered_is_known(
 def test_a_durable_oracle_that_was_never_reached_is_asked(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """The process was killed after it recorded the questions and before it recorded their tickets."""
+    """The process was killed between recording the questions and recording their tickets. After the restart a
+    durable oracle is asked again."""
 
     class Unreachable(Post):
         def submit(self, questions: Sequence[Question]) -> list[str]:
@@ -222,7 +224,8 @@ def test_a_broken_answer_is_an_error_and_not_recorded(
 
 
 def test_the_sound_answers_beside_a_broken_one_are_kept(opened: Callable[..., Ledger]) -> None:
-    """The sound answers were paid. Only the question with the broken answer is asked again."""
+    """One of three answers is not finite. The two sound answers are recorded, since they were paid. Only the
+    broken one's question is asked again."""
 
     class OneBroken(Post):
         def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:

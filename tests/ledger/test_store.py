@@ -229,7 +229,7 @@ def test_a_failing_insert_leaves_nothing(store: Store) -> None:
     ids=["a candidate", "a prompt", "a list of candidates", "values", "trajectories"],
 )
 def test_what_is_damaged_is_named_and_not_read(store: Store, damage: str, message: str) -> None:
-    """SQLite has no checksums, so the ledger itself must notice damage."""
+    """SQLite has no checksums, so the store itself finds damaged records. The error names them."""
     add(store, 0, 0, 0)
     answer(store, 0, 0, 0)
     store.db.execute("PRAGMA foreign_keys = OFF")

@@ -275,7 +275,8 @@ def whole(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
-    """The waves are compared with a second computation from the ledger at the end."""
+    """Each wave has as many questions as the budget allows. The waves equal a second computation from the
+    ledger at the end."""
     name, _, (_, store, _) = whole
     waves, unpaid = expected(store, Slow().price, LIMITS[name][0])
     assert waves == waves_of(store)

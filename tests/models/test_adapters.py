@@ -159,7 +159,8 @@ def test_which_reference(
 def test_a_whole_policy_beside_a_reference_with_an_adapter(
     world: World, base: str, adapters: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """The policy's full weights change, so the reference cannot share them."""
+    """A policy with full weights stands beside a reference with an adapter. The policy's weights change, so
+    the reference has its own copy."""
     run = built(world, tmp_path, {"model.lora": None, "model.reference": adapters("ours")})
     own: dict[str, Any] = dict(learner_in(run).models.items())
     with torch.no_grad():
@@ -322,7 +323,7 @@ def test_adapters_that_cannot_be_taken_up(
     kind: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`oat check` and `oat train` print the same error."""
+    """An unusable adapter is refused. `oat check` and `oat train` print the same error."""
     spoil, words = WRONG[kind]
     shutil.copytree(adapters("ours"), tmp_path / "adapter")
     spoil(tmp_path / "adapter")

@@ -96,7 +96,8 @@ def test_bounds_by_hand() -> None:
 )
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_at_once_is_in_buckets(spans: list[Span], key_heads: int, asked: list[int]) -> None:
-    """Values and gradients are equal, in float64."""
+    """Attention in one call of the kernel and attention in buckets give equal values and gradients, in
+    float64."""
     generator = np.random.default_rng(key_heads)
     tensors = [
         heads_of(generator, 16, 4, 3),
@@ -181,7 +182,8 @@ def test_a_kernel_that_is_not_right_is_left_alone(
 
 @pytest.mark.parametrize("mode", ["checkpointing", "inference", "plain"])
 def test_the_trial_shows_in_nothing_around_it(mode: str, tmp_path: Path, asked: list[int]) -> None:
-    """The trial may first run in a layer that is recomputed, or in inference mode."""
+    """The kernel's first call is a trial against the slow path. It changes no result, even in a layer that is
+    recomputed or in inference mode."""
     lm = load_lm(save_model(tmp_path, build_config("llama")))
     attention.kernel_agrees.cache_clear()
     del asked[:]
@@ -203,7 +205,8 @@ def test_the_trial_shows_in_nothing_around_it(mode: str, tmp_path: Path, asked: 
 
 
 def test_the_call_is_one_that_torch_takes() -> None:
-    """Torch's own description of its kernel accepts the arguments and shapes, forward and backward."""
+    """Torch's description of its own kernel accepts the arguments and shapes of the call, forward and
+    backward."""
     pytest.importorskip("torch.nn.attention.varlen")
     packed = Packed(GROUPED)
     query, key, value = (

@@ -133,7 +133,8 @@ def test_without_peft_the_message_says_what_to_install(
 
 
 def test_a_critic_trains_its_head_and_its_adapter_only(paths: Mapping[str, str]) -> None:
-    """The head is new and in no adapter, so all its weights must be learned (M3)."""
+    """A critic with an adapter learns the adapter and the head. The head is new and in no adapter, so all its
+    weights are learned (M3)."""
     critic = Critic(
         load_model(ModelConfig(paths["llama"], lora=LoraConfig(rank=2))), np.random.default_rng(0)
     )
@@ -199,7 +200,8 @@ def test_a_reference_of_its_own_is_loaded(world: World, tmp_path: Path) -> None:
 def test_after_a_push_the_engine_answers_as_the_learner(
     world: World, tmp_path: Path, sync_every: int, lora: Mapping[str, Any]
 ) -> None:
-    """The engine also answers as the merged model. The reference does not change."""
+    """After a push of weights, the engine gives the learner's log-probabilities, and those of the merged
+    model. The reference does not change."""
     run = built(world, tmp_path, {**lora, "learner.sync_every": sync_every})
     learner, engine = learner_in(run), engine_in(run)
     restore(run)

@@ -233,7 +233,8 @@ def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkp
 def test_after_a_push_the_engine_answers_as_the_learner(
     world: World, tmp_path: Path, sync_every: int
 ) -> None:
-    """The receipt also covers the packed weights. The reference is the packed model with its adapter off."""
+    """After a push, the engine gives the learner's log-probabilities, and the receipt also covers the packed
+    weights. The reference is the packed model with its adapter off."""
     run = built(world, tmp_path, {**QLORA, "learner.sync_every": sync_every})
     learner, engine = learner_in(run), engine_in(run)
     restore(run)
@@ -349,7 +350,7 @@ def test_what_cannot_be(
 
 
 def test_a_model_without_linear_layers(tmp_path: Path) -> None:
-    """GPT-2 has its own class of layers instead of linear layers."""
+    """Quantisation of GPT-2 is refused: it has its own class of layers instead of linear layers."""
     make_model(tmp_path / "model")
     GPT2LMHeadModel(
         GPT2Config(vocab_size=18, n_embd=16, n_layer=1, n_head=2, n_positions=64)
@@ -409,7 +410,7 @@ def test_no_code_is_fetched_when_it_is_imported(tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="nothing: a new process has to import bitsandbytes", seconds=6.7)
 def test_an_adapter_alone_fetches_no_code_either(paths: Mapping[str, str], tmp_path: Path) -> None:
-    """PEFT imports bitsandbytes if it is installed."""
+    """PEFT imports bitsandbytes if it is installed. Loading an adapter must still fetch no code."""
     code = (
         "import sys; from oat.models.lora import load_model; from oat.config.settings import LoraConfig, "
         "ModelConfig; "

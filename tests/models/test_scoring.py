@@ -93,7 +93,8 @@ def test_the_last_attended_token_by_hand() -> None:
 @pytest.mark.parametrize("pad", PADS.values(), ids=PADS)
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt2"])
 def test_left_and_right_padding_score_the_last_token(tmp_path: Path, family: str, pad: str | None) -> None:
-    """The padding may have any id, also that of a row's last token."""
+    """The score is that of a row's last token, for any padding id and side, even if the padding id equals the
+    last token."""
     config = (
         GPT2Config(vocab_size=44, n_embd=32, n_layer=2, n_head=4, n_positions=48)
         if family == "gpt2"
@@ -115,7 +116,8 @@ def test_left_and_right_padding_score_the_last_token(tmp_path: Path, family: str
 
 
 def test_transformers_scores_another_token_where_the_end_pads(tmp_path: Path) -> None:
-    """This is the reason why `oat` computes the score from hidden states itself."""
+    """If the end of text is also the padding, transformers scores another token. So `oat` computes the score
+    from hidden states itself."""
     config = build_config("llama")
     config.pad_token_id = 0
     path, rows = save_reward_model(tmp_path, config, tokenizer_of("<eos>")), rows_of(7, 7)
@@ -232,7 +234,8 @@ def test_what_is_longer_than_the_model_reads_has_no_score(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("cls", [RobertaConfig, XLMRobertaConfig])
 def test_positions_that_begin_behind_the_padding(tmp_path: Path, cls: type) -> None:
-    """Two of 50 positions belong to no token."""
+    """The positions of such a model begin after its padding id, so two of 50 belong to no token. A text of 48
+    tokens gets a score, and a text of 49 tokens gets none."""
     sizes = {
         "vocab_size": 44,
         "hidden_size": 32,

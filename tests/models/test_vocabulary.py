@@ -67,7 +67,8 @@ def test_what_cannot_be_the_models_is_refused(tokens: int, rows: int, expected: 
 
 @pytest.mark.parametrize(("rows", "fits"), [(300, True), (299, False)])
 def test_ids_with_holes_count_up_to_the_greatest(rows: int, fits: bool) -> None:
-    """Vocabularies of tiktoken have such holes before their special tokens."""
+    """A vocabulary with unused ids before its special tokens, as tiktoken's have, counts up to its largest
+    id."""
     tokenizer = tokenizer_of(*range(250), 299)
     assert (len(tokenizer), num_ids(tokenizer)) == (251, 300)
     assert Renderer(tokenizer, template=None).num_tokens == 300

@@ -362,7 +362,8 @@ def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
 
 
 def test_a_call_that_never_comes_back_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later calls do not undo what the process itself changes after the stuck call began."""
+    """One call of a reward function never ends. Later calls do not undo changes that the process itself made
+    after that call began."""
     is_begun, may_end = threading.Event(), threading.Event()
 
     async def stuck(prompts: Any, completions: Any) -> list[float]:

@@ -127,7 +127,8 @@ LONG = 15_000_000
 def test_of_a_long_reply_the_beginning_is_said(
     client: Any, fault: Reply, said: str, token: str | None
 ) -> None:
-    """The error has only the beginning, and the event loop that all calls share is not blocked."""
+    """The error shows only the beginning of a long reply. The event loop that all calls share is not
+    blocked."""
 
     def read(reply: bytes) -> None:
         raise ValueError(reply.decode().replace("sesame", "[token]"))
@@ -357,7 +358,8 @@ def test_a_client_that_is_closed_leaves_no_thread(client: Any) -> None:
 
 
 def test_certificates_that_cannot_be_read_are_a_mistake_and_the_client_ends(client, monkeypatch, tmp_path):
-    """`close` must not wait for a thread that was never started."""
+    """A missing certificate file is a ConfigError. `close` then returns, although the client's thread was
+    never started."""
     one = client("https://127.0.0.1:1")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
     with pytest.raises(ConfigError, match="SSL_CERT_FILE"):

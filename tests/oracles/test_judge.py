@@ -129,7 +129,8 @@ def test_ties(
 def test_an_endpoint_without_logprobs_is_found_out_once(
     judge: Callable[..., Judge], has_logprobs: bool | None
 ) -> None:
-    """The endpoint omits log-probabilities, or refuses a request for them."""
+    """An endpoint omits log-probabilities, or refuses a request for them. The judge notices it once and then
+    reads texts."""
     with judging(counts("a", 10.0), has_logprobs=has_logprobs) as (_, model, url):
         oracle = judge(url, orders="one")
         assert ask(oracle, *questions(("aa", "b")))[0].values == (1.0,)
@@ -303,7 +304,8 @@ def test_what_a_gateway_says_counts_under_a_budget(
 
 @pytest.mark.parametrize("fault", ["500", "another schema", "close"])
 def test_a_question_whose_tries_all_fail_has_failed(judge: Callable[..., Judge], fault: str) -> None:
-    """The other question has its answer. The failed question counts with its highest price."""
+    """All tries of one question fail. It is marked as failed and counts with its highest price; the other
+    question has its answer."""
     with judging(lambda shown: FAULTS[fault] if "bad" in shown.text else FIRST) as (_, _, url):
         oracle, asked = (
             judge(url, orders="one", price_in=1.0, price_out=2.0),
@@ -336,7 +338,8 @@ def test_one_refused_question_does_not_end_the_run(judge: Callable[..., Judge]) 
 def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
     judge: Callable[..., Judge],
 ) -> None:
-    """The judge marks a refused question as failed after another question was answered."""
+    """A content filter refuses the first question. The judge marks it as failed after another question was
+    answered."""
     refusal = Reply(b'{"error": {"code": "content_filter"}}', status=400)
     with judging(lambda shown: refusal if "bad" in shown.text else Reply(completion(FIRST), delay_s=0.2)) as (
         server,
@@ -351,7 +354,8 @@ def test_a_filter_that_refuses_before_the_first_answer_does_not_end_the_run(
 
 
 def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]) -> None:
-    """No question is returned as failed, whichever refusal comes first."""
+    """If all first questions are refused, the judge raises an error in any order of the refusals, and returns
+    no question as failed."""
     with judging(lambda shown: Reply(b"no such field", status=400, delay_s=0.05 * shown.number)) as (
         _,
         model,
@@ -368,7 +372,8 @@ def test_refusals_of_all_first_questions_end_the_run(judge: Callable[..., Judge]
 def test_who_is_not_let_in_is_told_which_variable_to_look_at(
     judge: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """The message names the variable that held the key, or the variables that might have held it."""
+    """The error about a refused key names the variable that held the key, or the variables that might have
+    held it."""
     for name in KEYS:
         monkeypatch.delenv(name, raising=False)
     expected = {
@@ -397,7 +402,7 @@ def test_an_endpoint_that_refuses_from_the_start(judge: Callable[..., Judge], st
 
 
 def test_an_endpoint_that_is_gone(judge: Callable[..., Judge]) -> None:
-    """Answers that had arrived are returned before the error."""
+    """The endpoint disappears. Answers that had arrived are returned before the error."""
     with judging(lambda shown: FIRST) as (server, _, url):
         oracle = judge(url, max_outage_s=0.3)
         assert ask(oracle, *questions(("a", "b")))[0].marks == ("tie",)
@@ -407,7 +412,7 @@ def test_an_endpoint_that_is_gone(judge: Callable[..., Judge]) -> None:
 
 
 def test_many_at_once(judge: Callable[..., Judge]) -> None:
-    """As many calls as `concurrency` allows are open at once, and `submit` does not wait."""
+    """The judge keeps as many calls open as `concurrency` allows, and `submit` does not wait."""
     with judging(lambda shown: Reply(completion(FIRST), delay_s=0.05)) as (server, model, url):
         oracle = judge(url, concurrency=4, orders="one")
         answers = ask(oracle, *questions(*[("a", f"b{n}") for n in range(20)]))

@@ -78,7 +78,8 @@ def test_a_pair_is_judged_in_training_and_in_evaluation(
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None:
-    """Scores are used as they are or made into preferences. Answered questions are not asked again."""
+    """A run uses a judge's scores as they are, or makes preferences of them. Answered questions are not asked
+    again."""
     with judging(counts("a")) as (_, model, url):
         assert (
             oat(

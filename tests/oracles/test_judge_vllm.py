@@ -156,7 +156,8 @@ PAIRS = [("It is 42.", "I do not know."), ("a", "b"), ('"0"', "<|im_end|> answer
 
 
 def test_probabilities_are_those_of_the_model(served: tuple[str, Path]) -> None:
-    """The probability is the mean over both orders, and the answer has the tokens of both requests."""
+    """The preference is the mean of the model's probabilities over both orders. The answer counts the tokens
+    of both requests."""
     url, folder = served
     asked = make_questions(
         [make_group(number, *pair) for number, pair in enumerate(PAIRS)], "compare", 0, oracle="judge"
@@ -186,7 +187,7 @@ def test_scores_are_expectations(served: tuple[str, Path]) -> None:
 
 
 def test_text_alone(served: tuple[str, Path]) -> None:
-    """Greedy decoding gives the most probable digit."""
+    """Without log-probabilities the score is the model's most probable digit."""
     url, folder = served
     (question,) = make_questions([make_group(0, "It is 42.")], "score", 0, oracle="judge")
     (answer,) = ask(Judge(model="m", url=url, mode="score", reads="text", max_tokens=1), question)

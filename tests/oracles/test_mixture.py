@@ -341,7 +341,8 @@ def test_relative_scores_are_no_evaluation(
 def test_a_killed_run_with_scales_of_the_batch_ends_as_the_unbroken_one(
     world: World, tmp_path: Path, after: bool
 ) -> None:
-    """The run is killed before or after answers are recorded."""
+    """A run with normalised sources is killed before or after answers are recorded. Continued, it ends like
+    the unbroken run."""
     records = [{"prompt": f"{n % 10}+{n // 10}=", "task": "long" if n % 3 else "both"} for n in range(30)]
     mixture = {
         "name": "mixture",

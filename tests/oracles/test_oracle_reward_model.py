@@ -44,7 +44,8 @@ def test_it_keeps_the_protocol(judge: str) -> None:
 
 @pytest.mark.inventory(45)
 def test_ranks_are_those_of_one_row_at_a_time(judge: str) -> None:
-    """The scores are those of transformers for single rows without padding."""
+    """The scores of batches order responses like the scores of transformers for single rows without
+    padding."""
     texts = ["a", "bb", "ab+1", "9=8", "", "aaaaaaaa", "b+b", "0"]
     groups = [make_group(number, *texts[number:]) for number in range(3)]
     answers = asked(

@@ -175,7 +175,8 @@ def test_a_generator_that_raises():
 
 
 def test_a_column_that_a_calls_records_lack_is_none():
-    """Other records of the data have the column, and the oracle was told of it."""
+    """A function names a column that the records of one call lack and others have. It gets None for this
+    column."""
 
     def reward(completions, answer, reference):
         return [

@@ -62,7 +62,7 @@ ASYNCHRONOUS = {
 @pytest.mark.parametrize("function", ASYNCHRONOUS.values(), ids=ASYNCHRONOUS)
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_whatever_is_awaited_is_waited_for(function, in_loop):
-    """The awaitable is also awaited if an event loop is already running, as in a notebook."""
+    """The oracle waits for any awaitable, also if an event loop is already running, as in a notebook."""
 
     async def in_a_notebook():
         return ask(CallableOracle(function, "slow"), question(0, ["a", "bb"]))
@@ -77,7 +77,7 @@ def test_whatever_is_awaited_is_waited_for(function, in_loop):
 
 @pytest.mark.parametrize("name", ["object", "method", "partial", "partial of an object"])
 def test_what_is_known_to_be_asynchronous_begins_when_it_is_asked(name):
-    """The call begins with `submit`, not with `collect`."""
+    """A call of an async function begins with `submit`, not with `collect`."""
     begun = Event()
 
     class Seen(Judge):
@@ -108,7 +108,7 @@ def test_an_error_of_an_object_names_its_line():
 
 
 def test_an_async_function_that_takes_too_long_leaves_its_questions_open() -> None:
-    """The function is not called again while it runs. Its answers are returned when they arrive."""
+    """A slow async function is not called again while it runs. Its answers are returned when they arrive."""
     calls = []
 
     async def slow(prompts: list[str], completions: list[str]) -> list[float]:

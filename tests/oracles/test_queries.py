@@ -93,7 +93,7 @@ def test_what_they_need_is_checked(code: str) -> None:
 
 @pytest.mark.parametrize("place", ["here", "isolated"])
 def test_a_run(code: str, world: World, tmp_path: Path, place: str) -> None:
-    """The unchanged function runs in this process and in a worker."""
+    """A run uses such a function unchanged, in this process and in a worker."""
     records = [{"prompt": f"{n}+1=", "label": "a"} for n in range(8)]
     name = f"{code}:reward_labels"
     oracle = (

@@ -94,7 +94,8 @@ def test_who_is_not_let_in_is_told_which_variable_to_look_at(
 @pytest.mark.inventory(82)
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_one_refused_question_does_not_end_the_run(server: FaultyServer, status: int) -> None:
-    """The refusal may come before the first answer to another question."""
+    """The server refuses one question, perhaps before it answered another. The question is marked as failed,
+    and the others have their answers."""
     oracle, long = RemoteOracle(server.url), "b" * 50
     server.answer = lambda asked: (
         Reply(b"too much", status=status)

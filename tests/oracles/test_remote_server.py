@@ -134,7 +134,7 @@ def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path
 
 @pytest.mark.slow(instead="test_a_mistake_is_one_message", seconds=9.4)
 def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> None:
-    """The weights are damaged, which a worker finds when it reads them."""
+    """The weights are damaged, which the workers find when they read them. The server ends with an error."""
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
@@ -164,7 +164,8 @@ def test_workers_that_cannot_load_end_the_server(model: str, tmp_path: Path) -> 
 
 
 def test_a_slow_sender_and_a_silent_one_are_left(model: str) -> None:
-    """The test starts only the front, with short limits and without workers."""
+    """The front closes the connection of a slow or silent sender. The test starts only the front, with short
+    limits and without workers."""
     import asyncio
 
     async def talk(sent: bytes) -> bytes:

@@ -149,7 +149,7 @@ def test_the_task_in_columns():
     [("24", "[4, 6, 1]"), (" 24.0 ", "[1.0, 4, 6]"), ("+24.", '["4", "6", "1"]'), (24, "[4,6,1]")],
 )
 def test_a_task_as_text(target, nums):
-    """The values of a CSV file are texts."""
+    """The task may be given as texts, as the values of a CSV file are."""
     responses = ["<answer>4*6*1</answer>", "<answer>4*6</answer>", ""]
     assert countdown(["p"] * 3, responses, target=[target] * 3, nums=[nums] * 3) == [1.0, 0.1, 0.0]
 

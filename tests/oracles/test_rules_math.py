@@ -307,7 +307,7 @@ def spelled(answer: str) -> list[str]:
 
 @needs_math_verify
 def test_an_answer_however_it_is_written(oracle: MathRule) -> None:
-    """The first spelling of each listed answer is compared with all its listed and generated spellings."""
+    """All listed and generated spellings of an answer equal its first spelling."""
     pairs = [
         (way, right) for ways, _ in math_answers.ALL for right in ways[:1] for way in {*ways, *spelled(right)}
     ]
@@ -352,7 +352,8 @@ def unequal(oracle: MathRule, pairs: list[tuple[str, str]]) -> list[tuple[str, s
 def test_hostile_answers_are_wrong_in_bounded_time(
     oracle: MathRule, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No part of the answer is executed, and the next answer is graded normally."""
+    """A hostile answer is graded as wrong within a minute. No part of it is executed, and the next answer is
+    graded normally."""
     monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
     assert score(oracle, rf"\boxed{{{found}}}", "x+1") == 0.0
@@ -387,7 +388,8 @@ def slow_box(tokens: list[str]) -> str | None:
 
 
 def test_a_long_response_is_read_once() -> None:
-    """The time grows linearly: sixteen times the text takes about sixteen times as long, not 256 times."""
+    """The time to read a response grows linearly: sixteen times the text takes about sixteen times as long,
+    not 256 times."""
     begin = time.process_time()
     assert last_boxed(r"\boxed{" * 200_000) is None
     assert last_boxed("{" * 1_000_000 + r"\boxed{5}") == "5"

@@ -173,7 +173,7 @@ def test_ledger(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_remote(tmp_path: Path) -> None:
-    """The test starts two servers."""
+    """The benchmark of the reward server starts two servers and reports plausible figures."""
     from remote import measure
 
     found = measure(tmp_path, requests=200, soak=0)

@@ -51,7 +51,7 @@ BLOCKS = blocks("yaml")
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
-    """A block is a complete configuration, or sections of one."""
+    """Each block of YAML in the pages is valid, as a complete configuration or as sections of one."""
     given = yaml.safe_load(block)
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -67,7 +67,8 @@ def test_every_block_is_valid(block: str, tmp_path: Path) -> None:
 def test_every_block_of_python_runs(
     block: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The block runs in a folder with a run in runs/mine and the files that the README begins with."""
+    """Each block of Python in the pages runs, in a folder with a run in runs/mine and the files that the
+    README begins with."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(world.folder / "model", "quickstart/start")
     shutil.copy(world.folder / "train.jsonl", "prompts.jsonl")
@@ -144,7 +145,8 @@ WRITTEN = [*sorted(DOCS.rglob("*.md")), *sorted(DOCS.parent.glob("*.md"))]
 
 
 def test_every_module_that_a_page_names_is_there() -> None:
-    """A module may be named by its path from the project, from `src/`, from `src/oat/`, or from its box."""
+    """Every module that a page names exists. Its path may begin at the project, at `src/`, at `src/oat/`, or
+    at its box."""
     roots = [
         DOCS.parent,
         *(DOCS.parent / "src" / place for place in ("", "oat", "oat/functional")),
@@ -160,6 +162,6 @@ def test_every_module_that_a_page_names_is_there() -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(DOCS.parent).as_posix())
 def test_prose_keeps_to_110_columns(page: Path) -> None:
-    """Tables, images and code blocks may be wider."""
+    """Lines of prose in the pages have at most 110 columns. Tables, images and code blocks may be wider."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith(("|", "!["))] == []

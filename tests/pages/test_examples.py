@@ -48,7 +48,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_the_loop_without_a_framework_has_the_losses_of_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings are taken from the example's own docstring."""
+    """The example without a framework has the losses of `oat train` with the settings in the example's
+    docstring."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(EXAMPLES)
     module = sys.modules[load_symbol(f"{LOOP}:train").__module__]

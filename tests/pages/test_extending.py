@@ -52,7 +52,8 @@ def test_every_configuration_runs(folder: Path, config: str) -> None:
 def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is that of the checks, although nobody called them."""
+    """A batch that breaks the page's rules ends the run. The error is that of `check_algorithm`, although
+    nobody called it."""
     source = FILES["algorithm.py"]
     for good, bad, words in (
         (

@@ -64,7 +64,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_the_index_names_every_page():
-    """Decision records are named in an index of their own."""
+    """docs/README.md names every page. Decision records are named in an index of their own."""
     indices = [DOCS / "README.md", DOCS / "decisions" / "README.md"]
     linked = {
         (index.parent / target).resolve()

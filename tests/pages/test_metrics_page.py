@@ -41,7 +41,7 @@ def test_the_page_names_every_metric_with_unit_and_meaning() -> None:
 
 
 def test_units() -> None:
-    """Every pattern matches a metric, and every metric matches a pattern."""
+    """Every pattern of units matches a metric, and every metric matches a pattern."""
     patterns = [pattern for some in _UNITS.values() for pattern in some]
     assert [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in NAMES)] == []
     assert [name for name in NAMES if not any(fnmatchcase(name, pattern) for pattern in patterns)] == []

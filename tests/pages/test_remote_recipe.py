@@ -36,7 +36,7 @@ def typed(marker: str, page: str = README) -> str:
 
 @pytest.mark.slow
 def test_two_shells(tmp_path: Path) -> None:
-    """The run starts before the server and waits for it."""
+    """The commands of both shells work. The run starts before the server, and waits for it."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     writer = save_model(tmp_path / "writer", build_config("llama", context=2048))
     shape = {

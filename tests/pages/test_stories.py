@@ -120,7 +120,8 @@ def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str)
 def test_the_default_model_goes_on_after_the_openings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After openings that end with a full stop the model ends the story."""
+    """The default model continues the recipes' openings. After openings that end with a full stop it ends the
+    story."""
     if not (DEFAULT / "config.json").exists():
         pytest.skip(
             "the default model of the recipes is not at ../shared/real/tinystories656k; what it does "
@@ -138,7 +139,8 @@ def test_the_default_model_goes_on_after_the_openings(
 
 
 def test_the_pages_figures_are_within_its_bounds(benchmark: ModuleType) -> None:
-    """The page has three seeds of DPO on both models."""
+    """The figures in docs/stories.md keep the benchmark's bounds. The page has three seeds of DPO on both
+    models."""
     page = (ROOT / "docs" / "stories.md").read_text(encoding="utf-8")
     rows = [
         line.strip("| ").split(" | ")

@@ -92,7 +92,7 @@ def test_the_files_that_it_lists(folder: Path) -> None:
 
 
 def test_the_lines_that_it_shows(world: World, tmp_path: Path) -> None:
-    """The display has the same rows in the same order, with the same cells."""
+    """The page's picture of the display has the real rows in the real order."""
     config = world.config("grpo", tmp_path, {"stop.max_queries": 4000})
     seen: Seen = in_a_terminal(lambda: oat("train", config))
     shown = [line for line in block("text").splitlines() if not line.startswith("step 40/80")]

@@ -39,7 +39,8 @@ def run(config: Path) -> Path:
 
 
 def test_it_asks_what_the_straight_line_version_asks(bench: Bench, run: Path) -> None:
-    """The log-probabilities are computed again from the models; those of the policy are as at sampling."""
+    """The explorer asks the same questions as the reference implementation, which computes the
+    log-probabilities again from the models."""
     policy, reference = (straight.load(bench.folder / name) for name in ("model", "reference"))
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
     store = Store(run / "ledger.sqlite")

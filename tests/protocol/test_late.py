@@ -129,7 +129,8 @@ def die_with_answers_in_hand() -> None:
 def test_late_permuted_and_lost_answers_over_a_kill(
     bench: Bench, tmp_path: Path, oracle: str, arm: Callable[[], None]
 ) -> None:
-    """A step waits for a limited time and takes the answers that have come."""
+    """The run is killed with answers in flight, and continued. Each step waits for a limited time and takes
+    the answers that have come."""
     run_dir, is_durable = tmp_path / "late", oracle.startswith("Durable")
     with server() as port:
         config = config_of(bench, tmp_path, f"{HERE / 'late_oracle.py'}:{oracle}", port=port, max_wait_s=60.0)

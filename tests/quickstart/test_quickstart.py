@@ -217,8 +217,8 @@ def test_the_report_says_what_the_files_say(tmp_path: Path):
 def cell(
     seed: int, environment: str, dpo: tuple[float, float], control: tuple[float, float]
 ) -> dict[str, Any]:
-    """Return the files of one cell of the benchmark, for runs with these gains. Sampled scores start at 0.25
-    and greedy scores at 0.01."""
+    """Return the results of one cell of the benchmark, for runs with these gains. Sampled scores start at
+    0.25 and greedy scores at 0.01."""
 
     def run(sampled: float, greedy: float) -> dict[str, dict[str, float]]:
         rows = [

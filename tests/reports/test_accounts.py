@@ -394,7 +394,8 @@ def test_a_ledger_of_an_older_schema_goes_on(
 
 
 def test_what_steps_cost_is_known_after_a_migration(tmp_path: Path) -> None:
-    """Step 1 learned from nothing, so the costs up to it are those of step 0."""
+    """A ledger of an older schema gets the cost of each step. Step 1 learned from nothing, so the costs up to
+    it are those of step 0."""
     store = Store(tmp_path / "ledger.sqlite")
     for step, costs in enumerate([(0.5, 0.25), (), (2.0,)]):
         groups = [make_group(10 * step + number, "a", "b") for number in range(len(costs))]

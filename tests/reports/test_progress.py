@@ -124,7 +124,8 @@ def test_a_run_that_is_ended_leaves_the_terminal_whole(
 
 
 def test_what_a_reward_prints_stands_above_the_lines(world: World, tmp_path: Path) -> None:
-    """The text is printed unchanged, also if it looks like markup."""
+    """Text that a reward function prints appears unchanged above the display, even if it looks like
+    markup."""
     (tmp_path / "reward.py").write_text(
         "def reward(prompts, completions, **columns):\n    print('[/odd] :smile:')\n    return "
         "[float(len(text)) for text in completions]\n"

@@ -68,7 +68,8 @@ def test_a_step_has_every_prompt_its_responses_and_their_scores(runs: Path, said
 
 
 def test_a_response_that_was_cut_off_says_so(runs: Path, said: Callable[..., str]) -> None:
-    """The output agrees with samples.jsonl, which has all four groups of a step."""
+    """`oat samples` marks the responses that were cut off, in agreement with samples.jsonl, which has all
+    four groups of a step."""
     rows = [json.loads(line) for line in (runs / "grpo" / "samples.jsonl").read_text().splitlines()]
     finish = [end for row in rows if row["step"] == 4 for end in row["finish"]]
     assert set(finish) == {"stop", "length"}
@@ -145,7 +146,7 @@ def test_damaged_records_are_one_message(runs: Path, tmp_path: Path, said: Calla
 
 
 def test_a_terminal_gets_a_pager(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pager may end before it has read everything."""
+    """In a terminal the output goes through the pager, which may end before it has read everything."""
     monkeypatch.setenv("PAGER", "sed -n '1p;1q'")
     monkeypatch.setenv("TERM", "xterm")
     seen = in_a_terminal(lambda: oat("samples", runs / "grpo"))

@@ -100,7 +100,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 
 def test_what_was_saved_does_not_change_with_the_weights(checkpoints: Checkpoints, held: Held) -> None:
-    """The save returns before anything is written. Then the weights and the state's lists change."""
+    """A save returns before anything is written. Weights and lists that change afterwards do not change the
+    checkpoint."""
     weight, words = torch.nn.Parameter(torch.zeros(2)), ["a"]
     checkpoints.save(1, {"w": weight, "half": weight[:1]}, {"part": {"words": words}})
     assert held.began.wait(60)
@@ -186,8 +187,8 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(
 
 @pytest.mark.slow(instead="tests/faults/test_full_disk.py", seconds=2.5)
 def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_path: Path) -> None:
-    """This also holds for the last checkpoint: the run prints the error instead of the line that it finished.
-    The same command continues the run."""
+    """If a checkpoint cannot be written, the run ends with an error instead of the line that it finished.
+    This includes the last checkpoint. The same command continues the run."""
     config, log = world.config("dpo", tmp_path), tmp_path / "log"
     (tmp_path / "unbroken").mkdir()
     assert forked(lambda: oat("train", world.config("dpo", tmp_path / "unbroken")), log) == 0
@@ -284,7 +285,8 @@ def test_all_damaged(checkpoints: Checkpoints) -> None:
 
 
 def test_a_state_that_is_nested_too_deep_is_damaged(checkpoints: Checkpoints) -> None:
-    """This also holds if the manifest agrees with the state."""
+    """A checkpoint whose state is nested too deep counts as damaged, even if its manifest agrees with the
+    state."""
     save(checkpoints, 1, 2, **{"eval/sampled": 1.0})
     folder, deep = checkpoints.directory / "step_00000002", "[" * 100_000
     (folder / "state.json").write_text(deep)
@@ -353,7 +355,8 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_refused_before_the_ledger_is_touched(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the ledger were changed, the version that wrote both could not continue the run either."""
+    """A checkpoint of another version is refused, and the ledger stays unchanged. Otherwise the version that
+    wrote both could not continue the run either."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2, "evaluation": None})
     assert oat("train", config) == 0
     (state,) = (tmp_path / "dpo" / "checkpoints").glob("step_*/state.json")

@@ -59,7 +59,7 @@ def test_another_metric_ranks_what_is_there(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_first_where_they_take_too_much(tmp_path: Path) -> None:
-    """A checkpoint that ranks best may be removed too."""
+    """If checkpoints exceed `max_gb`, the oldest are removed, even one that ranks best."""
     save(Checkpoints(tmp_path, every=1, keep_last=9), 1, 2, 3, **{"eval/sampled": 1.0})
     size = sum(file.stat().st_size for file in (tmp_path / "step_00000001").iterdir())
     checkpoints = Checkpoints(tmp_path, every=1, keep_last=9, keep_best=9, max_gb=3.5 * size / 1e9)

@@ -32,7 +32,8 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow(instead="test_a_fork_has_its_own", seconds=1.7)
 def test_one_entry_a_process_that_made_rows(world: World, tmp_path: Path) -> None:
-    """The run is started, killed, continued, continued without anything to do, and made longer."""
+    """environment.json has one entry per process that made rows. The run is started, killed, continued,
+    continued without anything to do, and made longer."""
     config = world.config("dpo", tmp_path)
     assert (
         forked(
@@ -96,7 +97,8 @@ def test_a_file_that_is_not_ours_is_left_alone(
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 @pytest.mark.parametrize("imports", [False, True])
 def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, how: str, imports: bool) -> None:
-    """Nothing writes the record of the environment a second time, so without an error it would be lost."""
+    """A run ends if environment.json is moved or replaced. Nothing writes the record of the environment a
+    second time."""
     modules, file = {"reward.py": "1"}, tmp_path / "environment.json"
     process = Told(file, lambda: {"seed": 0}, {}, lambda: modules)
     process.begin(0)

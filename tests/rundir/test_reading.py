@@ -76,7 +76,7 @@ def test_samples_and_evaluations(run_dir: Path, without_pandas: None) -> None:
 
 
 def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
-    """The table has the questions and answers of the ledger."""
+    """The table of questions has the questions and answers of the ledger."""
     questions = load_run(run_dir).questions
     rows = [dict(zip(questions, values, strict=True)) for values in zip(*questions.values(), strict=True)]
     assert [row["purpose"] for row in rows].count("train") == 16
@@ -190,7 +190,8 @@ def test_damaged_and_deleted_rows_are_warned_of(
     steps: list[int],
     said: str,
 ) -> None:
-    """Tables, plots and `oat check` warn and read the sound rows. `oat digest` ends with one message."""
+    """Rows of metrics are damaged or deleted. Tables, plots and `oat check` warn and read the sound rows;
+    `oat digest` ends with one message."""
     shutil.copytree(run_dir, tmp_path / "run")
     damage_metrics(tmp_path / "run", lines)
     with pytest.warns(OatWarning, match=rf"metrics\.jsonl: .*{said}the others are read"):

@@ -418,7 +418,7 @@ def gradient_of(
     learner: Learner, update: Callable[[], dict[str, float]], model: str = "policy"
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Return the report of an update of one optimiser step, and the gradients of a model by parameter. They
-    are copied out before the step, since the learner frees them."""
+    are read before the step, since the learner frees them."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: object) -> None:

@@ -29,8 +29,8 @@ def cost(question: Question) -> float:
 
 
 class Slow(FakeOracle):
-    """An oracle of scores whose cost is below its price. Each answer comes after a number of calls of
-    `collect`, oldest or newest answer first.
+    """An oracle of scores whose cost is below its price. Each answer comes after a random number of calls of
+    `collect`. Answers that come together are in either order.
 
     Args:
         delays: the generator of the delays; None: every answer is there at once.

@@ -90,7 +90,7 @@ class Mistake:
     """A configuration with a mistake.
 
     Attributes:
-        changes: replacements in the text above.
+        changes: replacements in the text of the valid configuration above.
         said: words that the message must contain; "@text" stands for the file and the line that begins with
             the text, "@" for the file.
         prepare: makes further files beside the configuration.

@@ -28,7 +28,7 @@ LOOP = "{% for m in messages %}BODY{% endfor %}{% if add_generation_prompt %}ass
 
 
 def template(body: str, *said: str) -> Mistake:
-    """Return the mistake of a template that an episode of several turns cannot use."""
+    """Return a mistake: a template that an episode of several turns cannot use."""
     loop = LOOP.replace("BODY", body)
     render = ("compute:", "render:\n  template: chat.jinja\ncompute:")
     return wrong(

@@ -135,7 +135,7 @@ def _leaf(value: Any) -> str | None:
 
 
 def _children(value: Any, path: str, *, is_leaf: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a value, each after the suffix of its path."""
+    """Yield the parts of a value, each with the suffix of its path."""
     if isinstance(value, type):
         if _is_ours(value):
             yield from (

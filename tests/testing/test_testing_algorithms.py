@@ -67,7 +67,8 @@ PROTOCOL = Path(__file__).parents[1] / "protocol"
 @pytest.mark.sample("dpo", "kto", "sft", "grpo", "reward_model", seconds=9.2)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ours_pass(name: str) -> None:
-    """The algorithms have their defaults. `max_length` of dr_grpo has none and is set here."""
+    """Every algorithm of `oat` passes with its defaults. `max_length` of dr_grpo has no default and is set
+    here."""
     check_algorithm(ALGORITHMS[name])
 
 

@@ -67,7 +67,8 @@ def test_every_oracle_with_options_passes(name: str) -> None:
 
 
 def test_a_mixture_with_scales_passes() -> None:
-    """The mixture declares that its answer depends on more than the question."""
+    """A mixture with normalised sources passes, since it declares that its answers depend on more than the
+    question."""
     check_oracle(
         "mixture", reference="4", options={"sources": [{"name": "length", "target": 9, "normalise": "group"}]}
     )

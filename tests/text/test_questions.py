@@ -49,7 +49,7 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("example", FORMS["gsm8k"].examples, ids=lambda example: example.answer)
 def test_examples_of_gsm8k(example) -> None:
-    """The rules find the answer, and every equation in the worked solution is right."""
+    """The rules of GSM8K find the example's answer, and every equation of its solution is right."""
     assert (
         gsm8k(["p"], [example.worked], [example.answer])
         == gsm8k_marked(["p"], [example.worked], [example.answer])

@@ -119,8 +119,8 @@ def test_each_row_once_over_a_kill_and_a_fork_begins_its_own(
 
 
 def test_a_sink_that_comes_late_has_all_rows_and_one_that_was_away_what_it_missed(tmp_path: Path) -> None:
-    """Each process of the run makes two steps. The first has no sink, the second has it, the third has none,
-    the fourth has it with texts, and the fifth has it with another place."""
+    """A run has five processes of two steps each. The second and the fourth have the sink, and the fourth
+    also gives it texts. The fifth has the sink with other settings, so it gets all rows again."""
     lives: list[SinkProcess | None] = [
         None,
         process(tmp_path),
@@ -264,7 +264,8 @@ def seen(folder: Path, file: str) -> set[Any]:
 
 
 def test_a_marked_process_is_found(tmp_path: Path) -> None:
-    """The process is also found if it has left the session and its parent has ended."""
+    """A process that a sink started is found by its mark, also if it has left the session and its parent has
+    ended."""
     sink = process(tmp_path, fails="hangs deaf", at="open", wait_s=0.0)
     sink.open(0)
     deadline = time.monotonic() + 30
@@ -346,7 +347,8 @@ def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
     instead="tests/build/test_places.py::test_a_run_directory_moves_between_two_lives", seconds=1.2
 )
 def test_a_run_directory_may_be_moved(world: World, tmp_path: Path) -> None:
-    """The state of a sink moves with the run directory."""
+    """The run directory is moved, and the run continued. The sink has each row once, since its state moved
+    too."""
     config, log = (
         world.config("grpo", tmp_path, {"tracking.sinks": [own()], "stop.max_steps": 2, "evaluation": None}),
         tmp_path / "log",

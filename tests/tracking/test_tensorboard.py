@@ -66,7 +66,8 @@ def are_its_rows(found: dict[tuple[str, int], list[float]], run_dir: Path) -> bo
 )
 @needs_library
 def test_each_point_once_over_kills(world: World, tmp_path: Path, points: Points) -> None:
-    """The run is killed after a checkpoint, continued, and made longer."""
+    """The run is killed after a checkpoint, continued, and made longer. TensorBoard's files have each point
+    once."""
     config, run_dir = world.config("grpo", tmp_path, ON), tmp_path / "grpo"
     assert (
         forked(
@@ -103,7 +104,7 @@ def test_a_run_that_is_told_late_has_all_points(world: World, tmp_path: Path, po
 )
 @needs_library
 def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path, points: Points) -> None:
-    """The folder is a link to another disk."""
+    """The folder `tensorboard` is a link to another disk. Its files have each point once."""
     config = world.config("dpo", tmp_path, {**ON, "stop.max_steps": 2})
     run_dir = tmp_path / "dpo"
     elsewhere = tmp_path / "elsewhere"
@@ -117,7 +118,8 @@ def test_points_that_lie_elsewhere_stand_there_once(world: World, tmp_path: Path
 
 @needs_library
 def test_times_of_kept_rows_go_on_from_each_other(tmp_path: Path) -> None:
-    """Three rows are of an earlier process, and one is of this process."""
+    """Three rows of an earlier process took 100 s each. TensorBoard gets them with times 100 s apart, and
+    then the first row of this process."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     rows = [{"step": step, "a": 1.0, "time/step_s": 100.0} for step in range(3)]

@@ -220,7 +220,8 @@ def test_wandb_online_that_nobody_answers_holds_up_nothing(
 
 @needs_wandb
 def test_wandb_is_killed_with_training_and_goes_on(world: World, tmp_path: Path) -> None:
-    """Wandb's own processes are killed too, as when a machine is lost. No row is logged twice."""
+    """Training is killed together with wandb's own processes, as when a machine is lost. Continued, the run
+    logs no row twice."""
     config = world.config("grpo", tmp_path, {"tracking.sinks": [{"name": "wandb", "wait_s": 120}]})
     run_dir = tmp_path / "grpo"
     log = tmp_path / "log"

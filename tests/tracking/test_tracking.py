@@ -77,7 +77,7 @@ def test_no_samples_when_none_are_wanted(tmp_path: Path) -> None:
 
 
 def test_a_sample_has_the_columns_that_the_reward_read(world: World, tmp_path: Path) -> None:
-    """The columns are as in the data. Long values are cut, so that the row stays small."""
+    """A row of samples has the columns of the data. Long values are cut, so that the row stays small."""
     columns = {
         "level": 3,
         "tests": ["a", {"b": None}],
@@ -124,7 +124,7 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_goes_wherever_it_was_torn(tmp_path: Path) -> None:
-    """A crash may leave any beginning of a line, even a part of a character."""
+    """A crash may leave any beginning of the last line, even a part of a character. This rest is removed."""
     written(tmp_path, range(3), samples=1).close()
     path = tmp_path / "samples.jsonl"
     *_, last = path.read_bytes().split(b"\n")[:-1]
@@ -191,7 +191,8 @@ def test_rows_that_are_lost_between_two_lives_are_named(
     said: str,
     left: list[int],
 ) -> None:
-    """Missing rows before the checkpoint are named. Rows after the checkpoint are made again."""
+    """Rows of metrics are missing when a run is continued. Missing rows before the checkpoint are named; rows
+    after it are made again."""
     run_dir = tmp_path / "grpo"
     shutil.copytree(whole, run_dir)
     (run_dir / "checkpoints" / "latest").write_text("step_00000002\n")
@@ -221,7 +222,7 @@ def test_rows_that_are_lost_between_two_lives_are_named(
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_is_lost_under_a_run_ends_it(tmp_path: Path, name: str, is_replaced: bool) -> None:
-    """Later rows would be written to a file that nobody finds."""
+    """A run ends if a file of its rows is moved or replaced, since nobody would find the later rows."""
     tracking = written(tmp_path, range(2))
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).rename(tmp_path / "other")
