@@ -117,8 +117,8 @@ def resolve_with(function: str, returned: str) -> None:
     ],
 )
 def test_defaults_that_make_no_sense(returned: str, words: str) -> None:
-    """Such defaults are refused: they would replace a value that the user set, or make a run that cannot be
-    continued."""
+    """A part's defaults are refused if they would replace a value that the user set, or make a run that
+    cannot be continued."""
     with pytest.raises(ConfigError, match=words):
         resolve_with("defaults", returned)
 

@@ -37,8 +37,8 @@ def test_the_router_of_older_lines_is_left_out(world: World, tmp_path: Path) -> 
 
 
 def test_it_is_the_run_of_the_command_line(world: World, tmp_path: Path) -> None:
-    """The run is bitwise the same, except for the oracle's name in the ledger. This also holds if a model,
-    records and functions are given as objects."""
+    """The run of a Trainer is bitwise the run of the command line, except for the oracle's name in the
+    ledger. This also holds if a model, records and functions are given as objects."""
     assert oat("train", world.config("grpo", tmp_path, {"engine.threads": 1})) == 0
     expected = digest_run(tmp_path / "grpo")
     given = objects(world)

@@ -35,7 +35,7 @@ def sums(batch: Batch, values_K: torch.Tensor) -> torch.Tensor:
 
 
 def sorted_loss(batch: Batch, raw: torch.Tensor, form: str) -> torch.Tensor:
-    """Return the paper's loss, which sorts inside the loss. The rows may be in any order."""
+    """Return the paper's AOT loss, which sorts the differences itself. The rows may be in any order."""
     row_of = {
         (row.text, group): n for n, (row, group) in enumerate(zip(batch.rows, batch.group_of_N, strict=True))
     }

@@ -157,8 +157,8 @@ def test_responses_to_other_prompts() -> None:
 
 
 def test_what_has_no_room_or_is_no_other_prompt_is_left_out() -> None:
-    """These are left out: a mismatched sequence that is longer than every sequence of the step, a prompt that
-    occurs twice, and a step with one prompt."""
+    """The baseline leaves out a mismatched sequence that is longer than every sequence of the step, a prompt
+    that occurs twice, and a step with one prompt."""
     long_prompt, long_response = item(1, [("ab", 0.0)], length=9), item(2, [("abcdefghi", 0.0)], length=1)
     assert [
         len(row.ids)

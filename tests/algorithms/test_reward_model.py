@@ -187,8 +187,8 @@ def test_held_out_prompts_are_measured_and_never_learned(world: World, tmp_path:
 
 
 def test_the_calibration_error_by_hand() -> None:
-    """There are two bins. 0.62 and 0.64, with one of two right, have a gap of 0.63 - 0.5 and weight 2/3. 0.9,
-    which is right, has a gap of 0.1 and weight 1/3. A tie counts as half right."""
+    """There are two bins. The bin of 0.62 and 0.64 has one right prediction of two: gap 0.63 - 0.5, weight
+    2/3. The bin of 0.9 has a right one: gap 0.1, weight 1/3. A tie counts as half right."""
     confidence, right = torch.tensor([0.62, 0.9, 0.64]), torch.tensor([1.0, 1.0, 0.0])
     assert calibration_error(confidence, right) == pytest.approx(2 / 3 * 0.13 + 1 / 3 * 0.1, abs=1e-6)
     assert calibration_error(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 1.0])) == 0.0

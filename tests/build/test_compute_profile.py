@@ -94,8 +94,8 @@ def test_a_run_on_a_pretended_device(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The run is trained, continued from its checkpoint and evaluated. In float32 it equals the run on the
-    CPU. No thread count is measured. Autocast needs a real GPU, and is off."""
+    """A run on the simulated GPU is trained, continued from its checkpoint and evaluated. In float32 it
+    equals the run on the CPU. It measures no thread count. Autocast is off, since it needs a real GPU."""
     monkeypatch.setattr("oat.build.run.choose_threads", lambda *_: pytest.fail("measured"))
     changes = {**CASES[case], **({"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {})}
     (tmp_path / "gpu").mkdir()

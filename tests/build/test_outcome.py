@@ -90,8 +90,8 @@ def test_nothing_learned(
     changes: dict[str, Any],
     cause: str,
 ) -> None:
-    """The message comes after the first steps and at the end. A repeated command on the finished run prints
-    the last line again."""
+    """A run that learned nothing says so after its first steps and in its last line. A repeated command on
+    the finished run prints the last line again."""
     changes = rewarded(tmp_path, reward, **changes)
     cause = cause.format(oracle=changes["oracle.name"])
     config = world.config(algorithm, tmp_path, changes)

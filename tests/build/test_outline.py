@@ -345,8 +345,8 @@ def test_tokens_of_recorded_responses(
 
 
 def test_what_is_said_of_the_data(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lengths of recorded data are of prompt and response. The columns that the reward gets are named
-    once per file."""
+    """`oat check` prints the lengths of recorded data, prompt and response together. It names the columns
+    that the reward gets, once per file."""
     path = world.folder / "train.jsonl"
     assert oat("check", world.config("grpo", tmp_path, {"evaluation.path": str(path)})) == 0
     printed = capsys.readouterr().out

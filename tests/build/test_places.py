@@ -137,8 +137,8 @@ def test_a_reward_that_changes_the_working_directory_changes_nothing(
 def test_models_adapters_and_data_are_found_after_code_has_gone_elsewhere(
     world: World, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These are opened after user code has changed the directory: an adapter, a reference model, functions
-    that give data, and weights in another precision."""
+    """User code changes the working directory. Files with relative paths that are opened later are still
+    found: an adapter, a reference model, functions that give data, and weights in another precision."""
     lora: dict[str, Any] = {
         "model.lora": {"rank": 2},
         "stop.max_steps": 1,
@@ -211,7 +211,7 @@ def test_a_trainer_sees_paths_from_where_it_was_made(
 
 
 def test_a_run_directory_moves_between_two_lives(world: World, project: Path) -> None:
-    """The run directory is renamed before the run is continued. The model and the records were given from
+    """A run directory is renamed, and the run is continued there. Its model and records were given from
     Python."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -236,8 +236,8 @@ def test_a_run_directory_moves_between_two_lives(world: World, project: Path) ->
 def test_a_way_up_leads_to_no_folder_that_is_there_already(
     world: World, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A start that fails removes the folder that it made. A name such as `kept/missing/..` leads to an
-    existing folder, and this folder must stay."""
+    """A start that fails removes the folder that it made. The name `kept/missing/..` leads to the existing
+    folder `kept`, which must stay."""
     config(world, project)
     kept = project / "kept"
     kept.mkdir()
@@ -274,8 +274,8 @@ def test_a_run_whose_directory_vanishes_ends(
     what: Callable[[Path], None],
     when: str,
 ) -> None:
-    """The directory vanishes while a reward is asked, or while a step learns; the step may be the last
-    one."""
+    """The run directory vanishes while a reward is asked, or while a step learns, which may be the last step.
+    The run ends with an error."""
     changes = {
         name: None
         for name in (

@@ -297,8 +297,8 @@ class Constant:
 def test_a_misspelt_option_of_an_oracle(
     option: str, nearest: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names file and line, and the most similar option among the oracle's own and those that
-    every oracle has."""
+    """The error about a misspelt option names file, line, and the most similar option among the oracle's own
+    and those that every oracle has."""
     (tmp_path / "mine.py").write_text(ORACLE, encoding="utf-8")
     name = f"{tmp_path / 'mine.py'}:Constant"
     config = world.config("dpo", tmp_path, {"oracle": {"name": name, "value": 1.0, option: 2.0}})

@@ -199,7 +199,8 @@ def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, a
 def test_a_schedule_keeps_the_end_it_was_given(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A longer run with a falling schedule is another run, unless the end of the schedule is stated."""
+    """A run with a falling schedule cannot be made longer, unless `learner.schedule_steps` states the old end
+    of the schedule."""
     config = world.config(
         "dpo", tmp_path, {"stop.max_steps": 1, "learner.schedule": "linear", "evaluation": None}
     )

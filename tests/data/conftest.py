@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Return an empty cache folder for the library, which is set to offline mode."""
+    """Return an empty cache folder for the library `datasets`, which is set to offline mode."""
     datasets.disable_progress_bars()
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)

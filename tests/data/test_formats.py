@@ -394,7 +394,7 @@ def test_unpaired_preferences_are_learned_where_their_label_is_true(world, tmp_p
 
 
 def test_responses_without_a_label_beside_labelled_ones_are_no_praise(world, tmp_path, capsys):
-    """Such a response is refused in the same file, whose first record has a label, and in another source."""
+    """A response without a label is refused if another record of its file, or another source, has labels."""
     records = [{"prompt": f"{n}+1=", "completion": "a", "label": n % 2 == 1} for n in range(6)]
     bare = [{name: record[name] for name in ("prompt", "completion")} for record in records]
     one, other = (

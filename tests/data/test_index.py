@@ -245,8 +245,8 @@ def test_what_may_only_be_read_is_used(tmp_path, renderer, monkeypatch, read):
 
 
 def test_nobody_else_may_write_where_it_is_made(tmp_path, renderer, monkeypatch):
-    """The access rights do not depend on the default for new folders. A file that somebody put in the place
-    of a new one is not written through."""
+    """Only the user may read and write the cache, for any default rights of new folders. A link in the place
+    of a new file is not written through."""
     monkeypatch.setattr(index_cache, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     name = written(tmp_path, "jsonl", sums(50))

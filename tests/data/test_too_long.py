@@ -94,8 +94,8 @@ def test_the_end_of_a_response_is_cut(plain: Renderer) -> None:
 def test_what_no_cut_makes_room_for_is_left_out(
     plain: Renderer, rule: TooLong, kept: dict[str, str], dropped: dict[str, str]
 ) -> None:
-    """The limit is seven tokens. At least one token of the prompt, and one learned token of each response,
-    must fit."""
+    """A record is left out if no cut makes it fit into seven tokens. At least one token of the prompt, and
+    one learned token of each response, must remain."""
     too_long = {"prompt": "1234567", "chosen": "ab", "rejected": "b", **dropped}
     prompts, (rows,) = read([too_long, {"chosen": "ab", "rejected": "b", **kept}], plain, rule, max_tokens=7)
     assert (prompts.size, prompts.dropped, prompts.cut) == (1, 1, 1)

@@ -52,8 +52,8 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
 def test_what_is_recorded_is_what_the_cast_model_says(
     family: str, deterministic: bool, tmp_path: Path
 ) -> None:
-    """The log-probabilities are compared with a plain forward pass of the cast model, which also rounds its
-    attention scores, and with the model before the cast."""
+    """The recorded log-probabilities are close to a plain forward pass of the cast model, which also rounds
+    its attention scores. They are also close to the model before the cast."""
     path = save_model(tmp_path, build_config(family), scale=2.0)
     lm, exact = load_lm(path, dtype="bfloat16"), load_lm(path)
     generator = np.random.default_rng(1)

@@ -189,8 +189,8 @@ def test_samples_of_a_prompt_share_its_pass_and_its_pages(lms, decodings, monkey
 
 
 def test_a_prompt_that_comes_again_is_several_groups(lms, decodings):
-    """There are 4 samples per prompt, and one prompt comes five times. No shared page has more than 4
-    readers."""
+    """A prompt comes five times with 4 samples each. Each time is a group of its own, so no shared page has
+    more than 4 readers."""
     prompts = [np.full(2 * PAGE, n, dtype=np.int32) for n in (0, 1, 1, 2, 1, 3, 1, 4, 1)]
     requests = [
         Request(ids, Sampling(3), KEYS.key("again", n, sample))
@@ -273,7 +273,8 @@ def test_where_the_two_ends_would_meet_gaps_are_closed_first():
 
 
 def test_little_of_the_cache_is_padding(tmp_path):
-    """Rows have geometric lengths with mean 32. At most a tenth of the keys of a step belong to no token."""
+    """In a batch of rows with geometric lengths of mean 32, at most a tenth of the keys that a step computes
+    with belong to no token."""
     lm = load_lm(save_model(tmp_path, build_config("llama", context=256)))
     generator = np.random.default_rng(3)
     requests = []

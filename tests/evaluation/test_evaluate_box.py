@@ -159,8 +159,8 @@ def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judge
 
 @pytest.mark.slow(instead="test_an_evaluation_that_failed_fails_in_a_replay_too", seconds=1.6)
 def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: str) -> None:
-    """The run is killed after the last evaluation and continues from its start. Answers that are already on
-    record change no decision."""
+    """A run is killed after its last evaluation and continues from its start. It skips the same evaluations
+    as before, although the answers are already on record."""
     changes = {
         "evaluation.oracle": {"name": f"{judges}:Dear"},
         "evaluation.max_queries": 30,
@@ -302,8 +302,9 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(
 def test_an_evaluation_that_failed_fails_in_a_replay_too(
     world: World, tmp_path: Path, judges: str, judge: str, fails: str
 ) -> None:
-    """The run is killed after a later evaluation and continues from before the first one. By then the oracle
-    works, but rows and files stay the same. No question stays open, holds money back, or is asked again."""
+    """An evaluation failed. The run is killed after a later one and continues from before the failed one. The
+    oracle works by then, but rows and files stay the same. No question stays open, holds money back, or is
+    asked again."""
     own = {"name": f"{judges}:Constant", "fails": fails, "healed": str(tmp_path / "healed")}
     log = tmp_path / "log"
     run_dir = tmp_path / "grpo"

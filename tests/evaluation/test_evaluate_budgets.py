@@ -215,8 +215,8 @@ def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
 def test_an_evaluation_that_is_due_waits_for_queries(
     world: World, tmp_path: Path, section: dict[str, Any], steps: list[int]
 ) -> None:
-    """An evaluation that is due after a number of training queries comes at the listed steps, with twelve
-    queries per step. The start and the end have an evaluation in every case."""
+    """With `evaluation.every_queries`, evaluations come at the listed steps. A step costs twelve queries. The
+    start and the end have an evaluation in every case."""
     changes = {f"evaluation.{name}": value for name, value in section.items()}
     assert (
         oat("train", world.config("grpo", tmp_path, {**changes, "stop.max_steps": 10, "oracle.repeats": 0}))
@@ -228,7 +228,7 @@ def test_an_evaluation_that_is_due_waits_for_queries(
 def test_what_an_evaluation_lost_is_not_asked_again_by_training(
     world: World, tmp_path: Path, judges: str
 ) -> None:
-    """The evaluation's oracle fails when it is asked, and the run is killed. The continued run must not ask
+    """The evaluation's oracle fails when it is asked, and the run is killed. Continued, the run does not ask
     the lost questions in a training step."""
     config = world.config(
         "grpo", tmp_path, {"evaluation.oracle": {"name": f"{judges}:Constant", "fails": "submit"}}

@@ -114,8 +114,8 @@ def test_a_conversation_is_recorded_as_messages(world: World, tmp_path: Path) ->
 @pytest.mark.inventory(98)
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_record_file_is_whole_or_not_there(world: World, tmp_path: Path, call: int) -> None:
-    """The run is killed while the file is written to disk: before the sync of its content, or before the sync
-    of its name."""
+    """A run is killed while it writes an evaluation's file: before the sync of its content, or of its name.
+    The file is complete or missing."""
     config = world.config("grpo", tmp_path, {"stop.max_steps": 1})
 
     def action() -> int:
@@ -369,8 +369,8 @@ def test_oat_eval_knows_all_of_it(
 def test_every_number_is_reported(
     world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every metric of the list is reported. Left out are those of failures and skipped evaluations, which
-    tests above cover, those of training samples, and those of pairs."""
+    """An evaluation reports every metric of the list. Left out are metrics of failures and skipped
+    evaluations, which other tests cover, of training samples, and of pairs."""
     wanted = {
         "kl": True,
         "oracle": f"{judges}:longer",

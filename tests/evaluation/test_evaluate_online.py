@@ -43,8 +43,8 @@ def online(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.inventory(100)
 def test_samples_of_training_are_held_against_the_references(online: Path) -> None:
-    """The expected values are computed by hand from the ledger: the oracle's answer about each response and
-    the reference, which is one letter."""
+    """The metric `eval/online` equals the mean computed by hand from the ledger: the oracle compares each
+    response with the reference, which is one letter."""
     rows = rows_of(online)
     assert "eval/online" not in rows[0], "nothing was learned from yet"
     for step in (2, 4):

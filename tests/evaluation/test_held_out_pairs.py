@@ -80,8 +80,8 @@ def of_pairs(row: dict[str, float]) -> dict[str, float]:
 
 
 def test_the_numbers_are_those_of_each_pair_alone(world: World, tmp_path: Path) -> None:
-    """The expected values are computed pair by pair from the exported model and the start model. At the start
-    the policy equals the reference."""
+    """The reported numbers equal those computed pair by pair from the exported model and the start model. At
+    the start the policy equals the reference."""
     assert oat("train", offline(world, tmp_path)) == 0
     found = rows(tmp_path / "dpo")
     assert [bool(of_pairs(row)) for row in found] == [True, False, True, False, True]
@@ -133,8 +133,8 @@ def _logps(model: Path, prompt: str, response: str) -> torch.Tensor:
 @pytest.mark.sample("dpo", "simpo", "aot", "orpo", seconds=1.9)
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_every_loss_of_pairs_has_them(world: World, name: str) -> None:
-    """One pass over all pairs gives the same numbers as passes over single pairs. The objective and all
-    weights stay the same."""
+    """Each loss of pairs reports numbers on held-out pairs. They are the same in one pass or pair by pair,
+    and the objective and all weights stay unchanged."""
     cls: Any = ALGORITHMS[name]
     renderer = Renderer(load_tokenizer(str(world.folder / "model")), template=None)
     prompts = Prompts([Source(HELD_OUT)], renderer, Seeds(0), responses=["chosen", "rejected"]).all()
@@ -244,8 +244,8 @@ def test_check_reads_them_and_eval_gives_them(
 
 
 def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
-    """An oracle that fails, or an empty budget, does not remove the pairs' numbers. They are the same with
-    and without prompts."""
+    """Held-out pairs and prompts are evaluated together. The pairs' numbers are the same as without prompts,
+    and remain if the oracle fails or has no budget."""
     write_jsonl(tmp_path / "held_out.jsonl", [*HELD_OUT, {"prompt": "1+1=", "chosen": "2", "rejected": "2"}])
     evaluation = {
         "path": str(world.folder / "held_out.jsonl"),
@@ -261,8 +261,8 @@ def test_beside_prompts_that_are_answered(world: World, tmp_path: Path) -> None:
 
 
 def test_reward_models_have_them(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The numbers are over all held-out pairs, for any distribution of a step's own pairs. `oat eval` prints
-    them too."""
+    """Runs of reward models and `oat eval` report the numbers over all held-out pairs. They do not depend on
+    how a step's own pairs are divided."""
     file = offline(world, tmp_path, "reward_model")
     assert oat("train", file) == 0
     found = rows(tmp_path / "reward_model")

@@ -285,8 +285,8 @@ def fails_whole(run_dir: Path, out: Path, said: str, full: AbstractContextManage
 def test_files_of_an_export_that_may_not_grow(
     run_dir: Path, out: Path, tmp_path: Path, figure: Figure
 ) -> None:
-    """A size limit of the kernel is reached by the weights, the tokenizer or the card. The writes themselves
-    fail; nothing is simulated."""
+    """A size limit of the kernel is reached by the weights, the tokenizer or the card. The export fails with
+    one message and changes nothing."""
     sizes = {name: len(text) for name, text in content(out).items()}
     limits = [
         0,
@@ -329,7 +329,8 @@ def full_until_it_fits(run_dir: Path, out: Path, option: str, least: int, unit: 
 def test_a_full_disk_under_an_export(
     run_dir: Path, out: Path, exports: tuple[Path, Content], tmp_path: Path, figure: Figure
 ) -> None:
-    """A file system in memory has room for a few more files or pages, and gets more until the export fits."""
+    """An export is tried on a file system in memory that gets more room until the export fits. Every failure
+    leaves the old export unchanged."""
     before = content(out)
 
     def child(option: str, unit: int) -> int:
@@ -394,8 +395,8 @@ def test_a_full_disk_under_the_export_of_a_ledger(suffix: str, run_dir: Path, tm
 
 @pytest.mark.fault("R9")
 def test_a_model_that_is_given_from_python_on_a_full_disk(world: World, tmp_path: Path) -> None:
-    """A model object is given from Python. The files that the run wrote of it are removed, and the error
-    names the free bytes."""
+    """A model object from Python cannot be written to a full disk. The files that the run wrote of it are
+    removed, and the error names the free bytes."""
 
     def child() -> int:
         import oat as library

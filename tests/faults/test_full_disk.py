@@ -154,8 +154,8 @@ def test_a_disk_that_is_full_at_any_write_of_a_save(
 
 @pytest.mark.fault("R9")
 def test_a_file_that_may_not_grow(checkpoints: Checkpoints, tmp_path: Path, figure: Figure) -> None:
-    """A size limit of the kernel lets a real write fail in the middle, at several sizes of the largest
-    file."""
+    """A size limit of the kernel lets the write of a checkpoint fail, at several sizes of the largest file.
+    The older checkpoints stay usable."""
     size = (checkpoints.directory / f"step_{NEW:08d}" / "tensors.safetensors").stat().st_size
     limits = [0, 1, 8, size // 2, size - 1]
 
@@ -296,7 +296,8 @@ def test_a_full_disk_under_the_ledger(
 def test_files_of_a_run_that_may_not_grow(
     world: World, tmp_path: Path, unbroken: dict[str, str], figure: Figure, limit: int
 ) -> None:
-    """A size limit of the kernel is reached by the first file that grows so large. The write itself fails."""
+    """A size limit of the kernel makes a run fail at the first file that grows so large. Without the limit,
+    the same command ends like the unbroken run."""
     config = world.config("dpo", tmp_path)
     run_dir = tmp_path / "run"
     log = tmp_path / "log"

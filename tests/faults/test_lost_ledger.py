@@ -187,8 +187,8 @@ def test_a_log_that_is_lost_after_a_kill(run: Path, tmp_path: Path, figure: Figu
 def test_a_log_that_is_lost_behind_the_newest_checkpoint(
     run: Path, copied: Path, size: float, figure: Figure
 ) -> None:
-    """The checkpoint has all the records that it needs. The rows of metrics after the checkpoint show which
-    records are lost."""
+    """The ledger has lost only records after the newest checkpoint. The rows of metrics after the checkpoint
+    show what is lost, and the run refuses to continue."""
     flags = ("--checkpoint.every", "10", "--stop.max_steps", "8")
     assert (
         train(run, copied, *flags, before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 4))[0]
@@ -250,7 +250,7 @@ def test_a_ledger_that_vanishes_under_a_run_ends_it(
 def test_a_ledger_that_is_ahead_is_sound(
     run: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A ledger may have more records than the checkpoint needs: after the run is set back to an older
+    """A ledger with more records than the checkpoint needs is accepted: after the run is set back to an older
     checkpoint, after a fork of an older step, or after all checkpoints are removed."""
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
     assert oat("ledger", copied, "--check") == 0
@@ -284,8 +284,8 @@ def test_a_fork_of_the_start_goes_on(run: Path, tmp_path: Path) -> None:
 def test_an_older_ledger_goes_on_from_a_checkpoint_that_it_reaches(
     run: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the remedy: set `latest` back to the older checkpoint, and remove the rows of metrics
-    after it."""
+    """With an older ledger, a run continues after the remedy of the message: set `latest` back to the older
+    checkpoint, and remove the rows of metrics after it."""
     older(copied, run)
     (copied / "checkpoints" / "latest").write_text("step_00000002\n")
     assert oat("train", run, "--run_dir", copied) == 1

@@ -252,8 +252,9 @@ def numbers(run_dir: Path, name: str) -> list[float]:
 def test_a_run_stops_and_keeps_the_batch(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the file of the batch. The same command fails in the same way. With the setting to
-    skip, the run goes on and ends like a run that skipped from the start."""
+    """A run stops at a number that is not finite, and the message names the file of the batch. The same
+    command fails again. With the setting to skip, the run goes on and ends like a run that skipped from the
+    start."""
     config, file = poisoned(world, tmp_path, [3]), tmp_path / "grpo" / "nonfinite" / "update_00000004.batch"
     for _ in range(2):
         assert oat("train", config) == 1

@@ -207,8 +207,8 @@ def test_a_signal_within_the_import_of_torch_aborts_nothing(
 def test_a_row_that_was_left_open_is_written_once(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
 ) -> None:
-    """The run is ended in an evaluation, continued, killed after the evaluation's row and before the next
-    checkpoint, and continued again."""
+    """A run is ended in an evaluation, continued, killed between the evaluation's row and the next
+    checkpoint, and continued again. The row is written once."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     assert (
         train(

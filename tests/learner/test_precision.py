@@ -159,8 +159,8 @@ def test_learning_in_bfloat16_raises_the_reward(runs: Mapping[str, Path]) -> Non
 
 
 def test_old_log_probabilities_are_the_learners_own(runs: Mapping[str, Path]) -> None:
-    """The engine samples in float32. With autocast to bfloat16 the learner computes old log-probabilities
-    itself, so the first ratio is exactly 1. The metric `logps/recorded_gap` is the distance of the recorded
+    """The engine samples in float32. With autocast to bfloat16 the learner computes the old log-probabilities
+    itself, so the first ratio is exactly 1. The metric `logps/recorded_gap` is their distance to the recorded
     ones."""
     for row_ in rows_of(runs["float32"])[1:]:
         assert (row_["logps/recorded_gap"], row_["logps/recomputed"]) == (0, 0)
@@ -277,8 +277,8 @@ def test_a_limit_of_tokens_changes_rounding_only(smooth: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds for every model, in `prepare` and in updates. Only a unit that is larger than the limit
-    exceeds it: a row in `prepare`, a pair in an update."""
+    """No forward pass of any model has more tokens than the limit, in `prepare` and in updates. Only a single
+    unit may exceed it: a row in `prepare`, a pair in an update."""
     learner, shapes = learner_of(smooth, tokens=40), []
     for model in learner.models.values():
         lm: Any = getattr(model, "lm")  # noqa: B009 (the protocol of models does not have it)

@@ -120,8 +120,8 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
 @pytest.mark.sample("adapter", "an engine in bfloat16", seconds=1.4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_what_the_formula_says_after_every_step(finished: Callable[[str], Path], kind: str) -> None:
-    """The expected reference is computed from the policies of the checkpoints. It changes after the second
-    and the fourth step only."""
+    """The reference equals the formula's mixture of the policies in the checkpoints. It changes after the
+    second and the fourth step only."""
     run_dir = finished(kind)
     policies, references = (
         [of_step(run_dir, step, model) for step in range(1, 5)] for model in ("policy", "reference")

@@ -132,7 +132,8 @@ def ask(ledger: Ledger, step: int, number: int, kind: Kind = "compare") -> None:
 
 
 def test_what_has_come_is_taken_in_also_beyond_what_a_step_needs(opened: Callable[..., Ledger]) -> None:
-    """Answers beyond the need of a step are recorded, so that a kill does not make the run pay twice."""
+    """Answers that arrive beyond the need of a step are recorded. So a kill does not make the run pay for
+    them twice."""
     ledger, post = opened(Post()), Post()
     ask(ledger, 0, 5)
     assert len(ledger.take_feedback(0, 2).items) == 2

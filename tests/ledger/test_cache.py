@@ -61,8 +61,8 @@ def opened(tmp_path: Path) -> Callable[..., Ledger]:
 def test_a_known_version_stands_for_the_oracles_own(
     opened: Callable[..., Ledger], known: dict[str, str], version: str
 ) -> None:
-    """A recorded version replaces the oracle's own. It may be empty, if the oracle had none when the run
-    began."""
+    """A version that the run recorded replaces the oracle's own. An empty version does too: the oracle had
+    none when the run began."""
     oracle = CallableOracle(Counted().score, "counted")
     oracle.version = "2"
     assert opened(oracle, known_versions=known).cache.versions == {"o": version}

@@ -151,8 +151,8 @@ def test_late_answers_in_another_order(opened: Callable[..., Ledger], clock: Clo
 def test_what_is_too_old_to_learn_from_is_waited_for_as_well(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """The step waits for the old answer, so that the money set aside and the known answers do not depend on
-    arrival times. Question 1 is one step too old when step 2 reaches it."""
+    """A step also waits for an answer that is too old to learn from. So the money set aside and the known
+    answers do not depend on arrival times. Question 1 is one step too old when step 2 reaches it."""
     ledger = opened(Post(clock, {1: 50.0}), max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
     assert occurrences(ledger.take_feedback(0, 1)) == [0]

@@ -293,8 +293,9 @@ def test_waves_are_the_longest_runs_that_fit(whole: Any) -> None:
 def test_killed_at_any_transaction_and_call(
     whole: Any, tmp_path: Path, figure: Callable[[str], None], every: int
 ) -> None:
-    """The run dies before a transaction, before or after its commit, or before or after a call of the oracle.
-    Arrival times differ in every process."""
+    """A run dies at each transaction and each call of the oracle, before or after it, and is continued. It
+    gets and learns from the same answers as the unbroken run, although arrival times differ in every
+    process."""
     name, ahead, found = whole
     chosen = range(1 + zlib.crc32(f"{name} {ahead}".encode()) % every, found[2] + 1, every)
     for call in chosen:

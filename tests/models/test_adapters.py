@@ -93,8 +93,8 @@ def of_slot(run: Any, slot: str) -> np.ndarray:
 def test_a_run_begins_where_its_adapter_is(
     world: World, base: str, adapters: Callable[[str], str], tmp_path: Path, name: str
 ) -> None:
-    """The start has PEFT's log-probabilities with this adapter, and the adapter's own settings. The reference
-    is the start, and stays when the policy changes."""
+    """A run that begins with an adapter has PEFT's log-probabilities with it, and the adapter's own settings.
+    Its reference is this start, and stays when the policy changes."""
     path = adapters(name)
     run = built(world, tmp_path, {"model.lora": None, "model.adapter": path})
     expected, without = by_peft(base, path), logps(logits(load_model(ModelConfig(base)), IDS))

@@ -365,8 +365,8 @@ def test_an_exported_adapter_is_the_policy(
 @pytest.mark.sample("2", seconds=2.9)
 @pytest.mark.parametrize("sync_every", [1, 2])
 def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, sync_every: int) -> None:
-    """The run is killed between two syncs, with bfloat16 and gradient checkpointing, and ends bitwise like
-    the unbroken run. The checkpoint has the sampler's weights without the base."""
+    """A run with bfloat16 and gradient checkpointing is killed between two syncs, and ends bitwise like the
+    unbroken run. The checkpoint has the sampler's adapter without the base."""
     learner = {
         "learner.sync_every": sync_every,
         "learner.autocast": "bfloat16",

@@ -313,8 +313,8 @@ def test_what_is_exported(world: World, finished: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="test_an_outline_has_the_shapes", seconds=7.3)
 def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`oat check --memory` packs tensors without memory. In a wide model, the weights beside the adapter take
-    an eighth."""
+    """`oat check --memory` estimates a four-bit model without loading it. In a wide model, the weights beside
+    the adapter take an eighth of those in float32."""
     make_model(tmp_path / "wide", hidden=256, layers=4)
 
     def held(changes: Mapping[str, Any]) -> tuple[float, str]:

@@ -97,8 +97,8 @@ def test_a_refusal_is_not(client: Any, status: int) -> None:
 def test_why_nobody_is_let_in_is_said_beside_the_token(
     client: Any, status: int, token: str | None, asks: str
 ) -> None:
-    """The error shows the server's words, but hides the token that was sent, and other text in the form of a
-    key."""
+    """The error shows the server's words. It hides the token that was sent, and any other text in the form of
+    a key."""
     body = b"Country, region, or territory not supported (" + TOKEN.encode() + b", sk-proj-0123456789abcdef)"
     reply = Reply(body if token else body.replace(TOKEN.encode(), b"[token]"), status=status)
     with serving(lambda asked: reply) as server, pytest.raises(RefusalError) as raised:

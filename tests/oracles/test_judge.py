@@ -79,8 +79,8 @@ def test_a_preference_is_read_from_the_first_token(judge: Callable[..., Judge], 
 
 
 def test_a_judge_that_prefers_the_first_place_is_evened_out(judge: Callable[..., Judge]) -> None:
-    """A judge gives 0.8 to the first place. In both orders this gives 0.5, which is a tie, and a position
-    bias of 0.3."""
+    """A judge gives 0.8 to whichever response is shown first. Asked in both orders, it gives 0.5, which is a
+    tie, and a position bias of 0.3."""
     with judging(lambda shown: FIRST) as (_, _, url):
         both, one = judge(url), judge(url, orders="one")
         assert [(answer.values, answer.marks) for answer in ask(both, *questions(("a", "b")))] == [

@@ -1,5 +1,5 @@
-"""A reward server with two processes, a token and limits, which all tests here share: its answers, its access
-control, and malformed requests, none of which ends it."""
+"""A reward server with two processes, a token and limits, which all tests here share: its answers and its
+access control. No malformed request ends it."""
 
 import math
 import random

@@ -62,8 +62,8 @@ def test_a_section_has_the_arguments_and_flags_of_its_command(name: str) -> None
 def test_the_examples_work_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two examples are left out and have their own tests: the quickstart, which takes minutes, and the
-    server, which does not end."""
+    """The page's examples work as typed. The quickstart, which takes minutes, and the server, which does not
+    end, have their own tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is 1 + 1?\n")))
     for name, text in files().items():

@@ -1,4 +1,4 @@
-"""The recipes of `configs/cpu`: one per algorithm, online and from recorded data, which run on any machine.
+"""The recipes of `configs/cpu`, which run on any machine: one per algorithm, online and from recorded data.
 The recipes of reward models are in another folder and have their own tests."""
 
 import json

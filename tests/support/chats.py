@@ -67,8 +67,8 @@ def assistant(text):
 
 
 def save_byte_level(folder, *, specials=SPECIALS, added=(), **special):
-    """Save a byte-level BPE tokenizer, which keeps every text in encoding and decoding, and return it. The
-    tokens `added` are not special."""
+    """Save a byte-level BPE tokenizer, and return it. Its encoding and decoding keep every text. The tokens
+    `added` are not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

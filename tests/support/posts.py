@@ -13,7 +13,7 @@ from oat.types import Answer, Group, Kind, Question
 
 
 class Clock:
-    """A clock whose time passes only while somebody waits."""
+    """A clock whose time passes only while something waits for it."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -2,7 +2,7 @@
 reasons into a page.
 
 `@pytest.mark.slow(instead="...", seconds=...)` leaves a test out of `make test`. `@pytest.mark.sample(...)`
-leaves some of its cases out. `seconds` is the measured time on one core, which other processes used too.
+leaves some of its cases out. `seconds` is the measured time on one core that was shared with other processes.
 """
 
 from collections.abc import Iterable

@@ -186,7 +186,7 @@ def test_what_is_wrong_is_said(explorer: type, said: str) -> None:
 @dataclass(frozen=True)
 class PickyConfig:
     count: int
-    """Number of responses."""
+    """Number of responses per question."""
     names: tuple[str, ...] = field(default=())
     """Unused here."""
 
