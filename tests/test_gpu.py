@@ -70,8 +70,8 @@ def sampled(lm: CausalLM, requests: list[Request], **options: Any) -> list[Compl
 def test_what_the_engine_records_is_what_the_model_says_on_a_cpu(
     paths: Mapping[str, str], family: str, dtype: str, tolerance: float
 ) -> None:
-    """Rows enter and leave, prompts are shared, and every kind of sampling is used. Most tokens equal those
-    drawn on a CPU."""
+    """The engine's log-probabilities on the GPU are close to those of the model on a CPU, and most tokens are
+    equal. Rows enter and leave, prompts are shared, and every kind of sampling is used."""
     requests = build_requests(*SAMPLINGS.values(), each=6)
     exact, lm = load_lm(paths[family]), load_lm(paths[family], dtype=dtype, device=CUDA)
     assert lm.takes_layouts
@@ -322,8 +322,8 @@ sys.exit(oat("train", {config!r}))
 @pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
-    """The continued run uses the recorded samples and answers. Sums on a GPU have no fixed order, so its
-    numbers are close to those of the unbroken run, not equal."""
+    """A killed run on the GPU continues with the recorded samples and answers. Sums on a GPU have no fixed
+    order, so its numbers are close to those of the unbroken run, not equal."""
     config = world.config(algorithm, tmp_path, {**GPU, **changes, "checkpoint.every": 1, "evaluation": None})
     code = KILLED.format(tests=str(Path(__file__).parent / "support"), config=str(config))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL

@@ -200,8 +200,8 @@ def test_three_lines_are_enough(world: World, tmp_path: Path, monkeypatch: pytes
 
 
 def test_parts_are_given_as_objects(world: World, tmp_path: Path) -> None:
-    """The objects are an oracle, an explorer's class, held-out records, a dataset by splits, and another
-    oracle for the evaluation."""
+    """A Trainer gets its parts as objects: an oracle, an explorer's class, held-out records, a dataset by
+    splits, and another oracle for the evaluation."""
     splits = {"train": [{"prompt": "1+1="}], "test": [{"prompt": "2+2="}, {"prompt": "3+3="}]}
 
     def other(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
@@ -300,8 +300,8 @@ def test_a_model_with_adapters_is_refused_and_a_merged_one_is_trained(
 
 
 def test_records_of_many_kinds(world: World, tmp_path: Path) -> None:
-    """An iterator can be read only once, but the run is trained twice. Data sets may give tensors, and
-    numbers may be numpy's."""
+    """Records are given as an iterator, as a data set of tensors, or as a data frame, with numbers of numpy.
+    The iterator can be read only once, but the run is trained twice."""
     records = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+1=", "answer": "3"}]
     many = {
         "an iterator": iter(records),

@@ -82,8 +82,8 @@ def test_a_fork_of_any_run_and_of_one_that_was_given_other_records(
 
 
 def test_an_evaluation_is_that_of_the_command_line_and_leaves_the_run_alone(parent: Trainer) -> None:
-    """The evaluation draws the same samples as the one at the end of the run. Fields give it other prompts,
-    oracles and numbers of samples."""
+    """`evaluate` draws the same samples as the evaluation at the end of the run. Its arguments give other
+    prompts, oracles and numbers of samples."""
     before = {
         file: file.read_bytes()
         for file in parent.run_dir.rglob("*")
@@ -154,7 +154,8 @@ def test_callbacks_are_given_rows(world: World, tmp_path: Path) -> None:
 
 
 def test_a_list_of_oracles_is_their_mixture(world: World, tmp_path: Path) -> None:
-    """The list has functions, names and sections. In evaluations too, the score is the sum over the list."""
+    """A list of oracles is their mixture, in training and in evaluations. It may have functions, names and
+    sections."""
     mixed = [letters, {"name": long, "weight": 0.5}, {"name": "regex", "pattern": "a", "label": "has_a"}]
     changes: dict[str, Any] = {
         "evaluation": {
@@ -182,8 +183,8 @@ def test_a_list_of_oracles_is_their_mixture(world: World, tmp_path: Path) -> Non
 def test_commands_go_on_with_a_run_of_python_whose_function_is_named_by_file(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands continue the run as Python does, and also fork and evaluate it. Other settings are refused
-    as in Python."""
+    """A run was begun from Python with a reward function. Commands that name the function's file continue,
+    fork and evaluate it. Other settings are refused as in Python."""
     reward = load_symbol(world.oracle)
     runs = [lines(world, tmp_path / name, oracle=reward, **objects(world)) for name in ("python", "command")]
     for given in runs:

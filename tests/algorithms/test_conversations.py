@@ -117,8 +117,9 @@ def config(
 def test_a_template_that_rewrites_history_is_refused_where_that_changes_a_turn(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`oat check` and `oat train` name the first record whose turn the template changes. Unchanged turns are
-    learned, and so is a last message alone."""
+    """A template that changes earlier turns is refused. `oat check` and `oat train` name the first record in
+    which it changes a learned turn. Records that it leaves unchanged are learned, and so is a last message
+    alone."""
     same, other = {"messages": said("1+1", "2", "+3", "5=")}, {"messages": said("1+9", "1=0", "+3", "13")}
     file = config(world, tmp_path, REWRITES, [same, other] * 2)
     for command in ("check", "train"):
@@ -143,8 +144,8 @@ def test_a_template_that_rewrites_history_is_refused_where_that_changes_a_turn(
 
 @pytest.mark.inventory(14)
 def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversations follow each other without padding, each from position 0. A pass holds as many of them as
-    `micro_batch_tokens` allows."""
+    """Conversations are packed into passes without padding, each from position 0. A pass holds as many of
+    them as `micro_batch_tokens` allows."""
     passes: list[tuple[list[int], int]] = []
     hidden = CausalLM.hidden
 
@@ -184,8 +185,8 @@ def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.inventory(14)
 def test_neighbours_in_a_pass_are_invisible(world: World, tmp_path: Path) -> None:
-    """Log-probabilities equal those of each row alone. A token that only the neighbour has gets a gradient of
-    exactly zero."""
+    """The log-probabilities of rows in one pass equal those of each row alone. A token that only another row
+    has gets a gradient of exactly zero."""
     renderer, (one, other) = recorded(
         world, tmp_path, {"messages": said("1+1", "2", "+3", "5")}, {"messages": said("7", "8", "9", "6")}
     )

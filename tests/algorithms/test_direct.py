@@ -292,8 +292,8 @@ def test_names() -> None:
 
 
 def test_rewards_that_pairs_are_made_of_are_reported() -> None:
-    """The metrics are means over the candidates that have a score, with or without a winner of their pair.
-    They are absent if an oracle compared the pairs."""
+    """If pairs are made from scores, the reward metrics are means over the candidates that have a score, with
+    or without a winner of their pair. If an oracle compared the pairs, the metrics are absent."""
     items = [
         item(0, WINNER, scores=(3.0, 1.0)),
         item(1, LOSER, None, "tie", scores=(2.0, 2.0)),

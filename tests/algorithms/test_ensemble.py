@@ -81,8 +81,8 @@ def test_the_prior_fades_with_labelled_pairs_and_not_with_what_they_cost(queries
 
 
 def test_it_learns_by_the_adam_of_the_sources() -> None:
-    """Gradients are far above the clipping bound of the policy, and the weight decay is large enough to
-    change biases."""
+    """Updates of the ensemble equal torch's Adam with the sources' settings. The gradients are far above the
+    policy's clipping bound, and the weight decay is large enough to change biases."""
     config = replace(CONFIG, learning_rate=1e-2, weight_decay=0.3)
     learner, plain = small(config, weights=20.0), small(config, weights=20.0).models[ENSEMBLE].module
     objective = EnsembleLearning(config)

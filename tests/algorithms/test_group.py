@@ -136,8 +136,8 @@ def test_gradient_of_a_fresh_sample_by_hand() -> None:
 
 
 def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> None:
-    """GRPO weighs tokens differently: it divides by the response's length and by the standard deviation of
-    the group's rewards."""
+    """Dr. GRPO gives every token the same weight. GRPO does not: it divides by the response's length and by
+    the standard deviation of the group's rewards."""
     close, far = (1.0, 1.5), (1.0, 9.0)
     for algorithm in (
         DrGRPO(DrGRPOConfig(prompts=2, samples=2, max_length=4)),
@@ -153,8 +153,8 @@ def test_dr_grpo_weighs_a_token_the_same_in_every_response_and_every_group() -> 
 
 
 def test_the_kl_term_is_reduced_as_the_rest() -> None:
-    """With d = -1.5 - -0.5 = -1, k3 is e^1 - 1 - 1 and its slope is 1 - e^1. There are 7 tokens in 3
-    sequences of at most 10 tokens."""
+    """The KL term has the reduction of Dr. GRPO. With d = -1.5 - -0.5 = -1, k3 is e^1 - 1 - 1 and its slope
+    is 1 - e^1. There are 7 tokens in 3 sequences of at most 10 tokens."""
 
     def both(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         return {want: torch.full((7,), -1.5 if model == "policy" else -0.5) for want in wants}

@@ -114,8 +114,8 @@ def test_the_baseline_by_hand() -> None:
 
 
 def test_the_divergence_is_of_what_the_sampler_drew_in_this_step() -> None:
-    """The log-ratios at the two sampled tokens are ln 2 and -ln 2. So k3 is 1/2 - 1 + ln 2 and 2 - 1 - ln 2,
-    with mean 1/4. The reference gap is over all tokens."""
+    """The KL metric is over the tokens sampled in this step. Their log-ratios are ln 2 and -ln 2, so k3 is
+    1/2 - 1 + ln 2 and 2 - 1 - ln 2, with mean 1/4. The reference gap is over all tokens."""
     recorded, older = item(2, [("a", 0.0)]), item(3, [("b", 1.0)])
     recorded = replace(
         recorded,
@@ -249,8 +249,8 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_trl(world: World, tmp_path: Path, name: str) -> None:
-    """Each format of TRL needs only the path. A recorded pair gives one desirable and one undesirable
-    response."""
+    """A KTO run on a data format of TRL needs only the path. A recorded pair gives one desirable and one
+    undesirable response."""
     path = write_jsonl(tmp_path / "data.jsonl", FORMATS[name])
     changes = {
         "prompts": {

@@ -89,8 +89,8 @@ def learned_scores(config: Path) -> tuple[list[tuple[str, str]], list[float]]:
 @pytest.mark.parametrize("case", ["plain", "a chat", "an adapter", "an adapter beside four bits"])
 @pytest.mark.inventory(112)
 def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Path, case: str) -> None:
-    """The exported model is asked through transformers alone, through `Scorer` and through the oracle. In one
-    case the template writes text after the response."""
+    """An exported reward model gives the learner's scores through transformers alone, through `Scorer` and
+    through the oracle. In one case the template writes text after the response."""
     changes: dict[str, Any] = {"model.lora": {"rank": 2}} if case.startswith("an adapter") else {}
     if "four bits" in case:
         pytest.importorskip("bitsandbytes", reason=NO_BITSANDBYTES)
@@ -124,8 +124,8 @@ def test_what_is_exported_scores_as_the_learner_does(world: World, tmp_path: Pat
 
 
 def test_a_pad_that_ends_rows_is_not_exported(world: World, tmp_path: Path) -> None:
-    """With this padding token, transformers would score the token before the end. So the export has no
-    padding token, and transformers refuses batches."""
+    """The padding token is also the end of text, so transformers would score the token before the end. The
+    export has no padding token, and transformers refuses batches."""
     tokenizer = AutoTokenizer.from_pretrained(world.folder / "model")
     make_model(tmp_path / "model")
     tokenizer.pad_token = tokenizer.eos_token
@@ -198,8 +198,8 @@ def test_the_calibration_error_by_hand() -> None:
 def test_a_margin_is_read_from_its_column(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first scores are near 0, so the loss is about the mean of log(1 + e^margin) over the step's
-    pairs."""
+    """A margin per pair is read from a column. The first scores are near 0, so the loss is about the mean of
+    log(1 + e^margin)."""
     options = {"algorithm": {"name": "reward_model", "prompts": 40, "margin_key": "gap"}, "stop.max_steps": 1}
     assert oat("train", offline(world, tmp_path, options)) == 0
     expected = np.mean([np.log1p(np.exp(record["gap"])) for record in pairs(40)])

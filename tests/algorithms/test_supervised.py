@@ -140,8 +140,9 @@ def test_a_step_without_a_good_response_is_an_empty_batch() -> None:
 
 @pytest.mark.inventory(15)
 def test_over_a_run_a_response_is_learned_once() -> None:
-    """As in RFT's data set, a prompt's response is learned once. A response that was rejected may be accepted
-    later. The objective's state keeps the learned responses over a restart."""
+    """With `duplicates: run`, a prompt's response is learned once per run, as in RFT's data set. A response
+    that was rejected may be accepted later. The objective's state keeps the learned responses over a
+    restart."""
 
     def learned(algorithm: SFT, *items: Item) -> tuple[list[str], float]:
         batch = algorithm.prepare(Feedback(0, items, 9), forward, np.random.default_rng(0))
@@ -240,8 +241,8 @@ def test_of_recorded_pairs_a_threshold_keeps_the_chosen(world: World, tmp_path: 
 
 @pytest.mark.inventory(15)
 def test_samples_of_the_start_are_learned_once_each(world: World, tmp_path: Path) -> None:
-    """RFT: the sampler keeps its first weights, so greedy samples are equal in both epochs, and the second
-    epoch learns nothing."""
+    """RFT: the sampler keeps its first weights, so greedy samples are equal in both epochs. The second epoch
+    learns nothing."""
     changes = {
         "algorithm": {"name": "sft", "prompts": 4, "threshold": -99.0, "duplicates": "run"},
         "evaluation": None,

@@ -32,8 +32,8 @@ def loss_of(algorithm: Direct, *items: Item) -> float:
 
 
 def test_a_tie_by_hand() -> None:
-    """DPO with beta 1 and h = log 3. The tie's loss is (-log(3/4) - log(1/4)) / 2, and that of the won pair
-    is -log(3/4). The total is their mean."""
+    """DPO has beta 1 and h = log 3. The loss of a tie is (-log(3/4) - log(1/4)) / 2, and the loss of a won
+    pair is -log(3/4). The total is their mean."""
     algorithm = objective(DPO, beta=1.0, ties="half")
     batch, _, _ = prepared(algorithm, item(0, ("a", "b")), item(1, ("a", "b"), None, "tie"))
     raw = batch.columns["reference_logps_K"] + torch.tensor([np.log(3), 0.0, 0.0, -np.log(3)])
@@ -44,7 +44,7 @@ def test_a_tie_by_hand() -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_tie_is_the_mean_of_both_winners(name: str) -> None:
-    """A tie stands beside a won pair. Its loss and gradient are the means of those with either response as
+    """The loss and gradient of a tie beside a won pair are the means of those with either response as
     winner."""
     results = []
     for label, mark in ((None, "tie"), (0, "ok"), (1, "ok")):

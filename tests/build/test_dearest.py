@@ -66,8 +66,8 @@ def by_length(tmp_path: Path) -> str:
 def test_what_check_says_is_what_can_come(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A question is about three responses of four letters to a prompt of four letters. No question of the run
-    may cost more than `oat check` says."""
+    """`oat check` prints the highest price of a question about three responses of four letters to a prompt of
+    four letters. No question of the run costs more."""
     config = world.config(
         "grpo",
         tmp_path,
@@ -213,8 +213,8 @@ def test_no_question_of_a_judge_costs_more(world: World, tmp_path: Path) -> None
 
 
 def test_the_longest_texts_by_any_measure() -> None:
-    """The longest text is found for each measure: letters, bytes, and characters that JSON escapes. Ids that
-    end a response do not count."""
+    """The longest text of a vocabulary is found for each measure: letters, bytes, and characters that JSON
+    escapes. Ids that end a response do not count."""
     words = [
         "<pad>",
         "<eos>",
@@ -258,8 +258,8 @@ def test_prompts_are_spread_over_all_sources(world: World, tmp_path: Path) -> No
 def test_a_run_that_asked_nobody_does_not_say_that_it_finished(
     world: World, tmp_path: Path, by_length: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The oracle's price is higher when it is asked than at `oat check`. The run warns of the first question
-    that the budget cannot pay."""
+    """The oracle's real price is so high that the budget pays for no question. The run warns at the first
+    question, and its last line does not say that it finished."""
     oracle = {"name": by_length, "really": 9.0}
     config = world.config(
         "grpo", tmp_path, {"oracle": oracle, "stop": {"max_steps": 3, "max_cost": 5.0}, "evaluation": None}

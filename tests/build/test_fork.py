@@ -151,8 +151,8 @@ def test_a_fork_is_checked_before_it_is_begun(
 def test_the_plan_of_a_fork_counts_from_where_it_begins(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan counts from the fork's first step, or from the newest checkpoint of a run that continues. The
-    run then does what the plan says."""
+    """The plan of `oat check` counts from the fork's first step, or from the newest checkpoint of a run that
+    continues. The run then does what the plan says."""
     flags = ("--run_dir", tmp_path / "fork", "--stop.max_steps", "9", "--oracle.max_outstanding", "0")
     begins = ("--from", f"{parent / 'grpo'}@4")
     spent = int(rows(parent / "grpo")[4]["oracle/queries"])
@@ -232,7 +232,7 @@ def test_the_refusal_to_continue_names_the_way_to_fork(
 
 
 def test_a_fork_knows_how_good_its_first_checkpoint_is(parent: Path, tmp_path: Path) -> None:
-    """The checkpoint that the fork begins with has the highest value of the metric, so it is kept as the
+    """A fork begins with the checkpoint that has the highest value of the metric, and keeps it as the
     best."""
     ranked = (
         "--checkpoint.keep_best",
@@ -277,8 +277,8 @@ def test_what_other_judges_said_ranks_no_checkpoint_of_a_fork(parent: Path, tmp_
 def test_a_fork_with_another_judge_does_not_wait_for_the_one_before(
     world: World, tmp_path: Path, judges: str
 ) -> None:
-    """The origin is killed in its last evaluation, made longer, and killed again, so the questions of that
-    evaluation have no answers. A fork with another judge does not ask them; a fork with the same judge asks
+    """The origin has an evaluation whose questions have no answers, since it was killed in it, made longer,
+    and killed again. A fork with another judge does not ask these questions. A fork with the same judge asks
     them again."""
     common = {
         "checkpoint.every": 1,
@@ -384,8 +384,8 @@ def test_a_roll_back_of_a_fork_leads_to_a_checkpoint_of_its_own(parent: Path, tm
 def test_a_run_does_not_go_on_with_other_data(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one more line, every epoch would have another order, and some prompts would come twice. The run is
-    refused."""
+    """A run is refused if its data file has one more line. Every epoch would have another order, and some
+    prompts would come twice."""
     data = tmp_path / "train.jsonl"
     lines = (world.folder / "train.jsonl").read_text()
     data.write_text(lines)

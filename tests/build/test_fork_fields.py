@@ -211,8 +211,8 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 
 
 def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None:
-    """Every field is free, or is in exactly one of the tables above. A new field must be added to one of
-    them."""
+    """Every field of a configuration is free, or is in exactly one of the tables FORKED and REFUSED. A new
+    field must be added to one of them."""
     names = leaves(yaml.safe_load((run_of(parents("grpo")) / "config.yaml").read_text())).keys()
     free = {name for name in names if f"{name}.".startswith(tuple(f"{field}." for field in FREE))}
     assert names - free == {*FORKED, *REFUSED}
@@ -233,7 +233,8 @@ def test_every_field_is_one_or_the_other(parents: Callable[[str], Path]) -> None
 def test_a_field_that_may_change(
     world: World, parents: Callable[[str], Path], dataset: Path, tmp_path: Path, field: str
 ) -> None:
-    """The fork begins with the checkpoint, has the changed value, and makes one step more than its origin."""
+    """A fork with a changed field begins with the checkpoint, stores the changed value, and makes one step
+    more than its origin."""
     config = parents(READS.get(field, "grpo"))
     text = json.dumps({field: FORKED[field], **BESIDE.get(field, {})})
     changed = json.loads(text.replace("WORLD", str(world.folder)).replace("DATASET", str(dataset)))

@@ -175,8 +175,8 @@ def test_a_file_that_is_only_saved_again_is_the_same(copy: Path, again: str) -> 
 
 
 def test_whoever_uses_a_run_meets_the_same_refusal(copy: Path) -> None:
-    """Every command refuses the run with the same message. Otherwise `oat eval` would measure another model,
-    and `oat export` would write another model's configuration."""
+    """The model of a run has changed. Every command refuses the run with the same message. Otherwise `oat
+    eval` would measure another model, and `oat export` would write another model's configuration."""
     assert run(copy, "eval", "run")[0] == 0
     CHANGES["the base of the positions"][0](copy / "model")
     fork = ("train", "run.yaml", "--from", "run@1", "--run_dir", "fork", "--learner.learning_rate", 0.1)
@@ -232,8 +232,8 @@ def test_a_reference_and_an_adapter_are_held_against_what_they_were(world: World
 def test_before_the_first_checkpoint_start_and_prompts_are_what_the_ledger_knows(
     world: World, tmp_path: Path, file: str, words: str
 ) -> None:
-    """Before the first checkpoint, the recorded rounds were sampled from the start model for these prompts.
-    So neither may change."""
+    """A run without a checkpoint is refused if its start model or its prompts have changed, since the
+    recorded rounds were sampled from them."""
     folder = make(world, tmp_path, "grpo", {"checkpoint.every": 2})
     code, said = run(
         folder, "train", "run.yaml", before=lambda: kill_at(*named("oat.learner.learner:Learner.update"), 1)

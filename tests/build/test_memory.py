@@ -46,8 +46,8 @@ def _importable() -> Iterator[None]:
     "lora", [pytest.param(None, id="whole"), pytest.param(8, id="adapter", marks=pytest.mark.slow)]
 )
 def test_the_estimate_is_near_the_measured_peak(lora: int | None, algorithm: str, tmp_path: Path) -> None:
-    """The processes run one step of 4 sequences of 256 tokens. At this size, memory beside tensors is a
-    noticeable part."""
+    """The estimate is close to the measured memory of processes that run one step of 4 sequences of 256
+    tokens. At this size, memory beside tensors is a noticeable part."""
     from real_shapes import IMPORTS, Shape, compare, measure, write_model
 
     config = LlamaConfig(
@@ -84,8 +84,8 @@ def test_parts_by_hand(world: World, tmp_path: Path) -> None:
     seconds=6.0,
 )
 def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
-    """Below temperature 1 or with truncation, raw log-probabilities are computed apart from the sampled ones.
-    With as many tokens as rows of the head, the estimate must show it."""
+    """Below temperature 1 or with truncation, the engine computes raw log-probabilities apart from the
+    sampled ones. The estimate has the additional memory."""
     from real_shapes import Shape, write_config, write_model
 
     config = LlamaConfig(
@@ -113,8 +113,8 @@ def test_how_tokens_are_drawn_is_in_the_estimate(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_is_in_the_estimate(world: World, tmp_path: Path) -> None:
-    """Many held-out prompts fill the engine however few a training step samples. The cache then comes on top
-    of weights and moments."""
+    """The estimate includes an evaluation of many held-out prompts, which fill the engine even if a training
+    step samples few. Their cache comes on top of weights and moments."""
     config, origins = load_config(world.config("grpo", tmp_path))
     config = resolve(config, origins)
     few, many = (estimate(config, Lengths(8, count, 24)) for count in (1, 400))

@@ -104,7 +104,7 @@ def test_a_run_without_a_known_end(world: World, tmp_path: Path, capsys: pytest.
 def test_how_often_prompts_come(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int, times: str
 ) -> None:
-    """The output says how often each prompt is taken. If there are more prompts than the run takes, it gives
+    """`oat check` says how often each prompt is taken. If there are more prompts than the run takes, it gives
     their number instead."""
     changes = {"prompts.epochs": epochs, "stop": {}, "algorithm.prompts": 1, "oracle.repeats": 0}
     assert oat("check", world.config("grpo", tmp_path, changes)) == 0
@@ -397,8 +397,8 @@ def test_the_resolved_configuration(
 
 
 def test_help_needs_no_torch() -> None:
-    """One process prints the help of every command and imports no slow library. A command imports these when
-    it begins its work."""
+    """One process prints the help of every command and imports no slow library. A command imports slow
+    libraries when it begins its work."""
     names = list(COMMANDS)
     assert len(names) >= 8
     code = "import sys, contextlib\nfrom oat.cli import main\n"

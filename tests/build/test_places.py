@@ -254,8 +254,8 @@ def test_a_way_up_leads_to_no_folder_that_is_there_already(
 def test_a_directory_that_can_hold_no_run_is_a_mistake(
     world: World, project: Path, capsys: pytest.CaptureFixture[str], run_dir: str
 ) -> None:
-    """`oat check` and `oat train` refuse such a run directory, also if its path has more `..` than there are
-    folders."""
+    """`oat check` and `oat train` refuse a run directory that cannot hold a run, also if its path has more
+    `..` than there are folders."""
     config(world, project)
     for name in (run_dir, "../" * 60 + run_dir[1:]):
         for command in ("check", "train"):

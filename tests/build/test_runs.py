@@ -257,8 +257,9 @@ LINEAR = {
 @pytest.mark.inventory(109)
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_learning_rate_of_a_run_falls_to_a_tenth(name: str, world: World, tmp_path: Path) -> None:
-    """Five steps make two optimiser steps per pass. A row holds the rate of its last optimiser step, so the
-    last row is one optimiser step before the end of the schedule."""
+    """The learning rates in the rows follow a linear schedule down to a tenth. Five steps make two optimiser
+    steps per pass. A row holds the rate of its last optimiser step, so the last row is one optimiser step
+    before the schedule's end."""
     changes, expected = LINEAR[name]
     schedule = {
         "learner.schedule": "linear",
@@ -316,8 +317,8 @@ def test_a_misspelt_option_of_an_oracle(
 
 
 def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tmp_path: Path) -> None:
-    """Other libraries render a conversation to the ids that the run sampled from. They stop at the end tokens
-    of the tokenizer, of the template and of the model."""
+    """With an exported chat model, other libraries render a conversation to the ids that the run sampled
+    from. They stop at the end tokens of the tokenizer, of the template and of the model."""
     turns = ["<|im_start|>", "<|im_end|>"]
     make_model(tmp_path / "model", tokens=["\n", *"abcdefghijklmnopqrstuvwxyz0123456789+=", *turns])
     plain = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -357,8 +358,8 @@ def test_an_exported_chat_model_keeps_its_template_and_its_ends(world: World, tm
 def test_the_engines_threads_are_measured_once_and_kept(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later measurement with another result does not change the run. Another number in a flag is
-    refused."""
+    """The engine's number of threads is measured once. A later measurement with another result does not
+    change it, and another number in a flag is refused."""
     config = world.config("dpo", tmp_path, {"stop.max_steps": 2, "compute.threads": None})
     for steps, found in ((2, 3), (3, 5)):
         monkeypatch.setattr("oat.engines.torch.fastest", lambda work, counts, found=found: work() and found)

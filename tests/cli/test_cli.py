@@ -77,8 +77,8 @@ def test_a_finished_run_says_so(world: World, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_warning_of_ours_is_one_line(world: World, tmp_path: Path) -> None:
-    """The process shows warnings as Python does, since pytest would collect them. A warning of other code is
-    unchanged."""
+    """A warning of `oat` is printed as one line, and a warning of other code is unchanged. The process shows
+    warnings as Python does, since pytest would collect them."""
     (tmp_path / "reward.py").write_text(
         "import warnings\n\n\ndef reward(prompts, completions, **columns):\n    warnings.warn('theirs')\n "
         "   return [None] * len(prompts)\n"
@@ -181,8 +181,8 @@ def test_what_may_change_is_taken_and_kept(world: World, tmp_path: Path) -> None
 @pytest.mark.sample("dpo", seconds=2.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_longer_run_is_the_unbroken_longer_run(world: World, tmp_path: Path, algorithm: str) -> None:
-    """The shorter run ends at a multiple of `evaluation.every`. Otherwise it would have a last evaluation
-    that the longer run does not have."""
+    """A run that is made longer equals a run of that length. The shorter run ends at a multiple of
+    `evaluation.every`; otherwise it would have one more evaluation."""
     (tmp_path / "long").mkdir()
     assert train(world.config(algorithm, tmp_path / "long", {"stop.max_steps": 6})) == 0
     config = world.config(algorithm, tmp_path)

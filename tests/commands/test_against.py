@@ -112,7 +112,8 @@ def test_a_judge_is_asked_in_both_orders(runs: Path, capsys: pytest.CaptureFixtu
 
 
 def test_models_of_other_shapes(runs: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each model uses its own tokenizer. The prompts and the oracle are those of the run, on either side."""
+    """A run is compared with a model of another shape. Each uses its own tokenizer. The prompts and the
+    oracle are those of the run, on either side."""
     run = runs / "fast" / "grpo"
     model = runs / "other"
     sees = f"{runs / 'judge.py'}:sees"

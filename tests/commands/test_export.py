@@ -30,8 +30,8 @@ def run_dir(finished: Finished) -> Path:
 def test_transformers_loads_the_trained_policy(
     run_dir: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model gives the log-probabilities of the engine with the run's newest weights. These differ from
-    those of the start model."""
+    """Transformers loads an exported model and gives the log-probabilities of the engine with the run's
+    newest weights. These differ from those of the start model."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     assert capsys.readouterr().out == f"oat export: the model after 4 steps is in {tmp_path / 'model'}\n"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
@@ -63,8 +63,8 @@ def test_transformers_loads_the_trained_policy(
 
 
 def test_the_model_card(run_dir: Path, world: World, tmp_path: Path) -> None:
-    """The card has the number of questions to each oracle, the numbers of the curve, and a configuration that
-    runs again. It names no path of this machine."""
+    """The card of an exported model has the number of questions to each oracle, the numbers of the curve, and
+    a configuration that runs again. It names no path of the machine."""
     assert oat("export", run_dir, tmp_path / "model") == 0
     card = (tmp_path / "model" / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
@@ -167,8 +167,8 @@ def test_an_export_overwrites_neither_a_file_nor_the_start(
 
 
 def test_the_digest_of_a_run(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The digest has five hashes. Each depends on its own part of the run, and none on the place or the
-    clock."""
+    """The digest of a run has five hashes. Each depends on its own part of the run, and none on the place or
+    the clock."""
     assert oat("digest", run_dir) == 0
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert list(printed) == ["weights", "optimiser", "state", "metrics", "ledger"]

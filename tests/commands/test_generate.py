@@ -87,8 +87,8 @@ def greedy(model: Path, prompt: str) -> str:
 def test_a_run_says_what_its_exported_model_says(
     runs: Path, generated: Callable[..., list[dict[str, object]]]
 ) -> None:
-    """The newest policy, or that of a given step, is sampled with the settings of training. Its responses
-    differ from those of the start model."""
+    """`oat generate` samples the newest policy of a run, or the policy of a given step, with the settings of
+    training. The responses equal those of the exported model and differ from those of the start model."""
     rows = generated("grpo", "--n", 3)
     assert [row["prompt"] for row in rows] == [f"{a}+1=" for a in range(6)]
     assert all(len(row["responses"]) == len(row["finish"]) == 3 for row in rows)
@@ -217,7 +217,8 @@ def test_a_prompt_that_leaves_no_room_is_named(
 
 
 def test_a_reader_that_leaves_ends_it_quietly(runs: Path, tmp_path: Path) -> None:
-    """The reader closes the pipe early, as `| head -1` does, and the pipe holds less than the output."""
+    """The reader closes the pipe early, as `| head -1` does, and the pipe holds less than the output. The
+    command ends without an error message."""
     write_jsonl(tmp_path / "many.jsonl", [{"prompt": f"{a}"} for a in range(100)])
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)

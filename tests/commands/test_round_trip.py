@@ -105,8 +105,8 @@ def offline(ending: World, folder: Path, algorithm: str, data: Path, **prompts: 
 def test_what_was_learned_online_is_learned_again_offline(
     ending: World, tmp_path: Path, ending_of_name: str
 ) -> None:
-    """The offline run has the same prompts, responses and preferences in the same order, so the same losses.
-    Some responses are empty."""
+    """A run is exported and learned again offline. It has the same prompts, responses and preferences in the
+    same order, so the same losses. Some responses are empty."""
     changes = {**SETTINGS, "algorithm.prompts": 6, "oracle.name": f"{ending.folder / 'reward.py'}:shorter"}
     for seed in range(5):
         online = tmp_path / f"seed_{seed}"

@@ -104,8 +104,8 @@ COLLAPSES = {
 @pytest.mark.sample("kl", "truncated", "growing", "constant scores", "tied comparisons", seconds=5.3)
 @pytest.mark.parametrize("collapse", COLLAPSES.values(), ids=COLLAPSES.keys())
 def test_a_collapse_is_noticed(collapse: Collapse, world: World, tmp_path: Path) -> None:
-    """The alarm is raised by the run's collapse. It has its default settings, unless the model is too small
-    for them. All other alarms are off."""
+    """A run collapses and raises the alarm for it. This alarm has its default settings, unless the model is
+    too small for them. All other alarms are off."""
     (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
     rules = {f"alarms.{name}.action": "off" for name in METRICS if name != collapse.rule}
     rules |= {f"alarms.{collapse.rule}.{name}": value for name, value in collapse.fields.items()}

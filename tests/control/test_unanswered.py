@@ -55,8 +55,8 @@ def item_of(*marks: Mark, tokens: int = 0, cost: float = 0.0, oracle: str = "o")
 
 
 def test_shares_by_hand() -> None:
-    """The shares are of values, not of questions. A value that no oracle was asked for is not missing, and a
-    value without cost is not wasted."""
+    """The shares of missing and wasted answers are of values, not of questions. A value that no oracle was
+    asked for is not missing, and a value without cost is not wasted."""
     assert missing([]) == missing([item_of("tie", oracle=UNASKED)]) == {}
     items = [item_of("ok", "abstain", "tie"), item_of("failed"), item_of("tie", oracle=UNASKED)]
     assert missing(items) == {MISSING: 0.5}
@@ -127,7 +127,8 @@ def test_a_judge_without_verdicts_ends_the_run(
 def test_what_costs_and_fails_ends_the_run_with_another_hint(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A try that the service failed may have been paid. The test shortens the rest between two tries."""
+    """A judge's service fails every try but the first. Each try may have been paid, so the alarm ends the
+    run, with a hint at the service's log. The test shortens the rest between two tries."""
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "rest_s", 0.01)
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "max_backoff_s", 0.01)
 
@@ -172,8 +173,8 @@ def test_a_run_that_is_killed_between_ends_at_the_same_step(world: World, tmp_pa
 def test_what_is_free_is_warned_of(
     world: World, tmp_path: Path, algorithm: str, condition: str, raised: list[int]
 ) -> None:
-    """The alarm is raised if half of the values of each question are missing, at any places. A third is not
-    enough."""
+    """The alarm is raised if half of the values of each question are missing, at any places. It is not raised
+    for a third."""
     changes = {
         "oracle.name": none_of(tmp_path, condition),
         "evaluation": None,

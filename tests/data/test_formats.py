@@ -166,8 +166,8 @@ def test_a_conversation_is_learned_beside_a_preference_that_nobody_reads():
 
 
 def test_responses_by_hand():
-    """Each format gives the prompt and the response. If a response repeats the prompt, the prompt is cut
-    off."""
+    """Each format gives the prompt and the response that is computed by hand. If a response repeats the
+    prompt, the prompt is cut off."""
     chat, plain = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
     wrong = {**plain, "content": "5"}
     pair = ("chosen", "rejected")
@@ -309,7 +309,8 @@ THINKS = (
 
 
 def test_what_trl_users_have_is_learned(world, tmp_path):
-    """The record has an empty system message, a tool without a result, and a response of reasoning alone."""
+    """A run learns from a record with an empty system message, a tool without a result, and a response of
+    reasoning alone."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}], "weight": 0}
     said = [
         {"role": "system", "content": ""},
@@ -347,8 +348,8 @@ def test_a_record_whose_fields_differ_is_another():
 
 
 def test_weights_say_which_messages_are_learned():
-    """As in OpenAI's format, the response begins with the first message whose weight is not 0. Online, the
-    policy's response replaces the last message."""
+    """Messages have weights, as in OpenAI's format. The response begins with the first message whose weight
+    is not 0. Online, the policy's response replaces the last message."""
     asked = QUESTION[0]
     first = {"role": "assistant", "content": "b"}
     again = {"role": "user", "content": "2"}

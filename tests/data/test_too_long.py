@@ -59,8 +59,8 @@ def seen(renderer: Renderer, rows: tuple[Trajectory, ...]) -> list[tuple[str, st
 
 
 def test_the_start_of_a_prompt_is_cut(plain: Renderer) -> None:
-    """There is one token per character. The row has 12 + 4 tokens and <eos>, 17 in all, and may have 14. Both
-    responses follow the same nine tokens."""
+    """A row of 17 tokens (12 of the prompt, 4 of the response, <eos>) may have 14, so the prompt loses its
+    first three. Both responses follow the same nine tokens."""
     record = {"prompt": "123456789012", "chosen": "abab", "rejected": "b"}
     prompts, (rows,) = read([record], plain, "cut_prompt_start", max_tokens=14)
     assert seen(plain, rows) == [
@@ -74,7 +74,8 @@ def test_the_start_of_a_prompt_is_cut(plain: Renderer) -> None:
 
 
 def test_the_end_of_a_response_is_cut(plain: Renderer) -> None:
-    """The cut response has no end of text and counts as truncated. The shorter response keeps its end."""
+    """A response that is cut has no end of text and counts as truncated. The shorter response keeps its
+    end."""
     record = {"prompt": "1234", "chosen": "ababab", "rejected": "ab"}
     prompts, (rows,) = read([record], plain, "cut_response_end", max_tokens=7)
     assert seen(plain, rows) == [("1234", "aba", "length", "aba"), ("1234", "ab<eos>", "stop", "ab")]
@@ -172,8 +173,8 @@ RECORDS = st.lists(st.tuples(*[st.text("12ab", min_size=1, max_size=9)] * 3), mi
 def test_the_first_pass_and_the_actor_agree(
     plain: Renderer, rule: TooLong, texts: list[tuple[str, str, str]], most: int
 ) -> None:
-    """The index gives the length of the longest row and the number of cut records. Every record that fits, or
-    fits after a cut, is there."""
+    """The first pass and the actor find the same length of the longest row and the same number of cut
+    records. Every record that fits, or fits after a cut, is there."""
     records = [dict(zip(("prompt", *PAIR), each, strict=True)) for each in texts]
     over = [max(len(a), len(b)) + len(prompt) + 1 - most for prompt, a, b in texts]
     fits = {"leave_out": [False] * len(texts)}
@@ -298,8 +299,8 @@ def test_a_run_from_before_the_rule_goes_on(world: World, tmp_path: Path) -> Non
 def test_nothing_is_cut_that_is_sampled(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without recorded data the setting has no effect, and is refused. With held-out pairs only the pairs are
-    cut, and no training prompt."""
+    """Without recorded data, `prompts.too_long` has no effect and is refused. With held-out pairs only the
+    pairs are cut, and no training prompt."""
     assert oat("check", world.config("dpo", tmp_path, {"prompts.too_long": "cut_prompt_start"})) == 2
     assert "nothing reads prompts.too_long" in capsys.readouterr().err
     write_jsonl(tmp_path / "held_out.jsonl", HELD_OUT)

@@ -49,8 +49,8 @@ def test_two_messages_each() -> None:
 
 
 def test_a_longer_history_is_the_prompt() -> None:
-    """Only the last turn is learned; the turns that both conversations share are the prompt. The text under
-    `prompt` is the beginning of the history, or a summary."""
+    """Two conversations share all turns but the last one. The shared turns are the prompt, and only the last
+    turn is learned. The text under `prompt` is the beginning of the history, or a summary."""
     history = said("1+1", "2", "and +1?")
     (prompt,) = read(
         record("1+1", [*history, *said("3", first="assistant")], [*history, *said("4", first="assistant")])

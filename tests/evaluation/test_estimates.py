@@ -53,8 +53,8 @@ def test_average_by_hand() -> None:
 
 
 def test_pass_at_by_hand() -> None:
-    """1 of 4 samples is right. One draw gives 1/4, two draws give 1 - C(3,2)/C(4,2) = 1/2, four draws give 1.
-    A prompt without a right sample gives 0."""
+    """One of 4 samples is right. With k = 1, pass@k is 1/4; with k = 2 it is 1 - C(3,2)/C(4,2) = 1/2; with k
+    = 4 it is 1. A prompt without a right sample gives 0."""
     rows = table([0, 1, 0, 0], [0, 0, 0, 0])
     assert [pass_at(rows, k, success=1.0) for k in (1, 2, 3, 4)] == [0.125, 0.25, 0.375, 0.5]
     assert pass_at(rows, 1, success=0.0) == 1.0
@@ -78,8 +78,8 @@ def test_pass_at_counts_the_sets_of_samples(rows: list[list[float]], k: int, suc
 
 
 def test_majority_by_hand() -> None:
-    """Three cases: two votes for the right answer 7 and one for 8; a tie of a right and a wrong answer; no
-    answers at all."""
+    """The majority is right with two votes for the right answer 7 and one for 8. A tie of a right and a wrong
+    answer gives a half. Without any answers, the mean of the samples counts."""
     rows = table([1, 0, 1], [1, 0, 0], [0.25, 0.25, 1])
     answers = [[Decimal("7"), Decimal("8"), Decimal("7.0")], ["7", "8", None], [None, None, None]]
     assert majority_at(rows[:1], answers[:1], 3) == 1.0
@@ -142,7 +142,7 @@ def test_win_rate_by_hand() -> None:
 
 
 def test_the_interval_is_what_all_resamples_say() -> None:
-    """The interval is compared with all 4^4 = 256 resamples of four prompts, one of which has fewer
+    """The bootstrap interval equals that of all 4^4 = 256 resamples of four prompts, one of which has fewer
     values."""
     rows = table([0, 1], [1, 1], [0.5, NAN], [0, 0])
     means = []
@@ -166,8 +166,8 @@ def test_the_interval_equals_slow_version() -> None:
 
 
 def test_the_interval_covers() -> None:
-    """Of 200 experiments with 60 prompts, about 95 in 100 contain the true mean. Equal samples of one prompt
-    do not narrow the interval."""
+    """In 200 experiments with 60 prompts, about 95 in 100 intervals contain the true mean. Equal samples of
+    one prompt do not narrow the interval."""
     generator = np.random.default_rng(3)
     held = 0
     widths = []
@@ -196,8 +196,8 @@ def lengths(size: int, seed: int, shift: float) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("shift", [-60, 0, 60])
 @pytest.mark.parametrize("seed", range(4))
 def test_an_oracle_that_only_likes_length(seed: int, shift: float) -> None:
-    """The plain win rate is far from one half if one side writes more. At equal lengths the sides are equal,
-    so the controlled rate is one half."""
+    """An oracle prefers the longer response. The plain win rate is far from one half if one side writes more,
+    and the length-controlled win rate is one half."""
     ours, theirs = lengths(2000, seed, shift)
     won = (1 + np.sign(ours - theirs)) / 2
     assert shift == 0 or abs(won.mean() - 0.5) > 0.2
@@ -213,8 +213,8 @@ def test_an_oracle_that_ignores_length(rate: float) -> None:
 
 @pytest.mark.parametrize(("quality", "bias"), [(0.8, 1.5), (-0.5, 1.5), (1.0, -2.0)])
 def test_a_known_effect_of_length_is_taken_out(quality: float, bias: float) -> None:
-    """Wins are drawn from the model of the estimate. At equal lengths the rate is sigmoid(quality), for any
-    effect of length."""
+    """Wins are drawn from the model of the length-controlled win rate. The estimate is sigmoid(quality), for
+    any effect of length."""
     ours, theirs = lengths(20_000, 7, 60)
     differences = (ours - theirs) / (ours - theirs).std(ddof=1)
     chances = 1 / (1 + np.exp(-(quality + bias * np.tanh(differences))))
@@ -258,7 +258,8 @@ def test_length_at_its_extremes() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    """Two of three pairs are ordered alike. A pair does not count if one side gives a tie or has no value."""
+    """Two oracles order two of three pairs alike, so they agree in 2/3. A pair does not count if one oracle
+    gives a tie or has no value."""
     assert agreement(table([1, 2, 3]), table([1, 2, 1.5])) == pytest.approx(2 / 3)
     assert agreement(table([1, 2, 3], [1, NAN, 2]), table([1, 2, 2], [0, 5, 1])) == 1.0
     assert agreement(table([1, 2]), table([2, 1])) == 0.0

@@ -169,8 +169,8 @@ def test_what_has_no_value_does_not_count(world: World, tmp_path: Path, rewards:
 def test_a_comparing_oracle_gives_the_win_rate_against_references(
     world: World, tmp_path: Path, rewards: str
 ) -> None:
-    """References have two letters. The oracle says 0.9 for a longer response and 0.5 for an equal one. It
-    abstains for a shorter one."""
+    """The win rate is against references of two letters. The oracle says 0.9 for a longer response and 0.5
+    for an equal one. It abstains for a shorter one."""
     train(
         world.config("dpo", tmp_path, {"oracle.name": f"{rewards}:longer", "stop.max_steps": 1}),
         tmp_path / "log",

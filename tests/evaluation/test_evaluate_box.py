@@ -142,7 +142,7 @@ def test_a_mistake_is_one_message(
 
 def test_a_part_of_an_evaluation_has_no_mean(world: World, tmp_path: Path, judges: str) -> None:
     """The price rises between the check of the budget and the question, so only a part of the evaluation is
-    paid. The part gives no mean."""
+    paid. No mean is reported, and the evaluation counts as skipped."""
     changes = {
         "evaluation.oracle": {"name": f"{judges}:Dear", "rises": 12},
         "evaluation.max_queries": 60,
@@ -176,9 +176,9 @@ def test_a_replay_skips_what_was_skipped(world: World, tmp_path: Path, judges: s
 
 @pytest.mark.slow(instead="tests/faults/test_state.py evaluates the reference", seconds=2.5)
 def test_any_slot(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sampler is synced after the third step, so after two steps it answers as at the start. The
-    reference always does, and the policy never. `oat eval` finds in the checkpoint each slot's weights of the
-    end."""
+    """An evaluation uses the weights of the chosen slot. The sampler is synced after the third step, so after
+    two steps it answers as at the start. The reference always does, and the policy never. `oat eval` finds
+    each slot's last weights in the checkpoint."""
     found = {}
     for slot in ("policy", "sampler", "reference"):
         changes = {
@@ -234,7 +234,7 @@ def tensors_of(run: Run) -> dict[str, torch.Tensor]:
 def test_an_evaluation_leaves_every_weight_as_it_was(
     world: World, tmp_path: Path, judges: str, kept: dict[str, Any], fails: str
 ) -> None:
-    """The evaluation may succeed, or fail when it asks, waits or counts. The learner's weights, and the
+    """An evaluation succeeds, or fails when it asks, waits or counts. The learner's weights, and the
     sampler's and reference's in the engine, stay bitwise the same."""
     own = {"name": f"{judges}:Constant", "fails": fails if fails in ("submit", "collect") else ""}
     section = {
@@ -341,8 +341,8 @@ def test_an_evaluation_that_failed_fails_in_a_replay_too(
 def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
     world: World, tmp_path: Path, judges: str, what: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """User code fails an evaluation: an environment raises on held-out prompts, an oracle cannot give a
-    price, or a file of records cannot be written."""
+    """User code fails an evaluation, and the run goes on: an environment raises on held-out prompts, an
+    oracle cannot give a price, or a file of records cannot be written."""
     unpriced = {"name": f"{judges}:Unpriced", "max_queries": 100}
     changes: dict[str, Any] = {
         "environment": played(judges, "Refusing"),
@@ -424,8 +424,8 @@ def test_an_environment_that_fails_in_training_ends_the_run(
 def test_a_kill_while_an_evaluation_fails(
     world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]
 ) -> None:
-    """If the kill comes before the failure is recorded, the evaluation is made again; afterwards it counts as
-    failed. In both cases no question stays open."""
+    """A run is killed while an evaluation fails. If its failure is not yet recorded, the evaluation is made
+    again; otherwise it counts as failed. In both cases no question stays open."""
     own = {"name": f"{judges}:Constant", "fails": "half", "healed": str(tmp_path / "healed")}
     config, log = world.config("grpo", tmp_path, {"evaluation.oracle": own}), tmp_path / "log"
     assert (

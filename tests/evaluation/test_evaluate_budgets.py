@@ -72,8 +72,8 @@ def test_a_budget_is_held_against_what_the_oracle_says_it_costs(
     recwarn: pytest.WarningsRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An evaluation costs twenty-four queries, so the second does not fit into thirty. After it, samples are
-    drawn only for the other judge."""
+    """An evaluation costs twenty-four queries by the oracle's own price, so the second does not fit into
+    thirty. After it, samples are drawn only for the judge that has a budget left."""
     drawn, answer = [], Evaluation._sample
     monkeypatch.setattr(
         Evaluation, "_sample", lambda self, mode: drawn.append(mode.name) or answer(self, mode)
@@ -168,8 +168,8 @@ def test_what_is_known_costs_a_budget_nothing(world: World, tmp_path: Path) -> N
     [("oat.ledger.outstanding:Outstanding.submit", 8), ("oat.evaluation.evaluation:Evaluation._write", 2)],
 )
 def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, place: str, call: int) -> None:
-    """An evaluation that had begun is finished, at any price. Later decisions are those of the unbroken
-    run."""
+    """A run is killed in an evaluation with a budget. Continued, it finishes this evaluation at any price,
+    and decides later ones as the unbroken run does."""
     flags = ("--evaluation.max_queries", "30", "--stop.max_steps", "6")
     config = world.config("grpo", tmp_path)
     assert oat("train", config, "--run_dir", tmp_path / "unbroken", *flags) == 0
@@ -180,8 +180,8 @@ def test_a_budget_that_a_kill_left_half_empty(world: World, tmp_path: Path, plac
 def test_answers_about_an_evaluation_that_failed_do_not_stand_for_a_later_one(
     world: World, tmp_path: Path, judges: str
 ) -> None:
-    """The evaluation after step 2 fails with half of its answers, and its questions are closed. The next
-    evaluation gets its own answers."""
+    """An evaluation fails with half of its answers, and its questions are closed. The next evaluation gets
+    its own answers."""
     found = []
     for fails in ("", "half"):
         folder = tmp_path / f"fails {fails}"

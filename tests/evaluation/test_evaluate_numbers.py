@@ -240,8 +240,8 @@ def test_length_is_taken_out_of_a_win_rate(world: World, tmp_path: Path, judges:
 
 
 def test_a_second_opinion(world: World, tmp_path: Path, judges: str) -> None:
-    """The gold oracle is asked about the same responses, here in another kind of question, and has its own
-    account. Training does not change."""
+    """The gold oracle is asked about the same responses as the other oracle, here in another kind of
+    question. It has its own account, and training does not change."""
     changes = {
         "evaluation.oracle": f"{judges}:letters",
         "evaluation.gold": f"{judges}:longer",

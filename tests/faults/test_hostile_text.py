@@ -169,8 +169,8 @@ def test_hostile_text_as_a_reference_is_no_reference():
 
 @pytest.mark.inventory(85, 86)
 def test_grading_runs_nothing_and_opens_nothing(tmp_path: Path):
-    """Grading raises none of Python's audit events. It runs in a forked child, since an audit hook cannot be
-    removed."""
+    """Grading hostile text raises none of Python's audit events. It runs in a forked child, since an audit
+    hook cannot be removed."""
 
     log = tmp_path / "log"
     assert forked(graded_quietly, log) == 0, log.read_text(encoding="utf-8")

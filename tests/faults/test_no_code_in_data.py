@@ -113,8 +113,8 @@ def test_a_pickle_in_a_run_is_never_opened(
     capsys: pytest.CaptureFixture[str],
     figure: Callable[[str], None],
 ) -> None:
-    """Pickles stand beside the files of a run, and one replaces a file of the checkpoint, with a manifest
-    that matches it."""
+    """Pickles stand beside the files of a run, and one replaces a file of a checkpoint, with a manifest that
+    matches it. No command opens a pickle."""
     run_dir, canary = tmp_path / "run", tmp_path / "canary"
     shutil.copytree(finished.only_read("dpo", {"stop.max_steps": 2}), run_dir)
     bomb = pickle.dumps(Bomb(canary))

@@ -207,8 +207,9 @@ def test_a_signal_within_the_import_of_torch_aborts_nothing(
 def test_a_row_that_was_left_open_is_written_once(
     world: World, tmp_path: Path, unbroken: dict[str, dict[str, str]]
 ) -> None:
-    """A run is ended in an evaluation, continued, killed between the evaluation's row and the next
-    checkpoint, and continued again. The row is written once."""
+    """A run gets SIGTERM while it learns, and ends with a checkpoint and without the row of that step.
+    Continued, it writes the row and is killed before the next checkpoint. Continued again, it has the row
+    once."""
     config, run_dir = world.config("dpo", tmp_path), tmp_path / "run"
     assert (
         train(

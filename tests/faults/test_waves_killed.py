@@ -216,8 +216,8 @@ def test_killed_once(
 
 @pytest.mark.parametrize("series", SERIES)
 def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> None:
-    """A run has more waves than rounds. The rest of its budget is too small for one more question: three
-    texts of a group, or two of a pair, at 0.05 per text."""
+    """A run has more than 15 waves. The rest of its budget is too small for one more question: three texts of
+    a group, or two of a pair, at 0.05 per text."""
     whole = wholes(series)
     assert len(whole.waves) > 15
     assert whole.waves[-1][-1] < LIMIT < whole.waves[-1][-1] + 2 * 0.05 * (2 if series == "ahead" else 3)

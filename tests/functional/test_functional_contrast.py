@@ -111,8 +111,8 @@ def test_ranks_by_hand():
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), max_size=8))
 def test_the_kth_smallest_meets_the_kth_smallest(pairs):
-    """So a sum over sorted values is a sum over matched values. For a convex cost of the difference, this
-    matching has the smallest sum."""
+    """The k-th smallest value of one list is matched with the k-th smallest of the other. For a convex cost
+    of the difference, this matching has the smallest sum."""
     first, second = (torch.tensor([pair[i] for pair in pairs], dtype=torch.float64) for i in range(2))
     places = rank_matches(first, second)
     assert sorted(places.tolist()) == list(range(len(pairs)))
@@ -238,7 +238,7 @@ def test_the_first_step_of_kto_and_orpo():
 @pytest.mark.parametrize("name", LOSSES)
 def test_extremes(name):
     """Log-ratios and log-probabilities have sizes up to 1e4, and some responses are certain. Every term and
-    gradient is finite."""
+    gradient of the losses is finite."""
     ends = (-1e4, -200.0, -1e-9, 0.0) if name == "orpo" else (-1e4, -200.0, 0.0, 200.0, 1e4)
     chosen, rejected = (
         values.flatten().requires_grad_()

@@ -44,7 +44,8 @@ def whole(hidden, weight, bias, ids):
 
 
 def test_by_hand():
-    """Two ids have odds of 3 : 1 and 1 : 1. The hidden state is the logarithm of the odds."""
+    """Two ids have odds of 3 : 1 and 1 : 1, with the logarithm of the odds as hidden state. Values and
+    gradients equal those computed by hand."""
     hidden, weight = (
         torch.tensor([[math.log(3)], [0.0]], requires_grad=True),
         torch.tensor([[1.0], [0.0]], requires_grad=True),
@@ -141,8 +142,8 @@ def test_no_tokens():
 
 
 def test_neither_logits_nor_their_gradient_is_ever_whole():
-    """There are 64 chunks of 2 tokens, and only a few tensors of a chunk's size exist at once. The gradient
-    of the weights is the only larger tensor."""
+    """The head is computed in 64 chunks of 2 tokens, and only a few tensors of a chunk's size exist at once.
+    The gradient of the weights is the only larger tensor."""
     hidden, weight = torch.randn(128, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     with LiveBytes() as bytes_:
         values = linear_functionals(

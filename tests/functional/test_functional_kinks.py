@@ -158,8 +158,8 @@ def test_the_first_step_of_dpo_positive_is_that_of_dpo(
 
 
 def test_a_fall_is_measured_against_the_rounding_of_all_tokens() -> None:
-    """Lambda has no effect if a response's tokens fall by half of the rounding, and its full effect if they
-    fall by twice the rounding."""
+    """DPO-Positive's lambda has no effect if a response's tokens fall by half of the rounding. It has its
+    full effect if they fall by twice the rounding."""
     plain, positive = objective(DPO), objective(DPO, positive_lambda=3.0)
     batch, view, _ = prepared(plain, item(0, WINNER))
     for share, times in ((0.5, 0.0), (2.0, 1.0)):

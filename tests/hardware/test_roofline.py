@@ -125,8 +125,8 @@ def requests() -> list[Request]:
 def test_the_engine_counts_what_its_completions_need(
     paths: dict[str, str], deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt counts once for all its samples. In fixed batches it counts for each sample, and idle rows and
-    padding do not count."""
+    """The engine counts the operations of a prompt once for all its samples. In fixed batches it counts them
+    for each sample. Idle rows and padding do not count."""
     lm = load_lm(paths["llama"])
     cost, engine = cost_of(lm), build_engine(lm, deterministic=deterministic)
     flops, lengths = engine_work(monkeypatch, engine, Rates(INFINITE, 1.0), requests())
@@ -143,8 +143,8 @@ def test_the_engine_counts_what_its_completions_need(
 def test_the_engine_counts_the_bytes_that_a_step_reads(
     paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes are those of the weights and of the keys that rows read. Full pages of a common prompt count
-    once."""
+    """The engine counts the bytes of the weights and of the keys that rows read. Full pages of a common
+    prompt count once."""
     lm = load_lm(paths["llama"])
     cost, engine = cost_of(lm), build_engine(lm)
     size, lengths = engine_work(monkeypatch, engine, Rates(1.0, INFINITE), requests())
@@ -193,7 +193,8 @@ MODELS: dict[str, Callable[[CausalLM], Any]] = {
 def test_a_model_counts_the_tokens_of_its_passes(
     paths: dict[str, str], name: str, takes_layouts: bool
 ) -> None:
-    """If rows are packed, their common prompt is one sequence. Padding does not count."""
+    """A model counts the operations of the tokens in its passes. If rows are packed, their common prompt is
+    one sequence. Padding does not count."""
     lm = load_lm(paths["llama"])
     lm.takes_layouts = takes_layouts
     model = MODELS[name](lm)
@@ -216,7 +217,8 @@ def test_a_model_counts_the_tokens_of_its_passes(
 def test_a_stopwatch_adds_up_what_is_within_it(
     paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each model counts at the rate of its precision. Work outside the stopwatch does not count."""
+    """The stopwatch adds up the work within it, each model at the rate of its precision. Work outside does
+    not count."""
     rates, clock = {torch.float32: 1000.0, torch.bfloat16: 4000.0}, iter(range(100))
     models = [
         LanguageModel(load_lm(paths["llama"]), num_tokens=NUM_TOKENS, chunk=64, autocast=autocast)

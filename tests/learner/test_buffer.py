@@ -82,7 +82,8 @@ def test_steps_that_took_little_leave_room() -> None:
 
 
 def test_no_later_step_reads_what_is_given_up() -> None:
-    """For any sizes of takes, no step from `begin` on reads a take before `reach(begin)`."""
+    """For any sizes of takes, no step from `begin` on reads a take before `reach(begin)`. So these takes may
+    be dropped."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         takes = takes_of(*generator.integers(0, 4, 12))
@@ -177,8 +178,8 @@ def test_a_killed_run_is_the_unbroken_one(run: Path, tmp_path: Path, place: str,
 def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(
     world: World, run: Path, tmp_path: Path
 ) -> None:
-    """The takes that a later step reads are kept, even if the run was made longer after its end. The others
-    are dropped."""
+    """A fork and a run that was made longer equal the unbroken run: the takes that a later step reads are
+    kept. The other takes are dropped."""
     config = run / "config.yaml"
     assert oat("train", config, "--run_dir", tmp_path / "fork", "--from", f"{run}@4") == 0
     assert digest_run(tmp_path / "fork")["weights"] == digest_run(run)["weights"]

@@ -343,8 +343,8 @@ def plain_logps(lm: CausalLM, trajectory: Trajectory, temperature: float = 1.0) 
 
 @pytest.mark.inventory(1)
 def test_log_probabilities_of_three_tokens_by_hand(model_path: Path) -> None:
-    """The first token has no predecessor, the second is context, and the third is trained. The logits at the
-    second token predict the third."""
+    """The log-probability of one trained token equals the one computed by hand. The token is the third of its
+    row, so the logits at the second token predict it."""
     ids = np.array([3, 7, 5], dtype=np.int32)
     segments = Segment("context", ids[:2]), Segment("model", ids[2:], np.ones(1, bool))
     lm = load_lm(str(model_path))

@@ -221,8 +221,8 @@ def test_gradient_checkpointing_keeps_less(smooth: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_leaves_the_engines_cache_alone(family: str, tmp_path: Path) -> None:
-    """Transformers drops the cache in training mode. The learner leaves this mode after each step, even after
-    one that failed."""
+    """The engine still uses its cache after a step with gradient checkpointing. Transformers drops the cache
+    in training mode, so the learner leaves this mode after each step, even after one that failed."""
     lm = load_lm(save_model(tmp_path, build_config(family)))
     requests = [Request(np.arange(1, 4 + size, dtype=np.int32), Sampling(8), key=size) for size in range(3)]
 
@@ -294,8 +294,8 @@ def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: 
 
 
 def test_tokens_of_a_forward_pass_by_hand() -> None:
-    """The rows have 4, 6, 2, 2 and 9 tokens. A unit is never split, and a unit that is too large has a pass
-    of its own."""
+    """Rows of 4, 6, 2, 2 and 9 tokens are divided into passes by a limit of tokens. A unit is never split,
+    and a unit that is too large has a pass of its own."""
     generator = np.random.default_rng(0)
     rows = tuple(row(generator, 1, size - 1) for size in (4, 6, 2, 2, 9))
     singles = Batch(rows, np.arange(5), np.arange(5))
@@ -352,8 +352,8 @@ def test_the_estimate_is_proven() -> None:
 
 
 def test_measured_tokens_fit_and_little_more_would(world: World, tmp_path: Path) -> None:
-    """`learner.micro_batch_tokens: auto` measures how many tokens fit in memory. In the run, GRPO has groups
-    of 3, and a step has 12 rows of at most 4 + 4 tokens."""
+    """`learner.micro_batch_tokens: auto` measures how many tokens fit in memory. If memory allows, it is all
+    tokens of a step: GRPO has groups of 3, and a step has 12 rows of at most 4 + 4 tokens."""
     config, origins = load_config(
         world.config(
             "grpo", tmp_path, {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto"}
@@ -410,8 +410,8 @@ def test_auto_is_stored_and_never_measured_again(world: World, tmp_path: Path) -
 
 
 def test_the_memory_of_measured_tokens_stays(world: World, tmp_path: Path) -> None:
-    """A continued run replaces `auto` by the measured number. `compute.memory_gb` must then be the same as at
-    the start."""
+    """A continued run replaces `micro_batch_tokens: auto` by the number that it measured. `compute.memory_gb`
+    must then be the same as at the start."""
     auto = {"learner.micro_batch_size": None, "learner.micro_batch_tokens": "auto", "compute.memory_gb": 1}
     begun = resolve(*load_config(world.config("grpo", tmp_path, auto)))
     file = Path(begun.config.run_dir) / "config.yaml"

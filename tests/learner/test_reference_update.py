@@ -71,7 +71,8 @@ def test_hand_worked_numbers() -> None:
 
 
 def test_a_moving_average_forgets_as_its_formula_says() -> None:
-    """The policy does not change. After n updates, (1 - mix)^n of the start remains: 0.992^100 = 0.44788."""
+    """The reference follows a policy that does not change. After n updates, (1 - mix)^n of the start remains:
+    0.992^100 = 0.44788."""
     policy: Any = Tensors(0.0, 1.0)
     reference: Any = Tensors(1.0, 0.0)
     following = Following(every=1, mix=0.008)
@@ -151,9 +152,9 @@ def engine_in(run: Run) -> TorchEngine:
 def test_prepare_and_engine_have_the_moved_one(
     world: World, finished: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
-    """After loading a checkpoint, the learner's reference gives other log-probabilities than the start and
-    the policy. The engine's slot gives the same ones. If the slot gets pushed weights, its version is the
-    number of updates."""
+    """After a checkpoint is loaded, the learner and the engine's slot give the log-probabilities of the moved
+    reference. They differ from the start's and the policy's. If the slot gets pushed weights, its version is
+    the number of updates."""
     config, origins = load_config(finished(kind) / "config.yaml")
     run = build(resolve(config, origins), directory=made(tmp_path / "built"))
     sequence, engine = np.array([2, 3, 4, 12, 13, 1], dtype=np.int32), engine_in(run)
@@ -283,8 +284,8 @@ def test_an_evaluation_of_the_reference_is_of_the_moved_one(
 
 
 def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None:
-    """XPO of the protocol tests samples from the reference. These tokens carry the number of its updates as
-    version, and are drawn from the weights of that update."""
+    """XPO of the protocol tests samples from a reference that follows the policy. These tokens carry the
+    number of the reference's updates as version, and are drawn from the weights of that update."""
     xpo = Path(__file__).parents[1] / "protocol" / "xpo.py"
     changes = {
         **FOLLOWS,

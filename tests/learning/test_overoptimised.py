@@ -51,9 +51,9 @@ def run(world: World, tmp_path: Path, steps: int, **changes: Any) -> tuple[int, 
 
 
 def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> None:
-    """At the start, responses have few letters, and both oracles order them alike. The gold score first rises
-    with the proxy. At the end, responses have almost only letters, and the gold score is far below its
-    start."""
+    """A run optimises a proxy. At the start, responses have few letters, and both oracles order them alike.
+    The gold score first rises with the proxy. At the end, responses have almost only letters, and the gold
+    score is far below its start."""
     code, run_dir, curve = run(world, tmp_path, 16)
     assert code == 0
     assert [row["step"] for row in curve] == list(range(0, 17, 2))
@@ -71,8 +71,8 @@ def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> N
 @pytest.mark.sample("roll_back", seconds=1.3)
 @pytest.mark.parametrize("action", ["stop", "roll_back"])
 def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Path) -> None:
-    """The alarm is raised when the gold score is more than 0.2 below its best. A run that rolls back returns
-    to a step with a gold score within this range."""
+    """The alarm `gold` is raised when the gold score is more than 0.2 below its best. A run that rolls back
+    returns to a step with a gold score within this range."""
     changes: dict[str, Any] = {
         "alarms__gold": {"drop": 0.2, "patience": 1, "action": action},
         "alarms__kl__action": "off",
@@ -96,8 +96,8 @@ def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Pa
 
 
 def test_the_distance_is_that_of_the_responses_and_moves_nothing(world: World, tmp_path: Path) -> None:
-    """The distance is computed by hand from the ledger's trajectories and a separate reference. A run without
-    it is bitwise the same in everything else."""
+    """The metric `eval/kl` equals the distance computed by hand from the ledger's trajectories and a separate
+    reference. A run without it is bitwise the same in everything else."""
     assert run(world, tmp_path, 2, run_dir=str(tmp_path / "without"), evaluation__kl=False)[0] == 0
     assert run(world, tmp_path, 2)[0] == 0
     ours, theirs = (digest_run(tmp_path / name) for name in ("grpo", "without"))

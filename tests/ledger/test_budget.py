@@ -223,8 +223,8 @@ def test_a_preference_made_from_rewards_has_no_price_of_its_own(
 
 
 def test_what_is_past_its_deadline_may_still_be_paid(tmp_path: Path) -> None:
-    """The question may still be paid, so it counts with its highest price, and the budget pays for no further
-    question."""
+    """A question past its deadline may still be paid. So it counts with its highest price, and the budget
+    pays for no further question."""
 
     class Silent(Judge):
         def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:

@@ -39,8 +39,8 @@ def rows(run: Path) -> list[dict[str, float]]:
 def test_a_run_ends_when_it_has_learned_from_all_it_paid_for(
     world: World, tmp_path: Path, oracle: str, ahead: int
 ) -> None:
-    """80 queries pay for 40 pairs, that is ten steps of four. After they are asked, nothing more is
-    sampled."""
+    """A budget of 80 queries pays for 40 pairs, that is ten steps of four. After they are asked, nothing more
+    is sampled, and the run ends when all are learned."""
     (tmp_path / "slow.py").write_text(SLOW)
     name = world.oracle if oracle == "at once" else f"{tmp_path / 'slow.py'}:reward"
     changes = {
@@ -160,8 +160,8 @@ def test_an_async_function_runs_from_when_it_was_asked(opened: Callable[..., Led
 
 
 def test_what_could_not_be_paid_is_no_answer_to_wait_for(opened: Callable[..., Ledger]) -> None:
-    """Four of six pairs are paid. A step of two finds the two unpaid ones at once, and yet the four paid ones
-    are taken first."""
+    """The budget pays for four of six pairs. A step of two finds the two unpaid ones at once, and yet the
+    four paid ones are taken first."""
     ledger = opened(Post(), limit=4)
     ask(ledger, 0, 6)
     assert [item.answer.marks for item in ledger.take_feedback(0, 2).items] == [("ok",)] * 2

@@ -195,8 +195,8 @@ def test_a_killed_run_knows_what_the_unbroken_one_knew(world: World, tmp_path: P
 
 
 def test_what_another_version_of_a_reward_said_is_not_known(world: World, tmp_path: Path) -> None:
-    """The reward file is corrected before the run is continued. No step learns from old and new values
-    together."""
+    """The file of a reward function is corrected before the run is continued. Its old answers are not used
+    again, so no step learns from old and new values together."""
     file = tmp_path / "mended.py"
     file.write_text(
         "def reward(prompts, completions):\n    return [float(text.count('a')) for text in completions]\n"

@@ -129,8 +129,8 @@ def test_what_preferences_are_made_of_comes_along(opened: Opened) -> None:
 
 
 def test_what_is_asked_ahead_is_asked_once(opened: Opened) -> None:
-    """The number of calls does not depend on whether the answer has come: recorded rounds and steps alone
-    decide what a round waits for."""
+    """A question that was asked ahead is not asked again, whether its answer has come or not. Recorded rounds
+    and steps alone decide what a round waits for."""
     for place, has_come in enumerate((False, True)):
         oracle = FakeOracle(lengths)
         ledger = opened(oracle)
@@ -168,8 +168,8 @@ def test_after_a_kill_what_is_awaited_is_asked_again_once(opened: Opened) -> Non
 
 @pytest.mark.parametrize("kills", [(), ("between",), ("between", "after")])
 def test_the_rest_of_an_answer_may_come_before_what_is_awaited(opened: Opened, kills: Sequence[str]) -> None:
-    """The partial answer is on disk and paid. It is not asked again, even if the process dies before the
-    other question has its answer."""
+    """One question waits for an item of another. Its own item is answered first: this part is on disk and
+    paid. It is not asked again, even if the process dies before the other question has its answer."""
     late = lambda question: None if question.candidates == ("a", "bb") else 0  # noqa: E731
     oracle = FakeOracle(lengths, late=late)
     ledger = opened(oracle, max_wait_s=0.2)
@@ -415,7 +415,8 @@ def test_a_killed_run_awaits_what_the_unbroken_one_did(
 def test_a_fork_awaits_what_the_run_did(
     world: World, tmp_path: Path, unbroken: Callable[[str], Path], algorithm: str
 ) -> None:
-    """The fork begins when answers are in flight, without the later records, and ends like the run itself."""
+    """A fork begins at a step when answers are in flight, without the later records. It ends like the run
+    itself."""
     config = configured(world, algorithm, tmp_path)
     assert oat("train", config, "--from", f"{unbroken(algorithm)}@4") == 0
     assert digest_run(tmp_path / algorithm) == digest_run(unbroken(algorithm))

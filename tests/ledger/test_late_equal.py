@@ -64,8 +64,8 @@ def test_delays_change_nothing_that_is_read(tmp_path: Path, settings: dict[str, 
 
 
 def test_what_is_known_at_a_step_is_what_steps_took(tmp_path: Path) -> None:
-    """Two rounds are answered and a step takes one of them. The queries of the other count with the step that
-    takes it."""
+    """Two rounds are answered and a step takes one of them. The queries of the second round count with the
+    step that takes it."""
     with closing(Store(tmp_path / "ledger")) as store:
         ledger = Ledger(store, {"o": Slow()}, Seeds(0), labels="threshold", deadline_s=600.0)
         found = play(ledger, steps=3, count=2, ahead=2)
@@ -78,8 +78,8 @@ def test_what_is_known_at_a_step_is_what_steps_took(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_before_keeps_its_numbers(tmp_path: Path) -> None:
-    """In an older ledger, a step's number has all answers that had arrived. These numbers are replayed, and
-    later steps count taken answers."""
+    """In an older ledger, a step's number of queries includes all answers that had arrived. These numbers are
+    replayed, and later steps count taken answers only."""
     plan = {"count": 2, "ahead": 2}
     with closing(Store(tmp_path / "ledger")) as store:
         ledger = Ledger(store, {"o": Slow()}, Seeds(0), labels="threshold", deadline_s=600.0)

@@ -36,8 +36,8 @@ def test_scores_of_a_real_function(opened: Callable[..., Ledger]) -> None:
 
 @pytest.mark.parametrize("labels", ["threshold", "bernoulli"])
 def test_preferences_from_scores(opened: Callable[..., Ledger], labels: str) -> None:
-    """p = sigmoid(difference of lengths). Equal lengths have no winner under either rule. A preference costs
-    two queries."""
+    """The probability of a preference is sigmoid(difference of scores), here of lengths. Equal lengths have
+    no winner under either rule of labels. A preference costs two queries."""
     ledger = opened(Preferences(rewards()), labels=labels)
     ask(ledger, 0, make_group(0, "a" * 60, "b"), make_group(1, "c", "d" * 60), make_group(2, "ee", "ff"))
     first, second, tied = ledger.take_feedback(0, 3).items
@@ -197,7 +197,8 @@ def test_a_step_waits_no_longer_than_it_may(opened: Callable[..., Ledger], clock
 def test_an_answer_that_is_too_old_is_counted_and_not_learned_from(
     opened: Callable[..., Ledger], clock: Clock
 ) -> None:
-    """Questions 0 and 1 are of step 0, and question 2 is of step 2. An answer may be one step old."""
+    """An answer may be one step old. Questions 0 and 1 are of step 0, and question 2 is of step 2. An older
+    answer is counted as expired and not learned from."""
     ledger = opened(Post(clock, {0: 30.0, 1: 60.0}), max_wait_s=20.0, max_age=1)
     ask(ledger, 0, make_group(0, "a", "b"), make_group(1, "c", "d"))
     assert occurrences(ledger.take_feedback(0, 2)) == []

@@ -147,8 +147,8 @@ def test_what_is_too_old_is_recorded_and_not_handed_out(store: Store) -> None:
 
 
 def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None:
-    """The questions of steps 0 and 1 are taken at steps 0 and 2, and that of step 2 is not taken yet. Blobs
-    that a later round shares stay."""
+    """Trajectories of a round are dropped when no later step reads them. The questions of steps 0 and 1 are
+    taken at steps 0 and 2; that of step 2 is not taken yet. Blobs that a later round shares stay."""
     add(store, 0, 0, 0)
     add(store, 1, 0, 1)
     add(store, 2, 0, 0)
@@ -249,8 +249,8 @@ def test_equal_texts_and_blobs_are_stored_once(store: Store) -> None:
 
 
 def test_the_digest_knows_content_only(tmp_path: Path) -> None:
-    """Row numbers, tickets, seconds and the order of answers differ between equal runs. Everything else
-    counts for the digest."""
+    """The digest of a ledger ignores row numbers, tickets, seconds and the order of answers, which differ
+    between equal runs. Everything else counts."""
 
     def filled(name: str, *, late: bool = False, p: float = 0.9, label: int = 0) -> Store:
         store = Store(tmp_path / name)
@@ -339,8 +339,8 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: str, refused: str | None
 ) -> None:
-    """SQLite's locks are unreliable on a network file system. A local disk mounted inside one is accepted,
-    and blanks in a path are escaped."""
+    """A ledger on a network file system is refused, since SQLite's locks are unreliable there. A local disk
+    mounted inside one is accepted. Blanks in a mount path are escaped."""
     here = tmp_path / "a run"
     here.mkdir()
     places = {"here": str(here).replace(" ", "\\040"), "parent": str(tmp_path)}

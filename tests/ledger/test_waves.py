@@ -129,8 +129,8 @@ class Plain(FakeOracle):
 def test_96_questions_and_one_dollar(
     tmp_path: Path, figure: Callable[[str], None], size: int, ahead: int, share: float
 ) -> None:
-    """Each question has a price of 0.0238, so 42 of them fit. Either all are asked, or the rest of the money
-    is less than the price of one."""
+    """The budget is 1.00 and the price of a question 0.0238, so 42 of them fit. Either all are asked, or the
+    rest of the money is less than the price of one."""
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, Plain(most := 0.0238, share), Budget(cost=1.0), repeats=0)
         count = 96 if size == 96 else 4
@@ -321,8 +321,8 @@ def half(store: Store, oracle: Oracle, budget: Budget) -> None:
 def test_a_run_goes_on_with_another_budget(
     tmp_path: Path, before: Budget, after: Budget, is_old: bool
 ) -> None:
-    """The ledger may have an older schema without waves. The questions that were asked by then stay granted,
-    and their costs are added up."""
+    """A run continues with another budget, also with a ledger of an older schema without waves. Questions
+    that were asked by then stay granted, and their costs are added up."""
     store = hasty(Store(tmp_path / "ledger"))
     half(store, Slow(share=0.4), before)
     if is_old:
@@ -359,7 +359,8 @@ def test_a_run_goes_on_with_another_budget(
 
 
 def test_a_question_that_awaits_one_that_is_not_paid_asks_for_itself(tmp_path: Path) -> None:
-    """Of a group of three texts nothing is paid. One of the texts comes again alone, and is paid then."""
+    """The budget pays for no text of a group of three. One of the texts comes again alone, and is paid
+    then."""
     with closing(hasty(Store(tmp_path / "ledger"))) as store:
         ledger = opened(store, oracle := Slow(), Budget(cost=2.5))
         groups = [

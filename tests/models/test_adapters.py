@@ -173,7 +173,7 @@ def test_a_whole_policy_beside_a_reference_with_an_adapter(
 @pytest.mark.slow(instead="test_a_reference_in_half_precision; tests/models/test_lora.py", seconds=1.6)
 def test_a_run_goes_on_with_the_adapter_of_another(world: World, base: str, tmp_path: Path) -> None:
     """A run begins with the adapter that another run exported. Its first evaluation equals the last one of
-    the other run. Its own exports, as adapter or merged, equal its policy."""
+    the earlier run. Its own exports, as adapter or merged, equal its policy."""
     lora = {
         "model.lora": {"rank": 4, "targets": ["q_proj", "lm_head"]},
         "learner.learning_rate": 0.03,
@@ -238,8 +238,8 @@ def test_a_run_whose_references_adapter_was_changed_is_refused(
 def test_policy_critic_and_reward_model_stand_beside_one_base(
     world: World, base: str, tmp_path: Path
 ) -> None:
-    """Each model has its own adapter with its own seed, and the shared base is in memory once. Learning one
-    adapter changes no other."""
+    """Policy, critic and reward model each have an adapter with its own seed, and the shared base is in
+    memory once. Learning one adapter changes no other."""
     from oat.build.models import load_models
     from oat.seeds import Seeds
 
@@ -365,7 +365,7 @@ def test_settings_that_contradict_each_other(
 
 
 def test_a_reference_in_half_precision(world: World, tmp_path: Path) -> None:
-    """The reference takes half the memory, and its log-probabilities have the precision of bfloat16. The
+    """A reference in bfloat16 takes half the memory, and its log-probabilities have that precision. The
     policy does not change, and a continued run equals the unbroken one."""
     config = world.config("dpo", tmp_path, {"model.reference_dtype": "bfloat16", "evaluation": None})
     run = build(resolve(*load_config(config)), directory=made(tmp_path / "built"))

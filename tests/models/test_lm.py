@@ -81,8 +81,8 @@ def test_sequences_together_are_sequences_alone(paths, family, takes_layouts):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_common_beginning_is_computed_once(paths, family):
-    """Values and gradients are those of separate sequences. One sequence has no common prefix, and one has a
-    prefix of its own."""
+    """Sequences with a common prefix are computed together, and values and gradients equal those of separate
+    sequences. One sequence has no prefix, and one has a prefix of its own."""
     lm, generator = load_lm(paths[family]), np.random.default_rng(3)
     prompts = [generator.integers(0, VOCAB_ROWS, length) for length in (7, 4)]
     ends = [generator.integers(0, VOCAB_ROWS, length) for length in (3, 1, 5, 2, 6)]

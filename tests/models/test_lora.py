@@ -54,9 +54,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 def test_the_model_is_seen_through_its_adapter(
     paths: Mapping[str, str], family: str, targets: Any, tmp_path: Path
 ) -> None:
-    """At the start the model gives the logits of the model without adapter. With other adapter weights it
-    gives PEFT's logits, and the base stays bitwise the same. Transformers reads the merged model with the
-    same log-probabilities."""
+    """A new adapter does not change the logits. With other adapter weights the model gives PEFT's logits, and
+    the base stays bitwise the same. Transformers reads the merged model with the same log-probabilities."""
     ids = torch.randint(0, VOCAB_ROWS, (3, 9), generator=torch.Generator().manual_seed(0))
     plain = load_lm(paths[family])
     lm = add_adapter(load_lm(paths[family]), rank=4, alpha=8, targets=targets, seed=3)
@@ -230,7 +229,8 @@ def test_after_a_push_the_engine_answers_as_the_learner(
 
 @pytest.mark.parametrize("part", ["lora_A", "lora_B", "base_layer"])
 def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Path, part: str) -> None:
-    """The bit is in an adapter, or in frozen weights of which the copy has its own, as over a wire."""
+    """A flipped bit in the sampler's copy is found. The bit is in the adapter, or in frozen weights of which
+    the copy has its own, as over a wire."""
     model = ModelConfig(str(world.folder / "model"), lora=LoraConfig(rank=2))
     policy, copy = load_model(model), load_model(model)
     learner = Learner(
@@ -297,7 +297,7 @@ def test_a_checkpoint_holds_adapters_only(finished: Path) -> None:
 
 def test_the_export_is_the_policy(finished: Path, world: World, tmp_path: Path) -> None:
     """Transformers reads the export, and its log-probabilities agree to 1e-5 for prompts and responses of the
-    run. A run that begins with the export has this run's last evaluation as its first."""
+    run. The first evaluation of a run that begins with the export equals this run's last one."""
     assert oat("export", finished, tmp_path / "model") == 0
     config = resolve(load_config(finished / "config.yaml")[0], {})
     run = build(config, directory=made(tmp_path / "built"))

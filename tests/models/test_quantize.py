@@ -78,8 +78,8 @@ def slow_nf4(weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_is_packed_is_the_papers_format() -> None:
-    """The slow version does not round scales to eight bits. This moves a few numbers to a neighbouring value.
-    A weight takes 4.13 bits."""
+    """Packed weights equal a slow version of the paper's format. The slow version does not round scales to
+    eight bits, so a few numbers have a neighbouring value. A weight takes 4.13 bits."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(256, 128)
     made = Nf4Linear(layer)
@@ -92,8 +92,8 @@ def test_what_is_packed_is_the_papers_format() -> None:
 
 
 def test_what_is_packed_is_the_same_for_any_number_of_threads() -> None:
-    """Torch adds up the layer's 65,536 scales in as many parts as it has threads. The result also equals
-    bitsandbytes' own, except for the rounding of the scales' mean."""
+    """Packing gives the same bits for any number of threads, although torch adds up 65,536 scales in one part
+    per thread. The result also equals bitsandbytes' own, except for the rounding of the scales' mean."""
     torch.manual_seed(0)
     layer, threads = torch.nn.Linear(2048, 2048, bias=False), torch.get_num_threads()
     made = []
@@ -151,8 +151,9 @@ def test_the_backward_pass_keeps_no_unpacked_weight() -> None:
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_is_the_model_of_its_unpacked_weights(paths: Mapping[str, str], family: str) -> None:
-    """The packed model uses its own attention, with and without an adapter. Head and embeddings are bitwise
-    those of the files. Merged, it is a plain model with the same logits."""
+    """A packed model gives the logits of its unpacked weights, in its own attention, with and without an
+    adapter. Head and embeddings are bitwise those of the files. Merged, it is a plain model with the same
+    logits."""
     ids = torch.randint(0, VOCAB_ROWS, (3, 9), generator=torch.Generator().manual_seed(0))
     whole, lm = load_lm(paths[family]), packed(paths[family], rank=4)
     assert lm.takes_layouts
@@ -196,8 +197,8 @@ def test_numbers_are_counted_as_they_were_packed(paths: Mapping[str, str]) -> No
 @pytest.mark.inventory(112)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_one_step_moves_adapters_and_heads_only(paths: Mapping[str, str], checkpointing: bool) -> None:
-    """Policy and critic have their own adapters on the same packed weights. Gradient checkpointing gives the
-    same gradient."""
+    """Policy and critic have their own adapters on the same packed weights. An update changes only adapters
+    and heads. Gradient checkpointing gives the same gradient."""
     policy, backbone = packed(paths["llama"], rank=2), packed(paths["llama"], rank=2)
     share_base(backbone, policy)
     critic = Critic(backbone, np.random.default_rng(0))

@@ -162,8 +162,8 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_an_encoder_reads_a_pair_as_its_tokenizer_makes_it(tmp_path: Path, family: str) -> None:
-    """The encoder reads [CLS] prompt [SEP] response [SEP], here with ids 1 and 2, and scores as in its own
-    code."""
+    """An encoder reads [CLS] prompt [SEP] response [SEP], here with ids 1 and 2. It gives the scores of the
+    model's own code."""
     tokenizer = build_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="a $A b", pair="a $A b $B:1 b:1", special_tokens=[("a", 1), ("b", 2)]
@@ -194,7 +194,7 @@ def test_an_encoder_reads_a_pair_as_its_tokenizer_makes_it(tmp_path: Path, famil
 
 
 def test_a_template_is_read_to_its_end_with_one_begin(tmp_path: Path) -> None:
-    """The tokenizer adds its own begin-of-text token to every text, but a templated text has only one. A
+    """A tokenizer adds its own begin-of-text token to every text, but a templated text has only one. A
     response cannot contain control tokens."""
     tokenizer = build_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -322,8 +322,8 @@ def test_a_closed_output_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_two_calls_at_a_time_neither_keeps_what_the_other_left() -> None:
-    """The second call begins after the first has changed the process, and ends after the first change is
-    undone."""
+    """Two calls change the process and overlap: the second begins after the first has changed it, and ends
+    after that change is undone. At the end the process is as before both."""
     is_changed = threading.Event()
     is_put_back = threading.Event()
     stdout = sys.stdout

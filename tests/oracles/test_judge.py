@@ -92,8 +92,8 @@ def test_a_judge_that_prefers_the_first_place_is_evened_out(judge: Callable[...,
 
 
 def test_a_random_order_follows_from_the_texts(judge: Callable[..., Judge]) -> None:
-    """Each question takes one call. About half of the questions are shown in reverse order, and a reversed
-    question is shown as the original."""
+    """With `orders: random`, each question takes one call. About half of the questions are shown in reverse
+    order. A question with exchanged responses is shown like the original."""
     pairs = [(f"a{number}", f"b{number}") for number in range(40)]
     with judging(lambda shown: FIRST) as (_, model, url):
         answers = ask(judge(url, orders="random"), *questions(*pairs, *((b, a) for a, b in pairs)))
@@ -147,8 +147,8 @@ def test_an_endpoint_without_logprobs_is_found_out_once(
 def test_one_reply_without_logprobs_says_nothing_of_the_others(
     judge: Callable[..., Judge], reads: str, number: int
 ) -> None:
-    """A reply is empty, as from a content filter. The judge asks once more, even if it is the first reply of
-    all."""
+    """One reply is empty, as from a content filter. The judge asks once more and still requests
+    log-probabilities, even if it was the first reply of all."""
     with judging(
         lambda shown: Reply(completion({"": 1.0}, has_logprobs=False)) if shown.number == number else FIRST
     ) as (_, model, url):
@@ -270,7 +270,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: str) -> None:
-    """A try that the server did not clearly refuse may have been paid. It counts with its highest price."""
+    """After a fault the judge tries again. A try that the server did not clearly refuse may have been paid,
+    so it counts with its highest price."""
     with judging(lambda shown: FAULTS[fault] if shown.number == 0 else FIRST) as (_, model, url):
         oracle, (asked,) = judge(url, orders="one", timeout_s=0.5), questions(("a", "b"))
         (answer,) = ask(oracle, asked)
@@ -284,8 +285,8 @@ def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: 
 def test_what_a_gateway_says_counts_under_a_budget(
     judge: Callable[..., Judge], status: int, is_bound: bool
 ) -> None:
-    """The model behind the gateway may have worked. Without a budget the reply counts as an outage, and no
-    question fails."""
+    """A gateway reports an error, and the model behind it may have worked. Under a budget the try counts as
+    paid. Without a budget it counts as an outage, and no question fails."""
     with judging(lambda shown: Reply(status=status) if shown.number < 5 else FIRST) as (_, model, url):
         oracle, (asked,) = judge(url, orders="one", tries=3), questions(("a", "b"))
         if is_bound:
@@ -436,8 +437,8 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_a_response_cannot_speak_to_the_judge(judge: Callable[..., Judge], text: str, role: str) -> None:
-    """The judge gets the response unchanged, in one JSON string on one line. The request contains no control
-    token and no invisible character."""
+    """A hostile response reaches the judge unchanged, in one JSON string on one line. The request contains no
+    control token and no invisible character."""
     with judging(
         lambda shown: FIRST if shown.material["responses"]["0"] == text else {"0": 0.2, "1": 0.8}
     ) as (_, model, url):
@@ -466,7 +467,8 @@ def test_the_reference_is_shown_where_it_is_wanted(judge: Callable[..., Judge]) 
 
 
 def test_the_oracle_keeps_its_protocol() -> None:
-    """The answers are the same when the judge is asked again, in another order, and with single questions."""
+    """`check_oracle` passes the judge: its answers are the same when it is asked again, in another order, and
+    with single questions."""
     with judging(counts("a")) as (_, _, url):
         check_oracle("judge", options={"model": "m", "url": url})
         check_oracle(

@@ -41,8 +41,8 @@ def section(url: str, **options: Any) -> dict[str, Any]:
 def test_a_pair_is_judged_in_training_and_in_evaluation(
     world: World, tmp_path: Path, serialise: bool
 ) -> None:
-    """The judge prefers the letter a, and also the first place. A second judge scores. The labels are those
-    of the letter alone."""
+    """One judge prefers the letter a, and also the first place; a second judge scores in evaluations. Asked
+    in both orders, the first judge gives labels by the letter alone."""
 
     def says(shown: Shown) -> Says:
         if "response" in shown.material:
@@ -114,8 +114,8 @@ def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None
 def test_a_budget_is_never_passed(
     world: World, tmp_path: Path, figure: Callable[[str], None], limit: str, mode: str
 ) -> None:
-    """Of every eighteen replies some have no verdict, one is lost after it was paid, and one is a timeout of
-    the gateway. The run ends when the next question could exceed the budget."""
+    """A run stays within its budget although some replies have no verdict, some are lost after they were
+    paid, and some are timeouts of the gateway. It ends when the next question could exceed the budget."""
     paid: list[tuple[int, int]] = []
 
     def says(shown: Shown) -> Says | Reply:
@@ -254,8 +254,8 @@ def test_a_key_is_in_the_header_and_nowhere_else(
     capsys: pytest.CaptureFixture[str],
     figure: Callable[[str], None],
 ) -> None:
-    """The service repeats the key in replies, in refusals and in the error about a wrong key. No output or
-    file shows it."""
+    """The judge's service repeats the key in replies, in refusals and in the error about a wrong key. No
+    output or file shows it."""
     for each in ("OAI_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, KEY)

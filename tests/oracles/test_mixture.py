@@ -140,8 +140,8 @@ def test_what_abstains_is_in_no_statistic(code: str) -> None:
 
 
 def test_rounds_are_scaled_apart_however_they_are_asked(code: str) -> None:
-    """After a kill, two rounds are asked again together. Each round keeps its own scale, in any order of the
-    questions."""
+    """Two rounds are asked again together, as after a kill. Each round keeps its own scale, in any order of
+    the questions."""
     sources = [
         {"name": f"{code}:length", "normalise": "batch"},
         {"name": f"{code}:letters", "normalise": "batch", "weight": 0.3},
@@ -175,8 +175,8 @@ def test_a_round_is_answered_whole(code: str) -> None:
 
 
 def test_the_mean_of_each_source_is_seen(code: str) -> None:
-    """The metric is the mean of a source's raw scores, without weight and scale, over the newest training
-    round that asked the source."""
+    """The metric of a source is the mean of its raw scores, without weight and scale, over the newest
+    training round that asked it."""
     mixture = Mixture(
         [
             {"name": f"{code}:length", "weight": 0.5, "normalise": "batch", "label": "size"},
@@ -319,8 +319,8 @@ def test_a_comparison_is_no_source(code: str) -> None:
 def test_relative_scores_are_no_evaluation(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, field: str
 ) -> None:
-    """Scores that are normalised over the batch have mean 0 and cannot evaluate a model. Scores that are not
-    normalised can."""
+    """A mixture that normalises over the batch is refused as the oracle of an evaluation, since its scores
+    have mean 0. A mixture that does not normalise is accepted."""
     relative, plain = (
         {"name": "mixture", "sources": [{"name": world.oracle, "normalise": way}]}
         for way in ("batch", "none")

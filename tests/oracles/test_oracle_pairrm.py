@@ -166,7 +166,8 @@ def test_probabilities_are_those_of_a_slow_forward_pass_in_both_orders(path: str
 
 
 def test_long_texts_are_cut_as_the_format_says(path: str) -> None:
-    """Texts are cut on the right. Both responses get equal parts of the length that the prompt leaves."""
+    """PairRM cuts long texts on the right. Both responses get equal parts of the length that the prompt
+    leaves."""
     oracle = PairRM(path, source_tokens=8, candidate_tokens=6)  # 20 together
     ids = oracle.encode("abcdefgh", "a" * 30, "b")
     assert ids[:8] == [CLS, SOURCE, 1, 2, 3, 4, 5, SEP]

@@ -125,7 +125,7 @@ def test_a_template_that_refuses_a_prompt_is_named(tmp_path: Path) -> None:
 def test_runs_learn_from_it_and_are_watched_by_it(
     world: World, judge: str, tmp_path: Path, algorithm: str
 ) -> None:
-    """The model is the oracle of training and evaluation, and in another run the gold oracle. Values are
+    """A reward model is the oracle of training and evaluation, and in another run the gold oracle. Values are
     serialised, as in a cluster."""
     changes = {
         "oracle": {"name": "reward_model", "path": judge},

@@ -49,8 +49,8 @@ def held() -> list[str]:
 @pytest.mark.sample("grpo", seconds=1.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 def test_a_run_leaves_no_client(algorithm: str, world: World, tmp_path: Path, server: FaultyServer) -> None:
-    """The clients are of training, with and without preferences from scores, of evaluations, of the gold
-    oracle, and of sources of a mixture."""
+    """After a run no HTTP client remains: of training, of evaluations, of the gold oracle, or of a mixture's
+    sources. Training runs with and without preferences from scores."""
     remote: dict[str, Any] = {"name": "remote", "url": server.url}
     changes = {
         "oracle": {

@@ -230,8 +230,8 @@ def test_an_outage_ends_in_one_error_and_what_is_unanswered_is_asked_again(serve
 
 
 def test_the_request_is_the_predecessors(server: FaultyServer) -> None:
-    """The request has fields by name. A prompt of one message is a string; a longer prompt is a
-    conversation."""
+    """A request has the fields of the predecessor's format, by name. A prompt of one message is a string; a
+    longer prompt is a conversation."""
     oracle = RemoteOracle(server.url)
     chat = make_question([Message("system", "s"), Message("user", "u")], "a", occurrence=1)
     answers(oracle, [make_question("p", "a", "b"), chat])

@@ -94,8 +94,8 @@ def test_templates_that_are_open_at_an_end(template: str, text: str, value: floa
 @SETTINGS
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "a", " "]), max_size=9))
 def test_the_template_agrees_with_a_pattern(parts: list[str]) -> None:
-    """The template means that each tag occurs once. The pattern says the same with gaps that contain no
-    tag."""
+    """The format rule agrees with a pattern. The template allows each tag once; the pattern says this with
+    gaps that contain no tag."""
     text, gap = "".join(parts), r"(?:(?!</?(?:think|answer)>).)*?\S(?:(?!</?(?:think|answer)>).)*?"
     slow = re.fullmatch(
         rf"\s*<think>(?=\s*a){gap}</think>\s*<answer>(?=\s*a){gap}</answer>\s*", text, re.DOTALL

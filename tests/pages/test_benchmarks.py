@@ -47,9 +47,9 @@ def test_the_end_of_text_has_the_probability_it_should(tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="tests/golden compares with the numbers of the padded learner", seconds=5.5)
 def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
-    """The gradient's norm is compared with autograd over padded rows, written out. The advantage is the
-    reward minus its group's mean, divided by the group's deviation; the ratio is 1 at the start. The loss is
-    a mean over each sequence, then over sequences."""
+    """The gradient's norm equals that of autograd over padded rows. The advantage is the reward minus its
+    group's mean, divided by the group's deviation; the ratio is 1 at the start. The loss is a mean over each
+    sequence, then over sequences."""
     from peers import Side
     from task import make_model, prompts, ragged, reward, text
 
@@ -126,8 +126,8 @@ def test_update_and_step() -> None:
 
 @pytest.mark.slow(instead="test_ledger, and the tests of the benchmarks' own arithmetic", seconds=12.1)
 def test_direct(tmp_path: Path) -> None:
-    """Four steps of four pairs. In the first loss the policy equals the reference. The ids are those of the
-    texts, with their end tokens."""
+    """The benchmark of DPO runs four steps of four pairs. Its first loss is that of a policy that equals the
+    reference. The ids are those of the texts, with their end tokens."""
     import direct
     from peers import Side
     from task import END, digest, make_model, pairs

@@ -59,8 +59,8 @@ def needed(name: str) -> dict[str, int]:
 def test_a_recipe_learns_for_two_steps(
     path: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the recipe's model and sizes are changed. The lowest threshold accepts every story of this random
-    model."""
+    """Each recipe learns for two steps with a random model and small sizes. The lowest threshold accepts
+    every story of this model."""
     monkeypatch.chdir(ROOT)
     given = yaml.safe_load(path.read_text(encoding="utf-8"))["algorithm"]
     small = {

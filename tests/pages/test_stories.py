@@ -108,8 +108,8 @@ def test_the_openings(kind: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_recipes_openings_end_where_tokens_of_both_kinds_end(algorithm: str) -> None:
-    """In most tokenizers a blank belongs to the next word, in others to the previous word. A quotation mark
-    ends a token in all of them."""
+    """The openings of the recipes end with a quotation mark, which ends a token in all tokenizers. A blank
+    belongs to the next word in most tokenizers, and to the previous word in others."""
     config = load_config(ROOT / "configs" / f"stories_{algorithm}.yaml")[0]
     assert config.evaluation is not None
     for path in (config.prompts.path, config.evaluation.path):
@@ -256,8 +256,8 @@ def test_a_run_that_learned_nothing_closes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The learning rate is 0, so the final model is the start. Its nats, scored by the start, equal those
-    recorded at sampling."""
+    """The benchmark reports that a run with learning rate 0 closes no gap. Its nats, scored by the start
+    model, equal those recorded at sampling."""
     monkeypatch.chdir(ROOT)
     train("grpo", writer, tmp_path / "run", "--learner.learning_rate", 0)
     capsys.readouterr()
@@ -285,8 +285,8 @@ def test_distinct_2_by_hand(benchmark: ModuleType) -> None:
 def test_every_figure_can_fail(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str], field: str, value: float
 ) -> None:
-    """There are two openings with two stories each. The mean reward of the first stories is 0.1 and of the
-    best 0.5, so half of the gap is at 0.3."""
+    """Each bound of the benchmark can fail. There are two openings with two stories each. The mean reward of
+    the first stories is 0.1 and of the best 0.5, so half of the gap is at 0.3."""
     start = benchmark.Stories(np.array([[0.0, 0.4], [0.2, 0.6]]), 0.2, 0.4, 1.0, ())
     end = {
         "rewards_BG": np.full((2, 1), 0.31),

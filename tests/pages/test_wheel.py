@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_wheel_alone_runs_the_quickstart(tmp_path: Path) -> None:
-    """The quickstart runs in a new environment without extras. The test needs a package index, as `make
-    setup` does."""
+    """The wheel runs the quickstart in a new environment without extras. The test needs a package index, as
+    `make setup` does."""
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
 
     def run(*command: str) -> str:

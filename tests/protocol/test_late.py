@@ -236,8 +236,8 @@ def test_steps_that_wait_for_each_answer_take_them_in_order(bench: Bench, tmp_pa
 
 @pytest.mark.slow(instead="test_steps_that_wait_for_each_answer_take_them_in_order", seconds=2.0)
 def test_a_run_made_longer_is_still_a_replay_of_its_ledger(bench: Bench, tmp_path: Path) -> None:
-    """The third step was once the last and asked no question ahead. The replay must not ask one there
-    either."""
+    """A run of three steps was made longer, and its ledger is replayed. The third step was once the last and
+    asked no question ahead; the replay must not ask one there either."""
     config, run_dir = config_of(bench, tmp_path, f"{HERE / 'rewards.py'}:graded"), tmp_path / "late"
     for steps in ("3", "5"):
         assert oat("train", config, "--stop.max_steps", steps) == 0

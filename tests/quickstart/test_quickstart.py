@@ -284,7 +284,7 @@ def test_the_tables_show_every_cell_that_is_there(tmp_path: Path):
 
 
 def test_the_pages_claim_is_a_bound_that_held_over_its_list():
-    """The list in the page is compared with the bounds that the README and the page state. No start is close
+    """The list of results in the page keeps the bounds that the README and the page state. No start is close
     to a tie of the two answers."""
     least_sampled, least_greedy, most = (
         load_symbol(f"{BENCHMARK}:{name}") for name in ("LEAST_SAMPLED", "LEAST_GREEDY", "MOST_CONTROL")
@@ -353,7 +353,8 @@ def test_so_it_is_where_torch_rounds_otherwise(tmp_path: Path, seed: int, enviro
 
 
 def test_it_says_what_it_does_before_it_loads_anything(tmp_path: Path):
-    """Then it says how much there is to do. A pipe gets complete lines and no progress counter."""
+    """`oat quickstart` says what it does before it imports torch, and then how much there is to do. A pipe
+    gets complete lines and no progress counter."""
     code = (
         "import sys\nfrom oat.cli import main\nclass First:\n    def write(self, text):\n        "
         "sys.exit(f'{text} {\"torch\" in sys.modules}')\n"

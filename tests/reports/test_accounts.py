@@ -76,8 +76,8 @@ def test_what_was_known_is_counted_and_cost_nothing(
 
 
 def test_two_oracles_that_were_asked_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """There are three responses, so three pairs. The oracles order one pair alike and one pair oppositely;
-    for the third pair the second oracle has a tie."""
+    """`oat ledger` reports how far two oracles agree. Of three pairs, they order one alike and one
+    oppositely; for the third the second oracle has a tie."""
     store = Store(tmp_path / "ledger.sqlite")
     groups = [make_group(0, "a", "b", "c")]
     for number, (oracle, values) in enumerate({"first": (1.0, 2.0, 3.0), "second": (5.0, 5.0, 4.0)}.items()):
@@ -296,8 +296,8 @@ def test_what_is_known_and_nobody_said_is_found(
 def test_a_flipped_bit_is_said_in_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bit may be anywhere, also in the schema that SQLite reads first. No command ends with a traceback;
-    commands that only count may miss the damage."""
+    """A bit of the ledger's file is flipped anywhere, also in the schema that SQLite reads first. No command
+    ends with a traceback. Commands that only count may miss the damage."""
     shutil.copytree(runs / "grpo", tmp_path / "run")
     file = tmp_path / "run" / "ledger.sqlite"
     with closing(sqlite3.connect(file)) as database:

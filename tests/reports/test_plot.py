@@ -67,7 +67,8 @@ def table(tmp_path: Path, *arguments: object) -> list[dict[str, str]]:
 
 
 def test_two_real_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two seeds: the line is their mean at every evaluation, and the band reaches from one to the other."""
+    """Two runs differ in the seed only. The line is their mean at every evaluation, and the band reaches from
+    one to the other."""
     evaluated = []
     for seed in (0, 1):
         config = world.config("grpo", tmp_path, {"seed": seed, "run_dir": str(tmp_path / f"s{seed}")})
@@ -179,8 +180,8 @@ def test_a_metric_that_is_missing(make: Make, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_proxy_against_gold(make: Make, tmp_path: Path) -> None:
-    """The distances of two seeds differ, so the mean is taken at equal distances. A run whose distance fell
-    again is ordered by distance."""
+    """Scores are plotted against the distance. The distances of two seeds differ, so the mean is taken at
+    equal distances. A run whose distance fell again is ordered by distance."""
     first, second = make("a", distances(0.0, 4.0, 2.0)), make("b", distances(0.0, 4.0, 8.0, step=3.0), seed=1)
     found = table(tmp_path, first, second, "--against", "kl")
     names = ("metric", "kl", "mean", "low", "high")

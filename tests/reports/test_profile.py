@@ -33,8 +33,8 @@ def events(trace: Path) -> list[dict[str, Any]]:
 @pytest.mark.sample("grpo-True", seconds=1.5)
 @pytest.mark.parametrize(("algorithm", "serialise"), [("dpo", False), ("grpo", True)])
 def test_the_boxes_of_the_traced_steps(algorithm: str, serialise: bool, world: World, tmp_path: Path) -> None:
-    """The second and the third of four steps are traced. The evaluation between them also takes its answers.
-    The run equals the one without a trace."""
+    """The second and the third of four steps are traced, with an evaluation between them that also takes its
+    answers. The run equals the one without a trace."""
     (tmp_path / "plain").mkdir()
     train(world.config(algorithm, tmp_path / "plain"))
     printed = train(world.config(algorithm, tmp_path, {"compute.serialise": serialise}), "--profile", 2)

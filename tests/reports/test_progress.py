@@ -81,8 +81,8 @@ def test_a_run_in_a_terminal(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow(instead="test_a_run_in_a_terminal", seconds=1.3)
 def test_a_continued_run_shows_its_whole_course(world: World, tmp_path: Path) -> None:
-    """The earlier process may have written rows after the checkpoint from which the run continues. The
-    display also says that the reward has changed."""
+    """A continued run shows its course from the start, also if the earlier process wrote rows after the
+    checkpoint. The display says that the reward has changed."""
     reward = tmp_path / "reward.py"
     shutil.copy(world.folder / "reward.py", reward)
     config = world.config(

@@ -116,7 +116,8 @@ def test_what_was_saved_does_not_change_with_the_weights(checkpoints: Checkpoint
 
 
 def test_one_write_at_a_time_and_no_thread_left(checkpoints: Checkpoints, held: Held) -> None:
-    """The second save, a load and a `wait` each wait for the write before them."""
+    """A second save, a load and a `wait` each wait until the save before has written its files. No thread
+    remains."""
     before = threading.active_count()
     checkpoints.save(1, {"w": torch.ones(1)}, {})
     assert held.began.wait(60)
@@ -136,8 +137,8 @@ def test_one_write_at_a_time_and_no_thread_left(checkpoints: Checkpoints, held: 
 def test_the_last_one_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    """The last save is not copied, and no save is if the step waits for it. Two names of one storage are two
-    tensors on disk."""
+    """The tensors of the last save are written without a copy, and those of any save if the step waits for
+    it. Two names of one storage are two tensors on disk."""
     given, weight = [], torch.ones(4)
     write = safetensors.torch.save_file
 
@@ -227,8 +228,9 @@ def test_nothing_saved(checkpoints: Checkpoints) -> None:
 
 
 def test_a_pointer_to_an_older_one_is_followed_aloud(checkpoints: Checkpoints) -> None:
-    """The pointer names an older checkpoint after a kill between rename and pointer, or when a user sets the
-    run back. A flipped bit may have the same effect, since 2 and 3 differ in one bit."""
+    """The pointer `latest` names an older checkpoint, which is loaded with a warning. This happens after a
+    kill between rename and pointer, when a user sets the run back, or by a flipped bit: 2 and 3 differ in one
+    bit."""
     save(checkpoints, 2, 3)
     pointer = checkpoints.directory / "latest"
     pointer.write_bytes(bytes([*pointer.read_bytes()[:-2], pointer.read_bytes()[-2] ^ 1, ord("\n")]))
@@ -325,8 +327,8 @@ def test_leftovers_of_a_killed_save_are_harmless_and_cleaned(checkpoints: Checkp
 def test_a_step_that_is_saved_again_stands_beside_the_first_until_it_verifies(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill thus leaves one of the two. Afterwards the other checkpoints of the step are removed, and other
-    folders stay."""
+    """A step is saved again. The new checkpoint stands beside the old one until it is verified, so a kill
+    leaves one of them. Afterwards the old ones of this step are removed; other folders stay."""
     save(checkpoints, 1, 2)
     (checkpoints.directory / "step_of_mine").mkdir()
     both: list[list[str]] = []

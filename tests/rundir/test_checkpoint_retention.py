@@ -31,8 +31,8 @@ def test_the_newest_is_loaded_and_old_ones_go(checkpoints: Checkpoints) -> None:
 
 
 def test_the_best_stay(tmp_path: Path) -> None:
-    """The best are kept beside the newest. Of equal values the newer one counts as better. Rows without the
-    metric, or with a value that is not finite, have no rank."""
+    """The best checkpoints are kept beside the newest. Of equal values the newer one counts as better. Rows
+    without the metric, or with a value that is not finite, have no rank."""
     checkpoints = Checkpoints(tmp_path, every=1, keep_last=1, keep_best=2)
     kept = {}
     for step, value in enumerate([0.5, 0.9, None, 0.2, 0.9, float("nan"), 0.7], start=1):

@@ -113,8 +113,8 @@ def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
 
 
 def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pandas: None) -> None:
-    """The last line is cut, a question has no answer, and a writer holds the ledger. Reading changes no file
-    of the directory."""
+    """A run can be read while it is written: its last line is cut, a question has no answer, and a writer
+    holds the ledger. Reading changes no file of the directory."""
     (tmp_path / "config.yaml").write_text((run_dir / "config.yaml").read_text())
     run = load_run(tmp_path)
     assert (run.metrics, run.environment) == ({"step": []}, [])

@@ -43,8 +43,8 @@ def sent(source: Source) -> dict[str, int]:
 def test_one_turned_bit_in_the_engines_copy_is_found(
     world: World, source: Source, name: str, place: int, bit: int, figure: Callable[[str], None]
 ) -> None:
-    """The bit flips after the copy. Loading a slot's own tensors copies nothing, so the second receipt shows
-    what the slot holds."""
+    """A bit of the engine's weights flips after they were copied, and the receipt shows it. Loading a slot's
+    own tensors copies nothing, so the second receipt is read from what the slot holds."""
 
     class FaultyMemory(TorchEngine):
         def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
@@ -97,8 +97,8 @@ def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: S
 
 
 def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> None:
-    """Between two syncs the sampler holds older weights of the policy. A restart restores these, not the
-    policy's present weights."""
+    """Between two syncs the sampler holds older weights of the policy. After a restart it has these again,
+    not the policy's present weights."""
     weights = Weights({"sampler": [engine_of(world, source.lm)]}, sync_every=2)
     weights.sync(source, 2)
     at_sync = sent(source)
@@ -196,8 +196,8 @@ def test_killed_between_two_syncs(world: World, tmp_path: Path, algorithm: str) 
 
 
 def test_old_log_probabilities_of_a_lagging_sampler_are_computed_again(world: World, tmp_path: Path) -> None:
-    """At even steps the sampler holds the policy's weights, and the recorded log-probabilities are used. At
-    odd steps the sampler lags behind."""
+    """The sampler is synced at every second step. At even steps the recorded log-probabilities are used as
+    the old ones. At odd steps the sampler lags behind, and the learner computes them again."""
     assert (
         oat("train", world.config("grpo", tmp_path, {"learner.sync_every": 2, "learner.learning_rate": 0.02}))
         == 0

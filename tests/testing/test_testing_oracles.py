@@ -420,8 +420,8 @@ def test_a_fake_oracle_is_late_out_of_order_and_silent_as_scripted() -> None:
 
 
 def test_a_ledger_settles_with_a_fake_oracle(tmp_path: Path) -> None:
-    """The ledger waits for a late answer. A question without an answer fails after its deadline. The order of
-    answers is not the order of learning."""
+    """With a FakeOracle, the ledger waits for a late answer, and a question without an answer fails after its
+    deadline. The order of answers is not the order of learning."""
     from numpy.random import default_rng
 
     groups = [make_group(n, {"sampler": 2}, default_rng(n)) for n in range(4)]

@@ -366,7 +366,8 @@ def test_the_template_that_the_page_shows(tokenizer, world: World, tmp_path):
 
 
 def test_tokens_that_a_template_makes_of_roles_are_escaped(tmp_path):
-    """The template of Phi 3 makes role tokens from role names, so its text contains none of these tokens."""
+    """A template makes role tokens from role names, as that of Phi 3 does, so its text contains none of them.
+    Such tokens in a message are escaped."""
     roles = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool")]
     template = (
         "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token }}{% endfor %}"

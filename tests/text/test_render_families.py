@@ -77,8 +77,8 @@ def test_llama3_by_hand(llama3):
 
 
 def test_a_recorded_response_is_trained_behind_the_prompt_as_it_is_sampled_from(qwen3):
-    """The template removes the reasoning of earlier turns from a prompt. The learned tokens begin where this
-    prompt ends."""
+    """The template removes the reasoning of earlier turns from a prompt. The learned tokens of a recorded
+    response begin where this prompt ends."""
     asked = (user("hi"), assistant("<think>\nhm\n</think>\n\nyes"), user("and?"))
     ids, mask = qwen3.renderer.loss_mask([*asked, assistant("no")], prompt=len(asked))
     prompt = qwen3.renderer.prompt(asked)
@@ -181,8 +181,8 @@ def test_the_template_writes_what_a_message_has_beside_its_text(families, name, 
 
 
 def test_a_response_of_several_turns_with_calls(qwen3):
-    """The tool's answer is context. The model's turns before and after it are learned, and the next prompt
-    begins with all of them."""
+    """A response has two turns of the model with a tool's answer between them. The answer is context, and
+    both turns are learned. The next prompt begins with all of them."""
     answer = Message("tool", "3", {"tool_call_id": "1"})
     ids, mask = qwen3.renderer.loss_mask(
         [user("hi"), Message("assistant", "", {"tool_calls": [CALL]}), answer, assistant("three")], prompt=1

@@ -300,8 +300,7 @@ def test_a_sink_that_hangs_is_given_up_when_too_much_waits(
 
 
 def test_a_hang_holds_up_no_row(tmp_path: Path) -> None:
-    """The rows are 4 MB, more than a pipe holds. Handing over a row takes microseconds, whatever the sink
-    does."""
+    """A sink hangs. Handing it rows of 4 MB in all, more than a pipe holds, takes microseconds per row."""
     sink = process(tmp_path, fails="hangs", at="open", wait_s=0.0)
     sink.open(0)
     begin = time.monotonic()
@@ -313,8 +312,8 @@ def test_a_hang_holds_up_no_row(tmp_path: Path) -> None:
 
 
 def test_the_sink_of_the_life_before_is_waited_for(tmp_path: Path) -> None:
-    """Training was killed while its sink still takes rows. The next sink begins when the first one has
-    closed."""
+    """Training was killed while its sink still takes rows. The sink of the continued run begins when the
+    first one has closed."""
     (tmp_path / "slow.py").write_text(
         OWN.read_text()
         + (

@@ -197,7 +197,8 @@ def test_wandb_has_texts_where_they_are_asked_for(world: World, tmp_path: Path) 
 def test_wandb_online_that_nobody_answers_holds_up_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: list[bytes]
 ) -> None:
-    """The listener also hears what is sent. This shows that the test of offline files could hear it too."""
+    """Wandb is online, and its server never answers. The run ends normally. The listener hears wandb's
+    requests, so it could also hear them in the test of offline files."""
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.invalid")
     config, log = world.config("grpo", tmp_path), tmp_path / "log"
