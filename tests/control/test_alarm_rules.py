@@ -91,8 +91,8 @@ class TestBounds:
 
 class TestRollingBack:
     def test_a_checkpoint_is_good_once_the_step_after_it_was(self) -> None:
-        """A checkpoint becomes a target of a roll back when the step after it raised no alarm. Checkpoints
-        are saved after 0, 2, 4, ... steps, and step n reports on the state after n - 1 steps."""
+        """A checkpoint becomes the target of a roll back when the step after it is within the alarm's bound.
+        Checkpoints are saved after 0, 2, 4, ... steps, and step n reports on the state after n - 1 steps."""
         alarms = alone(above=1.0, patience=2, action="roll_back")
         assert alarms.begin(0)
         assert not alarms.begin(0)

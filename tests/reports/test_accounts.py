@@ -76,8 +76,8 @@ def test_what_was_known_is_counted_and_cost_nothing(
 
 
 def test_two_oracles_that_were_asked_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`oat ledger` reports how far two oracles agree. Of three pairs, they order one alike and one
-    oppositely; for the third the second oracle has a tie."""
+    """`oat ledger` reports that two oracles agree on 1 of 3 pairs. They order two pairs of scored responses
+    oppositely and one compared pair alike. A pair that one of them ties does not count."""
     store = Store(tmp_path / "ledger.sqlite")
     groups = [make_group(0, "a", "b", "c")]
     for number, (oracle, values) in enumerate({"first": (1.0, 2.0, 3.0), "second": (5.0, 5.0, 4.0)}.items()):
