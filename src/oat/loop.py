@@ -7,7 +7,8 @@ Rows of metrics are numbered from 0, the start. Row n + 1 closes step n: it has 
 those of the evaluation after its update. The checkpoint of step n has the state before step n.
 
 If a run is interrupted while it samples or evaluates, its last checkpoint has the state from before the
-interrupted part. If a row was not closed at that moment, the checkpoint also has the row's known metrics.
+sampling or the evaluation. An interrupted evaluation leaves a row that is not closed. The checkpoint then
+also has the metrics of this row that are known.
 """
 
 import time

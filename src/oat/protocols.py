@@ -81,7 +81,7 @@ class Ledger(Protocol):
         """Return True if this round is recorded."""
 
     def has_taken(self, step: int, purpose: str = "train") -> bool:
-        """Return True if the feedback of this step is recorded."""
+        """Return True if the ledger has recorded the take of this step."""
 
     def ask(
         self,

@@ -217,7 +217,8 @@ class ReferenceFree(Direct):
     requires = Requires(feedback="compare", models=frozenset({"policy"}))
 
     def chosen_nll(self, outputs: Outputs, view: View, coef: float = 1.0) -> Loss:
-        """Return a part of the loss: the negative mean log-probability per token of each chosen response."""
+        """Return a part of the loss, with the factor `coef`: the negative mean log-probability per token of
+        each chosen response."""
         return Loss(-view.row_mean(outputs["policy"]["raw"])[0::2], per="pair", coef=coef)
 
 

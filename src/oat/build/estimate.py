@@ -296,9 +296,13 @@ def _micro_batches(
 def _sampling(
     engine: TorchEngineConfig, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes
 ) -> dict[str, int]:
-    """Return the peak bytes for each load of the engine: the KV cache plus the larger of two peaks. One is
-    the peak of the first pass over prompts. The other is the peak of a draw for all rows that are decoded
-    together."""
+    """Return the peak bytes of each load: the KV cache plus the larger of two peaks. One is the peak of the
+    first pass over the load's prompts. The other is the peak when a token is drawn for each row that is
+    decoded at once.
+
+    Args:
+        loads: by name, what the engine gets in one call.
+    """
     phases = {}
     for name, load in loads.items():
         cache, rows = _cache_bytes(engine, lm, load), _rows_together(engine, load)
@@ -316,8 +320,8 @@ def _sampling(
 
 
 def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """Draw tokens as the engine does. Truncation (top-k, top-p, min-p) depends on values, so tensors of the
-    same sizes are made in its place."""
+    """Use as much memory as the engine when it draws tokens. Truncation (top-k, top-p, min-p) needs values,
+    which these logits lack. Instead of it, make tensors of the sizes that truncation makes."""
     drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
     if sampling.truncates:
         some_RV = drawable_RV.clone()

@@ -80,8 +80,8 @@ def as_begun(resolved: Resolved) -> Resolved:
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
-    """Return the configuration in which each open field of `CHOSEN` has the value that a run fixed when it
-    began.
+    """Return the configuration with which a run is continued or forked. If it leaves a field of `CHOSEN`
+    open, the field gets the value that the run fixed when it was created.
 
     Args:
         stored: the run's own configuration, resolved.
@@ -139,7 +139,7 @@ def with_chosen(config: Config, chosen: Mapping[tuple[str, str], Any]) -> Config
 
 
 def _with_fixed(config: Config, stored: Config) -> Config:
-    """Return the configuration in which each open field of `CHOSEN` has the run's own value."""
+    """Return the configuration. Each field of `CHOSEN` that it leaves open gets the value in `stored`."""
     for (section, name), left_open in CHOSEN.items():
         if _setting(config, section, name) == left_open:
             config = _with(config, section, name, _setting(stored, section, name))

@@ -208,11 +208,11 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
 
 
 def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tuple[Resolved, Resolved | None]:
-    """Return the configuration with the values that a run fixed when it began, and that run's own
-    configuration. The run is the one in the directory or, if a fork is to be made, the one that is forked. If
-    there is no such run, the second value is None.
+    """Return two configurations: `resolved` with the values that a run fixed when it was created, and this
+    run's own. If a fork is to be made, the run is the one that is forked; otherwise it is the run in the
+    directory. If the directory has no run, the second configuration is None.
 
-    If the template reads the date and `render.date` is still open, the first value has today's date.
+    If the template reads the date and `render.date` is still open, the first configuration has today's date.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.

@@ -115,8 +115,9 @@ class PromptReader:
         }
 
     def _room(self) -> dict[str, Any]:
-        """Return, as options, the largest number of tokens in a prompt that the policy is to answer. A second
-        option, a text for messages, says how this number was computed."""
+        """Return the option `room`: the largest number of tokens in a prompt that the policy responds to;
+        None if it is unknown. If the tokens of the response were subtracted, also return the option
+        `room_is`, which says so in messages."""
         sampling = self.resolved.config.sampling
         if self.context is None or sampling.overflow != "refuse":
             return {"room": self.context}

@@ -133,8 +133,9 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
 
 
 def _with_evaluation_oracles(config: Config) -> Config:
-    """Return the configuration in which the oracles of evaluations are sections. If a field only names the
-    oracle of training, its section gets the options of that oracle."""
+    """Return the configuration. In it, `evaluation.oracle` and `evaluation.gold` are sections, even if the
+    user wrote only a name. If this is the name of training's oracle, the section gets that oracle's
+    options."""
     e = config.evaluation
     if e is None:
         return config

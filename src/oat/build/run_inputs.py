@@ -165,7 +165,9 @@ def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline
 def _check_evaluation(
     config: Config, oracles: dict[str, Addressed], held_out: Prompts | None, *, has_opponent: bool
 ) -> None:
-    """Refuse an oracle of evaluations that needs references or columns if the held-out prompts lack them."""
+    """Refuse an oracle of evaluations in two cases. It needs references or columns that the held-out prompts
+    lack. Or it compares, and there is nothing to compare with: no opponent, and no
+    `prompts.reference_key`."""
     compares = any(oracle.answers == "compare" for _, oracle in oracles.values())
     if compares and not has_opponent and config.prompts.reference_key is None:
         raise ConfigError(
@@ -178,8 +180,8 @@ def _check_evaluation(
 
 
 def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool) -> None:
-    """Add the fingerprints of the weights on this machine to `run_inputs.inputs`. Refuse weights that the run
-    reads if their fingerprints differ from the known ones.
+    """Add the fingerprints of the weights on this machine to `run_inputs.inputs`. If the run reads weights
+    whose fingerprints differ from those in `run_inputs.known`, refuse them.
 
     Args:
         is_begun: True if the run is continued from a checkpoint.

@@ -7,7 +7,7 @@ from pathlib import Path
 from oat.errors import ConfigError
 
 _LEAST = {"port": 0, "max_wait_ms": 0}
-"""The smallest values of numbers that may be 0. All other numbers are at least 1."""
+"""Least values of the arguments that may be 0. All other numbers must be at least 1, except `--label`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

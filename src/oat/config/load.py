@@ -35,7 +35,7 @@ _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=[ :])")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `5e-4` as a number, which YAML 1.1 reads as a string."""
+    """A YAML loader that reads `5e-4` as a number. In YAML 1.1 this is a string."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -293,12 +293,11 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
 
 
 def refuse_misplaced(path: str | None, origins: Origins) -> None:
-    """Refuse the path of a model's directory that is relative to the configuration's folder instead of the
-    working directory. Without this check, the hub would be asked for a model of this name.
+    """Refuse the relative path of a model that exists in the configuration's folder, but not in the working
+    directory. Without this check, the hub would be asked for a model of this name.
 
     Raises:
-        ModelError: the path does not exist in the working directory, but exists in the configuration's
-            folder.
+        ModelError: the path is refused.
     """
     if _beside(path, origins):
         raise ModelError(f"there is no directory {path} in {start()}")
@@ -336,7 +335,7 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the tree as text, from which `load_config` reads an equal tree."""
+    """Return the configuration as YAML text. `load_config` reads an equal configuration from it."""
     return tree_to_yaml(dump(config))
 
 

@@ -125,7 +125,7 @@ class PromptSet:
         return len(self.index)
 
     def __getitem__(self, number: int) -> Prompt:
-        """Return the prompt with index `number`, counted from 0. Its occurrence is this index.
+        """Return the prompt with index `number`, counted from 0. Its `occurrence` is `number`.
 
         Raises:
             DataError: the record can no longer be read, or its prompt has changed.

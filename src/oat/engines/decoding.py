@@ -378,8 +378,8 @@ def passes(widths: np.ndarray) -> Iterator[list[int]]:
 
 @contextmanager
 def blaming_model(lm: CausalLM) -> Iterator[None]:
-    """Turn errors that a model's code raises in the body into a `ModelError`. The body runs the model with a
-    layout of this engine."""
+    """A context in which errors of a model's code become a `ModelError`. In it the model runs with a layout,
+    such as `paged_cache.Step`, which takes the place of the model's own attention."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:

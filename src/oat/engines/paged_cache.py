@@ -92,7 +92,7 @@ class Pages:
         return self.storage.capacity - 1 - pages if self.backwards else pages
 
     def within_block(self, pages: np.ndarray) -> np.ndarray:
-        """Convert pages to their indices in the block."""
+        """Convert the numbers of pages to their indices in the tensors that `tensors` returns."""
         return self.block - 1 - pages if self.backwards else pages
 
     def take(self) -> int:
@@ -129,8 +129,8 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values, see `Storage.of`. Pages that are in the
-        block for the first time are set to zero. They could hold NaN, and zero times NaN is NaN."""
+        """Return the memory of a layer's keys and of its values (`Storage.of`). Set to zero each page that is
+        in the block for the first time. It could hold NaN, and even with weight 0 a NaN makes sums NaN."""
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
             self._part(tensor, clean, self.block).zero_()
@@ -380,7 +380,7 @@ class Step:
     for these tokens.
 
     Args:
-        rows: (R,) indices of the rows, in the order of the pass.
+        rows: (R,) the cache's rows that get a token, as indices, in the order of the pass.
     """
 
     def __init__(self, cache: PagedCache, rows: np.ndarray, device: torch.device):

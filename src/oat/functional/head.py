@@ -190,12 +190,14 @@ def _turn_into_slope(
     of_entropy: Tensor | None,
     entropies: Tensor | None = None,
 ) -> None:
-    """Overwrite the logits with the gradient of the loss with respect to them.
+    """Overwrite logits, which have a row per token, with the part of their gradient that comes from the
+    tokens' log-probabilities and entropies.
 
     Args:
-        total: logsumexp of each row.
-        of_raw, of_entropy: gradients with respect to each row's log-probability and entropy; None: none.
-        entropies: entropy of each row; needed with `of_entropy`.
+        total: logsumexp of each token's logits.
+        of_raw: gradient of the loss with respect to each token's log-probability; None: zero.
+        of_entropy: gradient of the loss with respect to each token's entropy; None: zero.
+        entropies: entropy of each token; needed with `of_entropy`.
     """
     scores = logits.sub_(total[:, None])
     if of_entropy is not None and entropies is not None:

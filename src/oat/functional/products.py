@@ -41,7 +41,7 @@ outputs than inputs."""
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias`, (..., O). It can be differentiated once.
+    """Return `x @ weight.T + bias`, (..., O). It may have no second derivatives.
 
     Args:
         x: (..., I).

@@ -159,8 +159,8 @@ class Learner:
         return report.values()
 
     def version(self, model: str) -> int:
-        """Return the number of updates that a reference which follows the policy has had; 0 for any other
-        model."""
+        """Return the number of updates that the reference has had, if it follows the policy. Return 0 for a
+        frozen reference and for all other models, also for the policy."""
         return self.following.updates if self.following is not None and model == "reference" else 0
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:

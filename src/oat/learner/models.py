@@ -31,7 +31,7 @@ class Model(Protocol):
 
     @property
     def work_counter(self) -> WorkCounter | None:
-        """The counter of the operations in the model's passes; None if these are too small to be counted."""
+        """The counter of the operations in the model's passes; None if the model is too small for a count."""
 
     @property
     def module(self) -> torch.nn.Module:

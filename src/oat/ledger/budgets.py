@@ -112,8 +112,8 @@ class Spending:
         """Return the spending right after step `step - 1` took its answers. Answers that came later do not
         count.
 
-        Return an empty `Spent` in two cases: step `step - 1` has no record of a take, or this step has
-        already asked or taken questions.
+        Return an empty `Spent` in two cases: no take of step `step - 1` is recorded, or questions of step
+        `step` itself have already been asked or taken.
         """
         if (
             not self.store.has_take(purpose, step - 1)

@@ -58,8 +58,8 @@ class Cache:
             asking: the queries that other questions ask.
 
         Returns:
-            The states, and the queries that the question itself would send. These queries are a dict in the
-            form of `Asking`. An entry also has the addresses that `asking` has for its query.
+            The states, and the queries that the question itself would send, as a dict in the form of
+            `Asking`. Each query has its addresses in `asking`, followed by the question's own.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}

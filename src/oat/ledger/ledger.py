@@ -223,7 +223,7 @@ class Ledger:
         return changes(self.store, row, is_evaluated=is_evaluated)
 
     def num_taken(self, step: int) -> int:
-        """Return the number of questions in the record of a training step's feedback."""
+        """Return the number of questions in the feedback of a training step."""
         return self.store.num_taken("train", step)
 
     def taken(self, step: int) -> tuple[Item, ...]:
@@ -340,7 +340,8 @@ class Ledger:
         )
 
     def _found(self, ids: Sequence[int]) -> list[_Found]:
-        """Return answered questions with their answers and labels, and drop the questions from memory."""
+        """Return answered questions, each with its answer and its label (the index of a comparison's winner).
+        Drop the questions from memory."""
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
@@ -414,7 +415,8 @@ class Ledger:
 
 
 def _known(intent: Intent, is_paid: bool) -> Answer | None:
-    """Return the answer to a question if the ledger can give it without an oracle; else None."""
+    """Return the answer to a question if the ledger can give it without an oracle: the question has no
+    oracle, it is unpaid, or all its values are known. Otherwise return None."""
     question = intent.question
     if question.oracle == UNASKED:
         return nothing(question, "tie", UNASKED)

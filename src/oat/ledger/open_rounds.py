@@ -61,7 +61,7 @@ class OpenRounds:
         return self.groups[place][intent.member]
 
     def item(self, intent: Intent, answer: Answer, label: int | None) -> Item:
-        """Return the item that a step learns from an answered question."""
+        """Return what a step learns from: an answered question with its group, answer and label."""
         return Item(self.group(intent), intent.question, answer, label)
 
     def forget(self, needed: Collection[Place]) -> None:

@@ -175,14 +175,15 @@ class Reader(Connection):
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
-        """Return `take_refused` of the newest step with a record, up to this step. Return None if there is no
-        such step."""
+        """Return the price that the budget did not allow, from the newest recorded take of a step up to
+        `step`. Return None if there is no such take, or if the budget allowed everything."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))
 
     def taken(self, purpose: str, step: int) -> list[Intent]:
-        """Return the questions that a step trains on, in recorded order."""
+        """Return the questions that a step learns from, or that an evaluation measures with, in recorded
+        order."""
         return self._questions(
             "JOIN taken t ON t.question = q.id",
             "t.purpose = ? AND t.step = ? AND t.position >= 0",

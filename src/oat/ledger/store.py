@@ -25,7 +25,7 @@ from oat.types import Answer, Group, Price, Question
 
 
 class Store(Reader):
-    """The tables of one run, read and written."""
+    """Reads and writes the tables of one run's ledger."""
 
     is_read_only = False
 

@@ -57,9 +57,9 @@ class Waves:
         )
 
     def begin(self) -> None:
-        """Record a first wave for each limited purpose that has none. It contains all questions asked so far,
-        and it has no price, because other rules decided which of them are paid. The caller holds the
-        transaction."""
+        """For each limited purpose that has no wave, record a first one. It contains all questions asked so
+        far: in a new run none, in a continued run those that were not asked in waves. It has no price,
+        because the budget was checked for each of them alone. The caller holds the transaction."""
         for purpose in self.limited - self._ends.keys():
             (last,) = self.store.db.execute(
                 "SELECT COALESCE(MAX(id), 0) FROM questions WHERE purpose = ?", (purpose,)
@@ -69,8 +69,8 @@ class Waves:
     def covers(self, purpose: str) -> bool:
         """Return True if questions of a purpose are asked in waves.
 
-        This stays True if a continued run no longer has a limit in tokens or money. Then all held questions
-        form one wave.
+        This stays True if a continued run no longer has a limit in tokens or money. Then all questions that
+        are in no wave yet form one wave.
         """
         return purpose in self._ends
 
@@ -135,8 +135,8 @@ class Waves:
         self.held.pop(purpose, None)
 
     def as_asked(self, intent: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
-        """Return a question as it is asked. If an unpaid question was to bring one of its values, the
-        question asks for this value itself.
+        """Return a question as it is asked. If it awaits a value from an unpaid question, it asks for this
+        value itself.
 
         Args:
             is_unpaid: a function that returns True for the key of an unpaid question; None: use the ledger's

@@ -260,8 +260,8 @@ class _Take(torch.autograd.Function):
 
 
 def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Compute the attention of a bucket, (count * queries, heads, value width). The query heads that share a
-    key head get an axis of their own. The key is expanded along this axis, which copies no memory."""
+    """Return the attention outputs of a bucket, (count * queries, heads, value width). The query heads that
+    share a key head form an axis. Keys and values are expanded along this axis, without a copy."""
     heads, key_heads = query.shape[1], key.shape[1]
     query = (
         query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1)

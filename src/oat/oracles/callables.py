@@ -112,8 +112,8 @@ class CallableOracle(Oracle):
         self._known |= found
 
     def _beside(self, columns: Collection[str]) -> Collection[str]:
-        """Return the names of the arguments other than columns that a call passes if the data have these
-        columns."""
+        """Return the names of the arguments that a call passes and that are not columns of the data. In a
+        subclass they may depend on `columns`, the names of the data's columns."""
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:

@@ -64,7 +64,7 @@ class _Fault(Exception):
     """A fault of a try: the try may be repeated.
 
     Attributes:
-        is_away: True if the service cannot be reached now (faults of the first kind above).
+        is_away: True for a fault of the first kind (head of this file): the service cannot be reached now.
         status: the status of the reply; 0 if there is no reply, or if its status does not matter.
     """
 
@@ -215,7 +215,7 @@ class HttpClient:
             has_failed: called on the client's thread after each failed try. The service may charge for this
                 try.
             counts_gateways: True counts a try with 502 or 504 as failed, because a gateway may send these
-                after the model has worked. False counts it as a fault of the first kind above.
+                after the model has worked. False counts it as a fault of the first kind (head of this file).
 
         Returns:
             A future of the result. Cancelling the future ends the call.
@@ -310,8 +310,8 @@ class HttpClient:
                 return result
 
     async def _turn(self, until: float, last: str) -> _Url:
-        """Wait for a URL that does not rest, and return it for the next try. If a URL has at least
-        `rest_after` faults in a row, it serves one try at a time.
+        """Wait until a URL can serve the next try, and return it. A URL that rests (head of this file)
+        cannot. A URL with at least `rest_after` faults in a row serves one try at a time.
 
         Args:
             until: the call's deadline, in monotonic seconds.

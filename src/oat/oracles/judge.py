@@ -224,10 +224,11 @@ class Judge(Oracle):
         self._client.close()
 
     def _is_there(self, ticket: str) -> bool:
-        """Return True if all calls of a question have ended, and it is clear whether an error ends the run.
+        """Return True if all calls of a question have ended, and the judge knows whether their errors end the
+        run.
 
-        A refusal before the endpoint's first answer may concern this question or all questions. This becomes
-        clear when the endpoint answers a call, or when no call is under way.
+        Before the endpoint's first answer, a refusal may be due to this question or may meet all questions.
+        The judge knows which as soon as the endpoint answers a call, or no call is under way.
         """
         if ticket not in self._open or self._open[ticket].left:
             return False

@@ -55,7 +55,7 @@ class _WeightedOracle:
     """A source: an oracle with its weight and its normalisation.
 
     Attributes:
-        label: the source's name in the recipe.
+        label: the name by which the option `recipe` refers to the source.
     """
 
     oracle: Oracle
@@ -287,7 +287,8 @@ class Mixture(Oracle):
                 self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
     def _chosen(self, question: Question) -> dict[str, float]:
-        """Return the sources that are asked about a question's row, as labels with weights."""
+        """Return the labels of the sources that are asked about a question, each with its weight. If `by` is
+        set, the question's value in this column decides; otherwise every source is asked."""
         if self._by is None:
             return self._all
         value = str(question.columns.get(self._by))

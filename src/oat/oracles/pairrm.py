@@ -62,7 +62,8 @@ class PairRM(LocalOracle):
         dtype: "float32", or "bfloat16" for half the memory; the head is always float32.
         batch_tokens: largest number of tokens in a forward pass, padding included.
         source_tokens: largest number of tokens of the prompt, its three special tokens included.
-        candidate_tokens: largest number of tokens of each response if the prompt has `source_tokens`.
+        candidate_tokens: largest number of tokens of each response if the prompt has `source_tokens`. A
+            shorter prompt leaves more tokens to the responses.
         device: where the model computes; by default the device of `compute.profile`.
 
     Raises:

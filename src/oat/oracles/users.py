@@ -57,13 +57,14 @@ that a run reads, and the type in words. `UsersOracle.read` handles `name` separ
 
 
 class UsersOracle(Wrapper):
-    """A user's object with the members that it lacks.
+    """A user's oracle. Optional members that it lacks get their defaults.
 
     Args:
         oracle: the user's object; it has `answers`, `durable`, `submit` and `collect`.
 
     Raises (each optional member):
-        OracleError: the user's code raised when the member was read, or the member has a wrong type.
+        OracleError: the user's code raised (`close` only warns of this), or a value has a wrong type (a wrong
+            `name` counts as missing).
     """
 
     oracle: Any

@@ -268,8 +268,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _within(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration, with paths in the run directory made relative to this directory.
 
-    `oat.Trainer` stores given records in the run directory. So without this, their paths would differ from
-    run to run.
+    If a user gives records to `oat.Trainer`, it stores them in the run directory. So their full paths differ
+    from run to run.
     """
     own = f"{tree['run_dir']}/"
 

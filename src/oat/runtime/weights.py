@@ -34,8 +34,8 @@ class Weights:
         holders: the boxes that hold each slot, by slot. The slot `reference` is there only if the reference
             follows the policy.
         sync_every: number of steps from one sync to the next.
-        dtypes: for each slot with another precision than the learner's, this precision; weights are cast to
-            it before they are sent.
+        dtypes: precisions by slot, for slots whose precision differs from the learner's. Weights are cast to
+            the slot's precision before they are sent.
     """
 
     def __init__(

@@ -110,8 +110,8 @@ class Spent:
 
     Attributes:
         price: the price of all answers taken so far, plus the most that open questions may still cost.
-        refused: the lowest price of a question that the budget did not allow, among those that this step took
-            and those that still wait; None if there is no such question.
+        refused: price of the cheapest question that the budget did not allow: one that the step took as
+            unpaid, or one that still waits for a later step. None if there is none.
         open: number of questions that are paid for and that no step has taken yet.
     """
 

@@ -45,7 +45,7 @@ class Limits:
     Attributes:
         body: largest number of bytes in a body.
         responses: largest number of responses in one request.
-        open: largest number of requests that are answered together; a further request gets 429.
+        open: largest number of requests under way at one time; a further request gets 429.
         connections: largest number of connections; a further connection is closed at once.
         read_s: seconds in which a request has to arrive, from its first byte on.
         idle_s: seconds that a connection may stay silent.
