@@ -151,8 +151,8 @@ def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
     After its last step a run evaluates and saves, even if that is not due. Whether a step is the last one is
-    known only after it has learned. So each turn first closes the row of the previous step, then takes the
-    next step.
+    known only after it has learned. So each turn of the loop first closes the row of the previous step,
+    then takes the next step.
     """
     row = begin(run, report)
     while True:

@@ -189,7 +189,7 @@ class Learner(Protocol):
         (N,) from a reward model."""
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
-        """Learn from a batch. Return metrics."""
+        """Learn from a batch. Return the metrics of the batch and of its optimiser steps."""
 
     def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Return the losses and metrics of a batch without learning from it."""

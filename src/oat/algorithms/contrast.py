@@ -78,9 +78,10 @@ class DiscoPOPConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class AOTConfig(WithReferenceConfig):
     form: Literal["paired", "unpaired"] = "paired"
-    """Values that are sorted and compared. `paired`: each pair's difference between the log-probabilities of
-    the chosen and the rejected response; the policy's differences with the reference's. `unpaired`: the
-    log-ratios of the chosen responses with those of the rejected responses."""
+    """The two lists of values that are sorted and then compared rank by rank. `paired`: for each pair, the
+    log-probability of the chosen response minus that of the rejected one; one list has the policy's
+    differences, the other the reference's. `unpaired`: the log-ratios of the chosen responses, and those of
+    the rejected responses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

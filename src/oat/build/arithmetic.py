@@ -121,7 +121,7 @@ def _limits(resolved: Resolved) -> str:
 
 
 def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
-    """Describe in words the steps that are left of a run that only a budget or a clock ends.
+    """Describe in words the remaining steps, for a run that only a budget or a clock ends.
 
     Args:
         queries: the largest number of queries that a step may make.

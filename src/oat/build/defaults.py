@@ -62,7 +62,7 @@ def _of_samples(resolved: Resolved) -> Iterator[_Default]:
 
 
 def _of_part(resolved: Resolved, section: str) -> Iterator[_Default]:
-    """Yield the settings that the part of a section fills in when they are left open."""
+    """Yield the defaults that the part of a section, such as the algorithm, gives to settings left open."""
     config, origins = resolved.config, resolved.origins
     part = getattr(config, section)
     given = {name: value for name, value in part.options.items() if (section, name) in origins}

@@ -32,7 +32,7 @@ written beside it and then renamed."""
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """The directory of a run that a process has opened.
+    """A run directory that this process has opened.
 
     Attributes:
         standing: the files of the directory that must not be moved, removed or replaced.
@@ -109,8 +109,8 @@ def locked(directory: Path) -> Iterator[Standing]:
     the lock ends with it. Children of the process do not keep the lock.
 
     Yields:
-        The `Standing` of the lock file. It tells whether the directory was moved or replaced, since no other
-        file gets the inode of a file that is open.
+        The `Standing` of the lock file. It tells whether the directory was moved or replaced: while the lock
+        file is open, no other file gets its inode.
 
     Raises:
         ConfigError: another process holds the lock, or the lock file cannot be opened.

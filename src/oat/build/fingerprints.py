@@ -69,12 +69,12 @@ _TEMPLATES = {
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
-    """Return the fingerprints that the last process of a run recorded. If no process has recorded any, return
-    those in the fork's `fork.json`. Return None if there are none there either.
+    """Return the newest fingerprints that processes of a run recorded. If there are none, return those in
+    `fork.json`, which only a fork has. Return None if there are none there either.
 
     Args:
-        step: count only processes whose first row is at most this one; if there is none, the first process
-            counts. None: count all processes.
+        step: count only processes whose first row has this number or a lower one. If none of them recorded
+            fingerprints, the first recorded ones count. None: count all processes.
 
     Raises:
         ConfigError: `environment.json` cannot be read as a list of entries.

@@ -116,9 +116,10 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
 
 
 def known_by_file(config: Config, file: Path) -> Config:
-    """Return the configuration with the names that the run uses for functions and classes. A run that was
-    begun from Python uses the name `python:Name`. If the configuration names the same function or class by
-    its file, `python:Name` replaces that name (`plugins.same_by_file`).
+    """Return the configuration with functions and classes named as in the run's own configuration file.
+
+    If the run was begun from Python, its file has names such as `python:score`. If `config` has
+    `rewards.py:score` in the place of this name, the result has `python:score` (`plugins.same_by_file`).
 
     Args:
         file: the run's own configuration file.

@@ -4,7 +4,8 @@ sampled.
 The oracle states prices by its method `price`. At most 1,024 prompts, spread over the data, are priced:
 * If responses are recorded, each prompt is priced with its own responses.
 * Otherwise each prompt is first priced with empty responses. Then the most expensive prompts are priced with
-  the longest possible responses. Such a response has `sampling.max_new_tokens` tokens, each with a long text.
+  the longest possible responses. Each of these repeats a token with a long text `sampling.max_new_tokens`
+  times.
 """
 
 from collections.abc import Iterator

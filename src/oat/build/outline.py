@@ -67,8 +67,8 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
 
 
 def keys_of(lm: CausalLM) -> int:
-    """Return the number of values in the keys and values of all layers, per token. They are counted in a
-    forward pass over one token.
+    """Return the number of elements that the keys and values of one token have in all layers together. They
+    are counted in a forward pass over one token.
 
     Raises:
         ModelError: see `outline_of`.

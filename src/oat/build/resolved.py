@@ -127,7 +127,7 @@ class Resolved:
         return watched_metrics(self.config, self.objective)
 
     def optimiser_steps(self, steps: int) -> int:
-        """Return the planned number of optimiser steps in the first `steps` steps of the run, in total."""
+        """Return the number of optimiser steps planned for the first `steps` steps of the run together."""
         learner = self.config.learner
         return optimiser_steps(
             steps,

@@ -91,7 +91,8 @@ def build(
     """Make the boxes of a run.
 
     Args:
-        resolved: the configuration. The run gets its objective, so the caller uses it for no other run.
+        resolved: the configuration. The run uses the object `resolved.objective` itself, so the caller makes
+            no other run from `resolved`.
         directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
         run_inputs: the data, oracles and renderer of the run; None: `build` makes them.
         load: function that loads each model. With `Outlines.fake`, the run cannot be started.

@@ -89,7 +89,7 @@ class GoldAlarm(AlarmConfig):
     score is `eval/gold_sampled`, or `eval/gold_greedy` if evaluation.samples is 0. None: the metric is not
     watched."""
     patience: Count = 2
-    """Number of evaluations in a row with a larger fall than `drop` after which the alarm is raised."""
+    """The alarm is raised when the fall is larger than `drop` in this number of evaluations in a row."""
 
 
 @dataclass(frozen=True)

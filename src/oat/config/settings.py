@@ -97,9 +97,9 @@ class PromptsConfig:
     reference_key: str | None = None
     """Column of the reference answer or response; None: there is none."""
     max_tokens: Count | None = None
-    """Largest number of tokens in a prompt. With recorded responses: in a prompt together with its longest
-    response. Longer ones are left out and counted (`prompts/dropped`). Recorded data can be cut instead
-    (`too_long`). The setting also applies to `evaluation`."""
+    """Largest number of tokens in a prompt. If responses are recorded: in a prompt together with its longest
+    response. A longer record is left out and counted (`prompts/dropped`). If it has responses, it can be cut
+    instead (`too_long`). The setting also applies to `evaluation`."""
     too_long: Literal["leave_out", "cut_prompt_start", "cut_response_end"] = "leave_out"
     """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: records beyond
     `max_tokens` are left out; records beyond the context alone are an error. `cut_prompt_start`: the first
@@ -351,8 +351,8 @@ class CheckpointConfig:
     keep_best: Whole = 0
     """Number of checkpoints with the highest `best_metric` that are kept in addition to the newest ones."""
     best_metric: str = "eval/sampled"
-    """A metric of src/oat/metrics.py, or your own under user/; higher is better. A checkpoint without this
-    metric in its row is not ranked."""
+    """A metric of src/oat/metrics.py, or your own under user/; higher is better. If the row of metrics of a
+    checkpoint lacks this metric, the checkpoint is not ranked."""
     max_gb: Positive | None = None
     """Largest size of all checkpoints together, 10^9 bytes; None: no limit. Beyond the limit the oldest
     checkpoints are removed, even the best ones. The newest checkpoint, and the one that a roll back would

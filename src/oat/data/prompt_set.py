@@ -175,7 +175,7 @@ class PromptSet:
         return tuple(notes)
 
     def _wrong(self) -> str:
-        """Return the error of the first malformed record, and the places of the next two."""
+        """Return a text with the error of the first malformed record and the places of up to two more."""
         (_, trouble), *others = self.index.malformed
         more = ["..."] if self.index.skipped > len(self.index.malformed) else []
         return ", ".join([trouble, *(self._place(row) for row, _ in others), *more])

@@ -169,7 +169,7 @@ class Prompts:
         return {"taken": self._taken, "data": self.digests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Set the cursor to the stored one.
+        """Restore the number of prompts that were taken so far.
 
         Args:
             state: the property `state` of an instance with the same data, seed and shard.

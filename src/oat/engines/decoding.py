@@ -355,9 +355,11 @@ class Decoding:
 
 
 def filled_up(rows: int) -> int:
-    """Return the number of rows that a step with `rows` rows computes, padding included. Few different
-    numbers are returned. This saves time on a CPU, where oneDNN takes half a millisecond to make a kernel for
-    each new shape of a matrix product."""
+    """Return the number of rows that a decoding step with `rows` rows computes, padding included.
+
+    Few different numbers are returned. This saves time on a CPU, where oneDNN takes half a millisecond to
+    make a kernel for each new shape of a matrix product.
+    """
     return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
 
 

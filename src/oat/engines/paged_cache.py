@@ -168,8 +168,9 @@ class PagedCache:
         readers: largest number of rows that share a prompt; 1: nothing is shared.
         pages: largest number of pages in use at once.
         dtype: dtype of the keys and values in memory, and of the products with them.
-        fixed: True: the number of own pages is rounded up to a multiple of `_WHOLE`, so that rounding does
-            not depend on how threads divide the work. `readers` must then be 1.
+        fixed: True: the number of pages that a decoding step computes with is rounded up to a multiple of
+            `_WHOLE`, so that rounding errors do not depend on how threads divide the work. `readers` must
+            then be 1.
 
     Attributes:
         lengths_N: for each row, the number of its tokens that have a place; 0 for a row that is not in the

@@ -241,7 +241,7 @@ class TorchEngine:
         return self._slots[slot]
 
     def _context(self, lm: CausalLM) -> int | None:
-        """Return the largest number of tokens of a sequence, or None for no limit."""
+        """Return the largest number of tokens that a sequence may have; None: no limit."""
         return self._context_length if self._context_length is not None else lm.context_length
 
     def _room(self, what: str, request: Request, context: int | None, vocab_rows: int) -> int:
@@ -386,7 +386,7 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
         tokens: number of tokens of the sequence.
         pages: number of pages of the cache.
         page_bytes: bytes of a page.
-        rows: number of rows in a deterministic engine's batch, which all need the pages; otherwise None.
+        rows: rows in the batch of a deterministic engine, all as long as the sequence; None: only one row.
 
     Raises:
         EngineError: the cache is too small.

@@ -94,7 +94,7 @@ class ExtraMetrics:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The responses of one mode, and an oracle's values of these responses.
+    """The responses of one mode (`Mode`), and an oracle's values of these responses.
 
     Attributes:
         values_BG: (B, G) values; one half for a tie, NaN for a response without a value.
@@ -243,7 +243,7 @@ class Evaluation:
         nothing. Before a later evaluation samples anything, it compares this recorded price with the budget.
 
         Args:
-            count: number of rounds, one for each mode.
+            count: number of rounds. Each round has the questions of one mode (`Mode`).
             groups: function that returns the groups of a round, given its index.
 
         Returns:

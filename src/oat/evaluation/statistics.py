@@ -15,8 +15,8 @@ _LENGTH_VARIANCE = 10.0
 
 
 def average(values_BG: np.ndarray) -> float | None:
-    """Return the mean value. If every prompt has n values, this is average@n: the mean over prompts of the
-    mean over n samples."""
+    """Return the mean value; None if there are no values. If every prompt has n values, this is average@n:
+    the mean over prompts of the mean over n samples."""
     known = values_BG[~np.isnan(values_BG)]
     return float(known.mean()) if known.size else None
 
@@ -29,7 +29,7 @@ def pass_at(values_BG: np.ndarray, k: int, *, success: float) -> float | None:
 
     n is the number of a prompt's values, and c is the number of those that are at least `success`. So a
     prompt's term is the share of its sets of k samples that contain a success. A prompt with fewer than k
-    values is left out.
+    values is left out. Return None if all prompts are left out.
 
     Args:
         k: at least 1.

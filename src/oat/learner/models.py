@@ -49,7 +49,7 @@ class Model(Protocol):
     ) -> dict[str, torch.Tensor]:
         """Return the wanted values for rows, by name. They are on the CPU, even if the model is on a GPU. A
         language model or a critic gives (K,), a value for each trained token. A reward model gives (N,). An
-        ensemble gives (N, M) rewards and a () prior.
+        ensemble gives rewards, (N, M), and the prior, a scalar.
 
         Args:
             columns: the columns of these rows; the ensemble reads its features from them.

@@ -36,7 +36,7 @@ class Following:
 
     @torch.no_grad()
     def step(self, policy: Model, reference: Model) -> None:
-        """Count a step of the policy. If an update is due, change the reference's weights in place."""
+        """Count one more step of the policy. If the reference is due, change its weights in place."""
         self.steps += 1
         if self.steps % self.every:
             return

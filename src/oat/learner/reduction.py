@@ -1,18 +1,19 @@
 """The reduction of losses over one optimiser step, under gradient accumulation.
 
-The terms of a loss are x, one for each token, pair or step. `Loss.per` chooses a row of the table. Masks m (1
-counts, 0 does not) and weights w are columns of the batch, so every denominator is known before the first
-forward pass. The number of micro-batches therefore changes the gradient only by rounding.
+A loss has a term x for each token or for each pair, or one term for the optimiser step. `Loss.per` chooses a
+row of the table. Masks m (1 counts, 0 does not) and weights w are columns of the batch, so every denominator
+is known before the first forward pass. The number of micro-batches therefore changes the gradient only by
+rounding.
 
 | per | numerator | denominator |
 | --- | --- | --- |
 | token | sum over tokens of w m x | sum over tokens of m |
 | sequence | sum over rows of w (sum m x / sum m) | rows with a trained token |
 | sequence_sum | sum over rows of w (sum m x) | rows with a trained token |
-| prompt | sum over groups of (sum over its tokens of w m x / sum m) | groups with a trained token |
+| prompt | sum over groups of (sum over the group's tokens of w m x / sum m) | groups with a trained token |
 | constant | sum over tokens of w m x | rows with a trained token, times `Loss.constant` |
 | pair | sum over pairs of w m x | sum over pairs of m |
-| step | a term of the parameters | 1, added once per optimiser step |
+| step | x, a function of the parameters | 1; added only in the first forward pass |
 """
 
 import torch

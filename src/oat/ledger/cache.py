@@ -27,8 +27,8 @@ CacheKey = tuple[str, str, str]
 """Purpose, oracle, and a hash of the remaining parts of the key: the columns `purpose`, `oracle` and `item`
 of the table `cache`."""
 Asking = dict[CacheKey, tuple[ValueAddress, ...]]
-"""For each query, the addresses of the values that questions ask for, in the order in which they were
-asked."""
+"""By the cache key of a query: where the answers to the questions that ask this query will have its value, in
+the order in which these questions were asked."""
 
 
 class Cache:

@@ -227,10 +227,10 @@ def text_name(text: str) -> str:
 
 
 def _brought(awaited: Awaited, found: Mapping[Key, Sequence[Known | None]]) -> Known | None:
-    """Return the mean of the known values and of the values that other questions have brought.
+    """Return the value for which `awaited` stands; None if one of the awaited values has not come.
 
-    Return None if one of the awaited values has not come. If no value is marked `ok` or `tie`, return the
-    first value.
+    It is the mean of the known and the awaited values that are marked `ok` or `tie`. If there are none, it is
+    the first awaited value.
     """
     values = list(awaited.known)
     for key, place, is_turned in awaited.brought_by:

@@ -266,8 +266,9 @@ class Ledger:
             self.store.add_take(purpose, step, [], refused=price)
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Return the price that the budget did not allow, from a purpose's newest record up to this step.
-        Return None if there is no record, or if its step could pay for everything."""
+        """Return the price that the budget did not allow at the last step up to `step` for which the ledger
+        has recorded a take, or a refusal, of this purpose. Return None if there is no such step, or if it
+        could pay for everything."""
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
@@ -302,12 +303,13 @@ class Ledger:
         """Restore the state before a restart: held waves, unanswered questions, answers that await values,
         and the queries that are being asked.
 
-        If an oracle has changed, its earlier answers give no values to questions that it has yet to answer.
-        So such a question is submitted complete, with two exceptions:
+        Earlier answers of an oracle may have given values to a question that is still unanswered. If the
+        oracle has changed, the question loses these values, so all of its values will be asked for. Two kinds
+        of questions keep them:
 
-        * If the oracle kept the question, the question is not submitted again.
-        * If the purpose has a budget, the question is submitted without its known values, because no price is
-          reserved for them.
+        * A question that the oracle kept. It is not submitted again.
+        * A question of a purpose with a budget. Only its other values will be asked for, because no price is
+          reserved for the values that it keeps.
 
         Args:
             changed: oracles whose version has changed since they answered. New questions await no values from
@@ -353,9 +355,10 @@ class Ledger:
         self.cache.forget({intent.question.key for intent in intents})
 
     def _settle(self, purpose: str, step: int, count: int, oldest: int, seconds: float) -> None:
-        """Record all answers that have come, and wait until a step has those that it needs.
+        """Record answers as they come, until a step has all answers that it needs or `seconds` have passed.
 
         Args:
+            count: number of questions that the step takes.
             oldest: the first step whose questions are not too old.
             seconds: the longest wait, in seconds.
         """

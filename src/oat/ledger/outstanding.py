@@ -1,7 +1,8 @@
 """Sends questions to oracles, fetches their answers, and records questions past their deadline as failed.
 
 After a restart some questions have no answer. If their oracle kept them, the answers are fetched by the old
-tickets. Otherwise the questions are submitted again when the next step without a record takes its feedback.
+tickets. Otherwise the questions are submitted again before the next new take of their purpose. A take that is
+recorded already submits nothing.
 """
 
 import time

@@ -102,8 +102,8 @@ class Reader(Connection):
         )
 
     def takeable_ids(self, purpose: str, step: int, limit: int, oldest: int = 0) -> list[int]:
-        """Return the ids of answered questions of the steps `oldest` to `step` that no step has taken, in the
-        order in which they were asked. Unpaid questions count as answered.
+        """Return ids of questions in the order in which the questions were asked. These are the questions of
+        the steps `oldest` to `step` that are answered or unpaid and were not taken yet.
 
         Args:
             limit: the largest number of ids to return; -1: no limit.
@@ -133,7 +133,8 @@ class Reader(Connection):
         return None if row is None else values_of(answer_of(key, row)[0])
 
     def answer(self, intent: Intent) -> tuple[Answer, int | None]:
-        """Return the answer and the label of an answered question."""
+        """Return the answer to an answered question, and its label (`Item.label`): the index of the candidate
+        that won, or None."""
         ((_, answer, label),) = self.answers([intent])
         return answer, label
 

@@ -84,14 +84,14 @@ class Settling:
 
 
 def unanswered(intent: Intent, mark: Literal["failed", "unpaid"]) -> Answer:
-    """Return the answer to record for a question that no oracle answers. It has the question's known values,
-    and this mark on every other value."""
+    """Return the answer to record for a question that no oracle answers. It has the question's known values;
+    every other value gets the mark `mark`."""
     return whole(intent, nothing(intent.rest, mark, intent.question.oracle), missing=mark)
 
 
 def close_unanswered(store: Store, *purposes: str) -> None:
-    """Record as failed the unanswered questions of these purposes, and the values that other answers still
-    await. The caller holds the transaction."""
+    """Record the unanswered questions of these purposes as failed. In the recorded answers of these
+    purposes, mark the values that are still awaited as failed. The caller holds the transaction."""
     store.add_answers(
         (intent.id, unanswered(intent, "failed"), None)
         for intent in store.unanswered()

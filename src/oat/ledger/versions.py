@@ -126,7 +126,7 @@ def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | No
 
 
 def _changes(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """Return the recorded changes by their names in the table `meta`, oldest first."""
+    """Return the recorded changes of oracles' versions, oldest first, by their names in the table `meta`."""
     found = db.execute("SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CHANGE}*",))
     return {
         name: json.loads(value)

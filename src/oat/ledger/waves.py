@@ -161,12 +161,13 @@ class Waves:
     def outlook(
         self, purpose: str, step: int, refused: Price | None, intent: Callable[[int], Intent]
     ) -> Spent:
-        """Return the spending before a step that has taken nothing, in a purpose with waves. The result
-        depends only on what earlier steps took and asked.
+        """Return the spending before a step that has no take yet, for a purpose that is asked in waves. The
+        result depends only on what earlier steps took and asked.
 
-        The spending is the price of all taken answers, plus the highest price of each waiting question,
-        lowered to the budget's limits. If the price of all taken answers and a question's highest price
-        together exceed the budget, this question counts as refused and adds nothing.
+        The spending is the price of all taken answers, plus the highest price of each waiting question of an
+        earlier step. If the highest price of a question and the price of all taken answers together exceed
+        the budget, this question counts as refused and adds nothing. If the spending exceeds a limit of the
+        budget, it is lowered to this limit.
 
         Args:
             refused: the price of the cheapest question that the previous step could not pay; None if it could

@@ -38,8 +38,8 @@ _NEAR_UP_TO = 512
 """Largest number of keys of a span that may share a bucket with spans of nearly equal length. A span with
 more keys shares a bucket only with spans of exactly its lengths."""
 _AGREEMENT = 5e-2
-"""Largest allowed difference between a result of the kernel in half precision and that of the buckets,
-relative to the largest absolute value in the buckets' result."""
+"""Largest allowed difference between results in half precision of `Packed.at_once` and `Packed.in_buckets`,
+relative to the largest absolute value in the result of `Packed.in_buckets`."""
 
 
 class AttentionLayout(Protocol):
@@ -350,9 +350,9 @@ def variable_length(
 def kernel_agrees(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, value_width: int
 ) -> bool:
-    """Return True if the kernel's values and gradients agree with those of the buckets, for spans with a
-    prefix and without. Return False if they differ, or if the kernel fails or does not exist. The answer is
-    computed once for each combination of arguments.
+    """Return True if torch's kernel (`Packed.at_once`) gives the same attention and gradients as
+    `Packed.in_buckets`, within `_AGREEMENT`, for spans with a prefix and without. Return False if they
+    differ, or if the kernel fails or does not exist. The result is kept for later calls with equal arguments.
 
     The computation is no part of the caller's autograd graph, and the caller's hooks on saved tensors are not
     called.

@@ -70,7 +70,8 @@ _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
 def model_identity(config: Any) -> Identity:
-    """Return the identity of a model without its weights.
+    """Return the identity of a model without its weights: the fields of its configuration that affect a
+    computation.
 
     Args:
         config: the model's configuration, an object of transformers.

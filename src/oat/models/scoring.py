@@ -81,7 +81,7 @@ class Encoded:
     Attributes:
         ids: (T,) int32.
         types: (T,) int32 token types: for each token, whether it belongs to the prompt or the response. None
-            if the model does not read token types, or the `Renderer` encoded the row.
+            if the model does not read token types, or if the `Renderer` encoded the row.
     """
 
     ids: np.ndarray

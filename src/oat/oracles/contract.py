@@ -1,9 +1,9 @@
 """Checks of the values that an oracle returns, for the ledger, `check_oracle`, preferences and mixtures. If a
 user's oracle raises an exception, or its answer cannot be used, an `OracleError` names the oracle.
 
-Lists in place of tuples, and numbers of numpy, are converted. A score must be a finite number, and the value
-of a comparison a probability. If the mark of a value is "ok", any other value is an error. With any other
-mark, the value is replaced by 0.5.
+Lists in place of tuples, and numbers of numpy, are converted. A score is usable if it is a finite number. The
+value of a comparison is usable if it is a probability. An unusable value with the mark "ok" is an error. An
+unusable value with another mark is replaced by 0.5.
 """
 
 import sys
@@ -174,8 +174,8 @@ class _AnswerReader:
         return neutral, tuple(str(mark) for mark in answer.marks)
 
     def scores(self, kind: Kind, marks: Collection[str]) -> tuple[float | None, ...]:
-        """Return the two scores from which a comparison was made, or () if it was not made from scores. If
-        the mark is neither "ok" nor "tie", a score may be None."""
+        """Return the two scores from which the answer to a comparison was made; () if the answer has none. If
+        its mark is neither "ok" nor "tie", a score may be None."""
         scores = tuple(_number(score, "score") for score in self._answer.scores)
         lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
         is_pair = kind == "compare" and len(scores) == 2 and not lacks

@@ -81,7 +81,7 @@ class JudgeConfig:
     max_tokens: Count = 4
     """Largest number of tokens in a reply. A model that thinks first needs more than the default."""
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The name of the field of a request that has the value of `max_tokens`."""
+    """The name of the field in which a request tells the endpoint the value of `max_tokens`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of every request. The temperature is 0 by default; it can be set here, and null leaves
     it out."""

@@ -39,8 +39,8 @@ _OF_THE_THREAD = {
     "torch.set_autocast_enabled",
     "torch.set_num_threads",
 }
-"""Settings that each thread has for itself, or that the run's own threads change. All other settings belong
-to the process, and `_tell_others` corrects them."""
+"""Settings of torch that each thread has for itself, or that the run's own threads change. Any other setting
+belongs to the process. If one call puts it back, `_tell_others` corrects the states kept for other calls."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
 """States kept for the calls in progress, in all threads. The state of a call that never returns stays here
@@ -99,8 +99,8 @@ def bare(what: str) -> str:
 
 class _Raising(AbstractContextManager[None, None]):
     """A context that turns an exception of users' code into the error that `refuse` makes. It is a class,
-    because `contextlib.contextmanager` takes a RuntimeError raised from a StopIteration for the
-    StopIteration."""
+    because a context made by `contextlib.contextmanager` would let a StopIteration pass unchanged if `refuse`
+    makes a RuntimeError."""
 
     def __init__(self, refuse: Refuse, place: Place | None):
         self._refuse, self._place = refuse, place

@@ -48,7 +48,7 @@ class Registry(Mapping[str, Any]):
         return self._symbols.get(name, name)
 
     def refuse_unknown(self, name: str) -> None:
-        """Check the form of a name.
+        """Refuse a name that cannot name a part.
 
         Raises:
             ConfigError: the name is not in the table and does not have the form of a user's part.

@@ -48,7 +48,8 @@ class Outcome:
         self.is_idle = True
 
     def note_step(self, step: int) -> None:
-        """Note that a step was reported. After the first steps of the run, warn if it has learned nothing."""
+        """Note that a step was reported. After the first `FIRST_STEPS` steps of the run, warn if the run goes
+        on and has learned nothing."""
         self.is_idle = False
         if (
             step == self.begins + FIRST_STEPS

@@ -66,8 +66,8 @@ class _Trace:
         self._profiler: Any = None
 
     def after(self, step: int) -> None:
-        """Note that a step has ended. Start the trace after this process's first step. Write it after the
-        last step to trace."""
+        """Note that a step has ended. After this process's first step, start the trace. After `steps` traced
+        steps, stop the trace and write it."""
         self.done += 1
         if self.done == 0:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keeps the profiler from printing

@@ -149,7 +149,7 @@ class Told:
         self.untold = row
 
     def tell(self) -> None:
-        """Write the entry of this process if it is due and not written yet.
+        """Append the entry of this process to the file, if `begin` was called and the entry is not there yet.
 
         Raises:
             DirectoryError: the file that this process wrote is gone.

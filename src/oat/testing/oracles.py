@@ -1,9 +1,10 @@
 """The check of an oracle. It asks made-up questions in several ways, and checks the answers against the
 protocol.
 
-The check asks the same questions again, in reverse order, and one by one. The answers must be equal, because
-the ledger stores an answer and uses it for equal questions later. The check does not swap the two responses
-of a pair: an oracle with a position bias judges badly, but does not break the protocol.
+If the oracle's answers may be used again (`cacheable`), the check asks the same questions four more times: in
+the same order, in reverse order, one by one, and with other tokens for the same texts. The values must be
+equal, because the ledger stores an answer and uses it for equal questions later. The check does not swap the
+two responses of a pair: an oracle with a position bias judges badly, but does not break the protocol.
 """
 
 import copy

@@ -108,7 +108,7 @@ def run_server(config: ServerConfig, say: Callable[[str], None]) -> None:
 
 
 _Start = Callable[[], AbstractContextManager[subprocess.Popen]]
-"""A function that makes a context. The context starts Mosec's process, and ends it at its exit."""
+"""A function that returns a context. Mosec's process runs while the context is entered."""
 
 
 async def _front(

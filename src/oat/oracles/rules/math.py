@@ -97,7 +97,8 @@ class MathRule(CallableOracle):
     def grade(
         self, prompts: Sequence[Any], completions: Sequence[Any], reference: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """Return one score for each completion. The signature is that of TRL's reward functions.
+        """Return one score for each completion; None if its reference answer is missing or blank. The
+        signature is that of TRL's reward functions.
 
         Args:
             completions: texts; for conversations, lists that hold one assistant message.

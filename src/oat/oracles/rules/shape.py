@@ -231,8 +231,9 @@ def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
 def _form(template: str) -> Callable[[str], bool]:
     """Return a function that returns True if a text has the form of a template.
 
-    The tags split the template and the text into stretches. The words of a stretch split it into gaps. The
-    same words may occur in several stretches.
+    A template is, for example, "<think>...</think> The answer is ...". Its tags split the template and the
+    text into stretches. Each stretch of the text must have the words of the template's stretch, and for each
+    `...` a text that is not blank. The same words may occur in several stretches.
     """
     pieces = _TAG.split(template)
     part, fits = _parter(pieces[1::2]), [_stretch(piece) for piece in pieces[::2]]
