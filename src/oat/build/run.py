@@ -91,8 +91,7 @@ def build(
     """Make the boxes of a run.
 
     Args:
-        resolved: the configuration. The run uses the object `resolved.objective` itself, so the caller makes
-            no other run from `resolved`.
+        resolved: the configuration; for one run only, because the run uses its object `objective`.
         directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
         run_inputs: the data, oracles and renderer of the run; None: `build` makes them.
         load: function that loads each model. With `Outlines.fake`, the run cannot be started.

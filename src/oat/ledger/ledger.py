@@ -266,9 +266,9 @@ class Ledger:
             self.store.add_take(purpose, step, [], refused=price)
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Return the price that the budget did not allow at the last step up to `step` for which the ledger
-        has recorded a take, or a refusal, of this purpose. Return None if there is no such step, or if it
-        could pay for everything."""
+        """Find the last step, up to `step`, with a recorded take or refusal of this purpose. Return the price
+        that the budget did not allow at this step. Return None if there is no such step, or if it could pay
+        for everything."""
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
