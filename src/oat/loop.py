@@ -376,7 +376,8 @@ def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
     """Load the newest checkpoint into every part and every slot.
 
     Returns:
-        The next step, and the metrics of a row that is not closed yet, or None if there is no such row.
+        The next step, and the metrics of the row that the run must still complete; None if it need not
+        complete a row.
     """
     step, row = 0, None
     loaded = run.checkpoints.load()

@@ -141,7 +141,7 @@ class Ledger(Protocol):
         """
 
     def drop(self, step: int) -> None:
-        """Delete the trajectories that only a replay of steps before `step` would read."""
+        """Delete trajectories that the run does not need if it continues from `step` or a later step."""
 
     def close(self) -> None: ...
 
@@ -293,8 +293,9 @@ class Alarms(Protocol):
         """The reason why an alarm has ended the run, or None."""
 
     def begin(self, step: int) -> bool:
-        """Set `back` to the first step of this process. If no alarm can roll back, or `back` is set already,
-        do nothing. Return True if this call set `back`; the state before the step must then be on disk."""
+        """Set `back` to `step`, before which this process begins, and return True. The caller must then make
+        sure that the checkpoint before this step is on disk. If no alarm can roll back, or `back` is set
+        already, do nothing and return False."""
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep the metrics of an evaluation until the next step is checked."""

@@ -1,4 +1,4 @@
-"""The settings of a run that reports and commands use, as plain values."""
+"""The settings of a run, as plain values for reports and commands."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

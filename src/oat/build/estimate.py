@@ -4,8 +4,8 @@ The models and the learner of the run are made of tensors that have a shape and 
 (`oat.models.outline`). They compute a step in which every row has the largest length. Meanwhile the bytes of
 all tensors that are alive are counted. No weights are loaded, so the estimate takes seconds for any model.
 
-The work of the engine depends on values. So only its two largest moments are imitated: a pass over prompts,
-and the draw of one token for each row.
+The engine's work depends on the values of tensors, which are missing here. So only the two operations that
+need most memory are imitated: a pass over prompts, and the draw of one token for each row.
 
 The estimate does not count:
 * the memory that the process has after its imports;
@@ -269,7 +269,7 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
     """Return the rows of a number of questions. Every row has the longest prompt and the longest response,
     cut to the context length. Rows of one group have the same prompt.
 
-    Rows never have kept sets here, since the work on kept sets depends on values. If the run has kept sets,
+    Rows never have kept sets here, since they depend on the values of tensors. If the run has kept sets,
     the rows have a temperature of 0.5 instead, which takes as much memory.
     """
     width = longest_sequence(lm, lengths.prompt, sampling.max_new_tokens)

@@ -81,8 +81,8 @@ def keys_of(lm: CausalLM) -> int:
 
 
 class _Keys:
-    """A layout of the engine's attention that returns zeros and counts the values in the keys and values that
-    it gets."""
+    """An attention layout that computes nothing. It returns zeros, and counts the numbers in the keys and
+    values that it gets."""
 
     def __init__(self) -> None:
         self.numbers = 0

@@ -178,8 +178,8 @@ def _wired(config: Config, box: Any) -> Any:
 
 
 def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
-    """Return the learner as other boxes call it. Behind the wire encoding, the learner has objectives of its
-    own. So it cannot read what `prepare` stored in the run's objectives."""
+    """Return the learner as other boxes call it. With `compute.serialise` it is behind the wire encoding, and
+    has its own copies of the objectives. So it cannot read what `prepare` stored in the run's objectives."""
     if not config.compute.serialise:
         return learner
     believed = [EnsembleLearning(ensemble.objective.config)] if ensemble else []

@@ -144,7 +144,7 @@ def gather_inputs(
 
 def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline, Renderer, Inputs]:
     """Return the outline of the policy, the renderer, and the fingerprints of models and template. Refuse
-    models or a template that differ from the known ones."""
+    models or a template whose fingerprints differ from those in `known`."""
     config, blame = resolved.config, resolved.blame
     with blame("model.path"):
         lm = load_models(config, (), Seeds(config.seed), resolved.outlines.on_meta)["policy"]

@@ -39,7 +39,7 @@ def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[s
     Args:
         first, second: a run directory, a configuration file, or a model (a directory or a hub id). Prompts,
             sampling, seed and oracle are those of `first`. If `first` is a model, they are those of `second`.
-        flags: settings from the command line. They override these settings.
+        flags: settings from the command line. They override those of `first` or `second`.
 
     Returns:
         "a" and "b": the two arguments. "a_step" and "b_step": the number of updates that each model has had.

@@ -24,7 +24,7 @@ from oat.types import Prompt, Segment, Trajectory
 _ENDS_SEEN = 16
 """Largest number of prompts that the model continues."""
 _SOON = 8
-"""Largest number of tokens of a response that ends soon."""
+"""A response with at most this number of tokens counts as one that ends soon."""
 _MUCH = 0.25
 """Share of the probability. If responses that end at once, or soon, have more than this share, a remedy is
 named."""

@@ -79,7 +79,7 @@ class WastedAlarm(AlarmConfig):
     """Number of steps in a row with the metric out of bounds after which the alarm is raised. Steps without
     the metric do not count."""
     action: Literal["off", "warn", "stop", "roll_back"] = "stop"
-    """Consequence of a raised alarm; the values mean the same as for the other alarms."""
+    """Consequence of a raised alarm. The values have the same meanings as in `alarms.kl.action`."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ _SHORTEST = 6
 
 
 class Hider:
-    """Hides the secrets of a configuration, and those in the environment variables of this process. The
-    constructor reads the variables once.
+    """Hides the secrets of a configuration, and those in the environment variables of this process. Only the
+    constructor reads the variables.
 
     Args:
         tree: the configuration as plain data.

@@ -223,9 +223,9 @@ class LearnerConfig:
     max_grad_norm: Positive = 1.0
     """Largest norm of a model's gradient; a gradient with a larger norm is scaled down to it."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """Reaction to a loss, a gradient or an input of the loss that is not finite; it comes before the weights
-    change. `stop`: the run ends and the batch is written to a file. `skip`: this optimiser step is left out
-    and counted."""
+    """Reaction to a loss, a gradient or an input of the loss that is not finite. The check comes before the
+    weights change. `stop`: the run ends and the batch is written to a file. `skip`: this optimiser step is
+    left out and counted."""
     max_skips: Count = 3
     """Largest number of optimiser steps in a row that `on_nonfinite: skip` leaves out. After one more, the
     run ends."""
@@ -346,7 +346,7 @@ class CheckpointConfig:
     """True: a checkpoint is written while the run goes on, from a copy of the learned weights and their
     moments. False: nothing is copied, and the step waits until the checkpoint is written."""
     keep_last: Count = 2
-    """Number of the newest checkpoints that are kept. Older ones are removed once a new one has been
+    """Number of the newest checkpoints that are kept. Older ones are removed after a new one has been
     verified."""
     keep_best: Whole = 0
     """Number of checkpoints with the highest `best_metric` that are kept in addition to the newest ones."""
@@ -408,8 +408,8 @@ class StopConfig:
     max_steps: Count | None = None
     """Number of steps of the run; None: no limit."""
     max_queries: Count | None = None
-    """Budget in oracle queries, which is never exceeded. The last step learns from the last question that the
-    budget can buy."""
+    """Budget in oracle queries, which is never exceeded. The run ends when the budget cannot pay another
+    question and steps have taken all paid questions."""
     max_tokens: Count | None = None
     """Budget in tokens, for an oracle that states how many a question takes. When a question is asked, the
     most tokens that it can take are reserved. The questions of a step are asked in waves, so reserved tokens

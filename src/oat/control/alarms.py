@@ -176,7 +176,7 @@ class Alarms:
         Args:
             step: number of steps that are done, this one included.
             values: the step's metrics, measured before its update.
-            is_saved: True if a checkpoint that `checkpoint.every` made has the state before this step.
+            is_saved: True if `checkpoint.every` made a checkpoint of the state before this step.
 
         Returns:
             The step whose checkpoint the run goes back to now; None if it goes on.
@@ -257,8 +257,8 @@ class Alarms:
         )
 
     def _hint(self, name: str, values: Mapping[str, float]) -> str:
-        """Return advice to the user. If answers are missing, the advice depends on the mark that most of the
-        step's questions have."""
+        """Return advice to the user. For the alarms `unanswered` and `wasted`, it depends on why most answers
+        are missing: the oracle abstained or failed, or they were unpaid."""
         if name not in ("unanswered", "wasted"):
             return _HINTS[name]
         shares = {mark: values.get(metric, 0.0) for mark, metric in CAUSES.items()}

@@ -8,7 +8,7 @@ formats (huggingface.co/docs/trl/dataset_formats), plain or conversational, are 
 | preference | `prompt`, `chosen`, `rejected` | that column | `chosen`, `rejected` |
 | preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of both |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`; its score is the label |
-| stepwise supervision | `prompt`, `completions`, `labels` | that column | none: nothing learns from steps |
+| stepwise supervision | `prompt`, `completions`, `labels` | that column | none: `completions` is not read |
 | language modelling | `messages` | messages before the assistant's first answer | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 

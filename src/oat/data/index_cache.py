@@ -169,7 +169,7 @@ def _digest(first_pass: Pass, files: Sequence[Path], max_records: int | None) ->
 
 
 def _settings(first_pass: Pass) -> Iterator[Any]:
-    """Yield the settings and library versions of a pass, as plain data."""
+    """Yield the settings and library versions on which the index of a pass depends, as plain data."""
     layout, fit = first_pass.layout, first_pass.fit
     yield [first_pass.name, first_pass.is_array, first_pass.is_json, first_pass.skip]
     yield [layout.prompt_key, layout.reference_key, layout.responses, layout.score_key, layout.numbers]

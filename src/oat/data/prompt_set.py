@@ -70,17 +70,18 @@ class PromptSet:
     """A sequence of the prompts of one source, read on demand.
 
     If no cache has the source's index, the constructor reads, checks and renders every record once
-    (`data/index.py`). Afterwards, it keeps the place, row and checksum of each prompt in memory, and reads a
-    record when its prompt is needed. The records of a list or a JSON array stay in memory too. The data must
-    not change: reading a prompt that has changed is an error.
+    (`data/index.py`). Afterwards, it keeps three numbers of each prompt in memory: the place from which its
+    record is read, the row that messages name, and a checksum. It reads a record when its prompt is needed.
+    The records of a list or a JSON array stay in memory too. The data must not change: reading a prompt that
+    has changed is an error.
 
     Args:
         layout: the columns of the records.
         fit: the renderer, and limits on length; None renders nothing and keeps all prompts.
         max_prompts: largest number of records that are read, from the first; None reads all.
         skip: True leaves malformed records out; False raises an error at a malformed record.
-        folder: folder for the unnamed file that the head of this file describes; None means the system's
-            folder for temporary files.
+        folder: folder for the unnamed copy of records that can only be read in order; None means the
+            system's folder for temporary files.
         caches: folders of stored indexes (`IndexCache`).
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Continuous batching: rows enter the batch, get one token per step, and leave.
+"""Continuous batching: rows enter the batch, get one token in each decoding step, and leave.
 
 A row is a request, identified by its index among all requests. Rows enter while others are being decoded, as
 soon as enough places are free. Samples of a prompt enter in groups (`Decoding._groups`), and the rows of a
@@ -37,7 +37,7 @@ _STEP = 16
 """The number of rows that a step computes is a multiple of this number, or a smaller power of two."""
 _STOP_MARGIN = 8
 """To find a stop string, the newest tokens are turned into text: as many as can hold the string, and this
-number of tokens before them. The first characters of the text can be garbled."""
+number of tokens before them, because the first characters of such a text can be garbled."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -148,13 +148,13 @@ class Decoding:
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
     def _groups(self) -> list[list[int]]:
-        """Return groups of rows with the same prompt, which enter together. If shapes are fixed, each row is
-        a group. Otherwise the number of rows in a group has two limits, and a prompt with more rows has
-        several groups:
+        """Return groups of rows. The rows of a group have the same prompt and enter together. If shapes are
+        fixed, each row is a group. Otherwise the rows of a prompt are cut into groups with at most this
+        number of rows, whichever is smaller:
 
-        * The median number of rows of a prompt. A step computes each shared page for as many readers as the
-          largest group has rows, so one large group would slow all steps.
-        * If there are more requests than `max_rows`, a quarter of `max_rows`. A group enters only when there
+        * The median number of rows of a prompt. A decoding step computes each shared page for as many rows as
+          the largest group has, so one large group would slow all steps.
+        * A quarter of `max_rows`, if there are more requests than `max_rows`. A group enters only when there
           are free places for all of its rows.
         """
         if self._fixed:

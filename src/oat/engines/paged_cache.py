@@ -88,7 +88,7 @@ class Pages:
         return bool(self._free)
 
     def at(self, pages: np.ndarray) -> np.ndarray:
-        """Convert pages to their indices in the storage."""
+        """Convert the numbers of pages in this block to their indices in the storage."""
         return self.storage.capacity - 1 - pages if self.backwards else pages
 
     def within_block(self, pages: np.ndarray) -> np.ndarray:
@@ -224,8 +224,8 @@ class PagedCache:
             self.lengths_N[row] = length
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
-        """Return the number of pages that `admit` would take, plus one for each row that may need a further
-        page."""
+        """Return the number of pages that `admit` would take for rows of `length` tokens. Add one page for
+        each row that may need a further page later."""
         common, whole = self._common(rows, length), -(-length // PAGE)
         return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
 
@@ -252,7 +252,7 @@ class PagedCache:
         )
 
     def free(self, row: int) -> None:
-        """Remove a row, and free the pages that no other row reads."""
+        """Remove a row from the cache, and free those of its pages that no other row reads."""
         for place in range(self._count_N[row]):
             entry = int(self._entries_NJ[row, place])
             if self._is_shared_NJ[row, place]:

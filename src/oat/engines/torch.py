@@ -8,8 +8,8 @@
 3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends only
    on the request and the settings. Batches then have a fixed number of rows, at least 64. The prompts of a
    batch are padded to one width, a power of two, and share no page. At most two threads compute. With fewer
-   rows or more threads, a thread's part of an elementwise kernel could end with less than two vectors, which
-   may be rounded differently.
+   rows or more threads, an elementwise kernel could give a thread a part that ends with less than two
+   vectors. The end of such a part may be rounded differently.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -329,7 +329,7 @@ class TorchEngine:
                 yield numbers[start : start + rows]
 
     def _rows(self, width: int) -> int:
-        """Return the number of rows, a power of two, of a pass of fixed size over rows of `width` tokens."""
+        """Return the number of rows, a power of two, in a pass of fixed size with rows of `width` tokens."""
         return min(self._max_rows, _power_below(PASS_TOKENS // width))
 
     @property

@@ -70,7 +70,7 @@ def brier_score(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) 
 
 def confidence(chosen_U: Float[Tensor, " U"], rejected_U: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
     """Return the predicted probability, at least 1/2, that the response with the higher score wins. If the
-    reward model is calibrated on average, the mean of these terms equals its accuracy.
+    reward model is calibrated on average, the mean of these probabilities equals its accuracy.
 
     term = sigmoid(|chosen - rejected|)
 

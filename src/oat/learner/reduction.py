@@ -41,8 +41,8 @@ class Reduction:
         self.pairs = float(_column(view, "mask_U", view.num_units).sum())
 
     def __call__(self, loss: Loss, view: View, groups: torch.Tensor, *, first: bool) -> torch.Tensor:
-        """Return the contribution of one forward pass to a part of the optimiser step's loss, a scalar (). It
-        is not yet multiplied by `Loss.coef`.
+        """Return what one forward pass adds to `loss`, a part of the optimiser step's total loss; a scalar.
+        It is not yet multiplied by `Loss.coef`.
 
         Args:
             view: the view of the forward pass.

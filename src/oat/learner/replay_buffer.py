@@ -63,8 +63,8 @@ class Buffer:
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
         """Return an objective's batch, cut into mini-batches for this feedback. If the feedback has older
-        items and the objective learns from them, the batch gets more mini-batches. No mini-batch then has
-        more questions than without older items."""
+        items and the objective learns from them, the batch gets more mini-batches, not larger ones
+        (`minibatches`)."""
         if not feedback.older or not objective.reuses:
             return batch
         return replace(
@@ -98,8 +98,8 @@ class Buffer:
 
 
 def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int:
-    """Return the number of mini-batches in a pass over `questions` questions. No mini-batch has more
-    questions than one in a pass over a step's own questions.
+    """Return the number of mini-batches in a pass over `questions` questions. The number grows with
+    `questions`, so that no mini-batch gets larger than in a pass over a step's own questions.
 
     Args:
         of_a_step: number of mini-batches in a pass over a step's own questions.

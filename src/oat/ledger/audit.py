@@ -94,7 +94,7 @@ _CONTRADICTIONS = {
             SELECT TOTAL(a.cost) FROM questions q JOIN answers a ON a.question = q.id
             WHERE q.purpose = n.purpose AND q.id >= w.first AND q.id < n.first)) > 1e-6 * (1 + n.cost)""",
 }
-"""The queries of the checks, by message. A query finds rows that a sound ledger does not have."""
+"""The SQL queries of the checks, by message. In a sound ledger, each of them finds nothing."""
 
 
 def contradictions(store: Reader) -> list[str]:

@@ -285,11 +285,9 @@ class Ledger:
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories that only steps before `step - 1` read, because these steps are never
-        replayed.
-
-        The trajectories of `step - 1` stay, because row `step` of the metrics may need them. If `keep_groups`
-        is True, all trajectories stay.
+        """Drop the trajectories that only steps before `step - 1` read. These steps are never replayed. The
+        trajectories that step `step - 1` took stay, because row `step` of the metrics may need them. If
+        `keep_groups` is True, all trajectories stay.
         """
         if not self.keep_groups:
             with self.store.lock, self.store:

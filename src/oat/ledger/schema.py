@@ -138,5 +138,6 @@ CANONICAL = (
     "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
 )
-"""The queries whose rows a digest covers. They leave out row numbers, tickets and clock times. They also
-leave out answers that no step has taken, because chance decides which of these have come when a run ends."""
+"""The SQL queries whose results a digest covers. They leave out row numbers, tickets and clock times. They
+also leave out answers that no step has taken, because chance decides which of these have come when a run
+ends."""

@@ -141,8 +141,8 @@ class Store(Reader):
         self.db.execute("UPDATE waiting SET answered = ? WHERE question = ?", (answered_state(answer), id))
 
     def fail_awaited(self, purpose: str) -> None:
-        """Mark as failed the values that answers of a purpose still await. The caller holds the
-        transaction."""
+        """Some recorded answers of a purpose await values that the answers to other questions were to bring.
+        Mark these values as failed. The caller holds the transaction."""
         awaiting = "SELECT question FROM waiting WHERE answered = -1 AND purpose = ?"
         failed = f"""REPLACE(marks, '"{AWAITED}"', '"failed"')"""
         self.db.execute(f"UPDATE answers SET marks = {failed} WHERE question IN ({awaiting})", (purpose,))

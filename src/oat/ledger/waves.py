@@ -97,12 +97,12 @@ class Waves:
     def next(self, purpose: str) -> list[Intent]:
         """Form and record the next wave of a purpose. If the previous wave is not settled, do nothing.
 
-        The wave begins with the first held question that fits the budget. The held questions before it are
-        recorded as unpaid. The caller holds the transaction.
+        Held questions are those that are in no wave yet. The wave begins with the first of them that fits
+        the budget. Those before it are recorded as unpaid. The caller holds the transaction.
 
         Returns:
-            The questions of the wave, as `as_asked` returns them; empty if no wave was formed. Some may have
-            nothing to send, because they await all their values.
+            The questions of the wave, as `as_asked` returns them; empty if no wave was formed. A
+            question has nothing to send if other questions or earlier answers bring all of its values.
         """
         wave: list[Intent] = []
         if not self.is_ready(purpose):

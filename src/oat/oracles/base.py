@@ -112,8 +112,8 @@ class Oracle:
 
 
 class _HandedOn:
-    """A descriptor of a wrapper's member, which reads the value from the wrapped oracle. If the wrapper sets
-    an attribute of the same name, this attribute replaces the descriptor."""
+    """A descriptor for one member of a wrapper. It returns this member of the wrapped oracle. If the wrapper
+    sets an attribute of the same name, the attribute counts instead."""
 
     def __init__(self, member: str):
         self._member = member

@@ -144,8 +144,9 @@ class Isolated(Oracle):
 
 
 class _Served:
-    """The object that answers questions in a worker, each about one item. Question and answer are bytes. If
-    modules were imported since the last answer, the hashes of the user's own files come with the answer."""
+    """The object that answers questions in a worker. Each question is about one item. Questions and answers
+    are encoded as bytes. If modules were imported since the last answer, the hashes of the user's own files
+    come with the answer."""
 
     def __init__(self, oracle: CallableOracle):
         self._oracle, self._modules = oracle, len(sys.modules)

@@ -339,7 +339,11 @@ class Judge(Oracle):
         return None
 
     def _take_reply(self, call: _Call, reply: ChatCompletion, wanted: bool) -> None:
-        """Set the value or the error of a call from a reply, and count the tokens of the try."""
+        """Set the value or the error of a call from a reply, and count the tokens of the try.
+
+        Args:
+            wanted: True if the request asked for log-probabilities.
+        """
         c = self.config
         call.took(*(reply.usage or (call.bound, c.max_tokens)))
         is_without = reply.logps is None and not self._has_logprobs and (reply.text or not wanted)
@@ -418,8 +422,8 @@ class Judge(Oracle):
 
     def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
         """Return the value and the mark of a comparison. The value is the probability that the first
-        candidate wins, averaged over the orders. If an order has no verdict, the comparison has the mark of
-        this order."""
+        candidate wins, averaged over the orders in which the judge saw the candidates. If one of these
+        orders gave no verdict, the comparison has its mark."""
         if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
             return (0.5,), (amiss[0],)
         shown = [call.value for call in calls if call.value is not None]

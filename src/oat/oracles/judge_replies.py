@@ -59,7 +59,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     """A chat completion. If it contains `</think>`, only the part after it counts.
 
     Attributes:
-        text: the beginning of the text, stripped of blanks.
+        text: the text, stripped of blanks and cut to `_MOST_CHARACTERS` characters.
         logps: log-probabilities, in nats, of the first token that is not blank and of its alternatives. Keys
             are tokens, stripped of blanks. None if the endpoint gives none; {} if all tokens are blank.
         usage: number of tokens of the prompt and of the completion; None if the reply does not state them.

@@ -24,9 +24,9 @@ Scores cannot be normalised by a running mean over the run. The ledger does not 
 the running mean could not be restored from a checkpoint. Use `fixed` instead, with a mean and a std that are
 known, for example from a reward model's scores of the first responses.
 
-If a source abstains about a candidate, it is left out of the candidate's sum. If all sources abstain, the
-mixture abstains. If a source fails, the candidate is marked "failed", because the sum of the other sources
-would be on another scale.
+If a source abstains about a candidate, the source is left out of the candidate's sum. If all sources abstain,
+the mixture abstains. If a source fails, the candidate is marked "failed", because the sum of the other
+sources would be on another scale.
 """
 
 import hashlib

@@ -48,7 +48,8 @@ and has no effect."""
 
 
 def _begin_alone() -> None:
-    """Empty the list of calls in progress. A forked child does not have the parent's other threads."""
+    """Empty the list of calls in progress. This runs in a forked child, which does not have the parent's
+    other threads."""
     global _lock
     _lock = threading.RLock()
     _under_way.clear()

@@ -269,7 +269,7 @@ _Messages = list[dict[str, Any]]
 
 
 class _SeveralTurns(Exception):
-    """The ledger does not have all turns of a response, or it is unclear whether it has."""
+    """A response has several turns, or it may have several, because its trajectory was dropped."""
 
 
 class _Responses:

@@ -205,7 +205,7 @@ def _changes(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> 
 
 
 def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> list[float]:
-    """Return the value of x for each row."""
+    """Return the value of x for each row of metrics."""
     if against == "steps":
         return [float(row["step"]) for row in rows]
     if against == "queries":
@@ -236,7 +236,7 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
 
 
 def _running_maximum(values: Any) -> list[float]:
-    """Return the running maximum of a cumulative count. The values are 0 for rows without the count."""
+    """Return the running maximum of a cumulative count by row. A row without the count has the value 0."""
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 

@@ -148,10 +148,10 @@ class Display:
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
-        """Show the work of a box while the context is open.
+        """While the context is open, show what the run is doing.
 
         Args:
-            name: a key of `_DOING`.
+            name: a key of `_DOING`, which holds the words that are shown.
         """
         before = self.now
         self.now = (_DOING[name], time.monotonic())
@@ -235,8 +235,8 @@ class Display:
         )
 
     def _changes(self) -> list[tuple[str, str, str]]:
-        """Return a line that says how often an oracle changed, and in which row first. Return an empty list
-        if none changed."""
+        """Return a list with one line: how often oracles changed, and before which step first. Return an
+        empty list if none changed."""
         rows = [row for row in self.rows if "oracle/changes" in row]
         if not rows:
             return []

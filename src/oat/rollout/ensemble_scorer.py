@@ -1,5 +1,5 @@
 """The actor's part of an ensemble: a frozen backbone, which turns samples into features, and a copy of the
-ensemble with the weights of the last sync."""
+ensemble with the weights that were last loaded."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,8 @@ class EnsembleScorer:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return two lists with one float32 array per group: the rewards (M, G), and the features (G, D)."""
+        """Return two lists with one float32 array per group: the rewards (M, G), and the features (G, D). D
+        is the backbone's hidden size."""
         rows = [trajectory for group in groups for trajectory in group.trajectories]
         features_ND = torch.cat(
             [self._features(rows[start : start + _ROWS]) for start in range(0, len(rows), _ROWS)]

@@ -282,7 +282,7 @@ class Checkpoints:
         return place_of(ranked[-1])[0]
 
     def _newest(self, names: Sequence[str], hint: str) -> Loaded:
-        """Return the last of the named checkpoints that is not damaged.
+        """Read the named checkpoints, beginning with the last, and return the first that is not damaged.
 
         Args:
             hint: advice for the error that is raised if all of them are damaged.

@@ -34,7 +34,7 @@ from oat.rundir.checkpoint_files import newest_state, place_of
 from oat.rundir.rows import is_step
 
 HELD = "ledger"
-"""The key of these facts in a checkpoint's state. The other keys are names of parts."""
+"""The key of the facts about the ledger in a checkpoint's state. The other keys are names of parts."""
 
 _NUMBERS = ("queries", "tokens", "cost")
 _TAIL = 2**20

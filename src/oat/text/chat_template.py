@@ -18,7 +18,7 @@ OWN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 in a system message, which may ask for them."""
 
 USER = Message("user", "oatuser")
-"""A stand-in for the user's message, for renderings of which only the response is used."""
+"""A stand-in for the user's message, where only the rendered response is used."""
 RESPONSE = Message("assistant", "oatassistant")
 """A stand-in for a response, for renderings of which only the text around the response is used."""
 
@@ -43,7 +43,8 @@ class ChatTemplate:
         self._control_but_own = any_of({*tokens} - OWN)
 
     def content(self, message: Message) -> str:
-        """Return the content of a message with its control tokens marked."""
+        """Return the content of a message. Its control tokens are marked, so that they become ordinary text.
+        In an assistant's or a system message, the tokens of `OWN` are not marked."""
         is_own = message.role in ("assistant", "system")
         content: str = marked(message.content, self._control_but_own if is_own else self._control)
         return content

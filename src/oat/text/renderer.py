@@ -439,8 +439,8 @@ class Renderer:
         )
 
     def _is_text(self, response: Message) -> bool:
-        """Return True if there is no template, or if the template writes none of the response's further
-        fields."""
+        """Return True if there is no template, or if the template writes only the role and the content of the
+        response, and none of its further fields."""
         if self._chat is None:
             return True
         whole = self._chat.render([USER, response], generate=False)

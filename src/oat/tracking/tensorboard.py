@@ -1,9 +1,9 @@
 """The sink TensorBoard, with its own library. It writes the metrics of a run to `RUN/tensorboard`.
 
-Each process of a run deletes the files and writes them again from row 0. So they have every point once, also
-after a kill or a fork, or if this sink is turned on late in a run. The library's option `purge_step` would
-not do this: it leaves the points of a killed process in the files, where readers other than TensorBoard find
-them.
+Each process of a run deletes the files and writes them again from row 0. So the files have each point
+exactly once, also after a kill or a fork, or if this sink is turned on late in a run. The library's option
+`purge_step` would not do this: it leaves the points of a killed process in the files, where readers other
+than TensorBoard find them.
 
 The library tensorboardX is smaller. It is not used, because it has no viewer.
 """

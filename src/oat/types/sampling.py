@@ -198,7 +198,7 @@ class Trajectory:
 
     @property
     def completion(self) -> np.ndarray:
-        """The ids after the first segment, the prompt; (T,) int32."""
+        """The ids after the prompt, which is the first segment; (T,) int32."""
         return (
             self.segments[1].ids
             if len(self.segments) == 2

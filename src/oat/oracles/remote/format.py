@@ -148,8 +148,8 @@ def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
     """Return the values in a reply; None for a value that the server does not give.
 
     Raises:
-        ValueError: the body is no reply, the number of values of this kind is not `count`, or a value is not
-            finite or not a probability.
+        ValueError: the body is no reply, the reply does not have `count` values of this kind, or a value is
+            not finite or not a probability.
     """
     try:
         reply = msgspec.msgpack.decode(body, type=FeedbackReply)
