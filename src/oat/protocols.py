@@ -293,9 +293,9 @@ class Alarms(Protocol):
         """The reason why an alarm has ended the run, or None."""
 
     def begin(self, step: int) -> bool:
-        """Set `back` to `step`, before which this process begins, and return True. The caller must then make
-        sure that the checkpoint before this step is on disk. If no alarm can roll back, or `back` is set
-        already, do nothing and return False."""
+        """Set `back` to `step`, the first step of this process, and return True. The caller must then make
+        sure that a checkpoint of the state before this step is on disk. If no alarm can roll back, or `back`
+        is set already, do nothing and return False."""
 
     def note_evaluation(self, values: Mapping[str, float]) -> None:
         """Keep the metrics of an evaluation until the next step is checked."""

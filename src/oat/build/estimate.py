@@ -269,7 +269,7 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
     """Return the rows of a number of questions. Every row has the longest prompt and the longest response,
     cut to the context length. Rows of one group have the same prompt.
 
-    Rows never have kept sets here, since they depend on the values of tensors. If the run has kept sets,
+    Rows have no kept sets here, since kept sets depend on the values of tensors. If the run has kept sets,
     the rows have a temperature of 0.5 instead, which takes as much memory.
     """
     width = longest_sequence(lm, lengths.prompt, sampling.max_new_tokens)

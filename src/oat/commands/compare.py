@@ -213,7 +213,7 @@ def _summary(
     samples: int,
     seeds: Seeds,
 ) -> dict[str, float]:
-    """Return the numbers of a mode by name, without those that cannot be computed.
+    """Return the numbers of a mode ("sampled" or "greedy") by name, without those that cannot be computed.
 
     Args:
         wins_BG: (B, G) wins of the first model.

@@ -196,8 +196,8 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _move_in(new: Path, out: Path, stale: Collection[str], keys: Sequence[str]) -> None:
-    """Replace the files in `out` by the new ones, one by one. The key files, without which no program loads a
-    model, are removed first and moved in last."""
+    """Move the new files into `out` one by one. Of the key files, without which no program loads a model, the
+    old ones are removed first, and the new ones are moved in last."""
     names = {entry.name for entry in os.scandir(new)}
     for old in [out / name for name in [*keys, *{*stale, *names}.difference(keys)]]:
         with suppress(FileNotFoundError):

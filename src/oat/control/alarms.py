@@ -176,7 +176,7 @@ class Alarms:
         Args:
             step: number of steps that are done, this one included.
             values: the step's metrics, measured before its update.
-            is_saved: True if `checkpoint.every` made a checkpoint of the state before this step.
+            is_saved: True if the state before this step was saved because of `checkpoint.every`.
 
         Returns:
             The step whose checkpoint the run goes back to now; None if it goes on.

@@ -90,8 +90,8 @@ class Csv(Jsonl):
 
     def _values(self, lines: "_Lines", reader: Any) -> Iterator[tuple[int, int, Any]]:
         """Yield three things for each record: the byte where it begins, the number of its last line, and its
-        values. If it cannot be read, yield a DataError instead of the values, and continue with the next
-        line."""
+        values. If a record cannot be read, yield a DataError instead of its values, and continue with the
+        next line."""
         csv.field_size_limit(_MAX_FIELD)
         while True:
             start, before = lines.place, lines.row

@@ -16,7 +16,7 @@ log-probability of each sample, in nats."""
 class Explorer(Protocol):
     needs: frozenset[str]
     """The names that `choose` reads in `scores`. The name of a slot stands for the log-probabilities of
-    samples under this slot; "ensemble" stands for the ensemble's rewards and for "features"."""
+    samples under this slot. "ensemble" stands for two names: "ensemble" (the rewards) and "features"."""
 
     def widen(self, plan: Plan) -> Plan:
         """Return the algorithm's plan, changed to the numbers of prompts and samples that the explorer

@@ -422,8 +422,8 @@ class Judge(Oracle):
 
     def _comparison(self, calls: Sequence[_Call]) -> tuple[tuple[float, ...], tuple[Mark, ...]]:
         """Return the value and the mark of a comparison. The value is the probability that the first
-        candidate wins, averaged over the orders in which the judge saw the candidates. If one of these
-        orders gave no verdict, the comparison has its mark."""
+        candidate wins, averaged over the orders in which the judge saw the candidates. If the judge
+        gave no verdict in one order, the comparison has the mark of this order."""
         if amiss := [mark for call in calls if (mark := self._mark(call)) != "ok"]:
             return (0.5,), (amiss[0],)
         shown = [call.value for call in calls if call.value is not None]

@@ -234,7 +234,7 @@ class Workers:
         self._on_worker_exit(worker, failure)
 
     def _on_worker_exit(self, worker: "_Worker", failure: str) -> None:
-        """If a worker that has ended had a call, record the call as failed.
+        """Handle the end of a worker. If it ended during a call, record the call as failed.
 
         Raises:
             OracleError: the worker ended before it was ready. Another worker would end in the same way.

@@ -269,7 +269,7 @@ _Messages = list[dict[str, Any]]
 
 
 class _SeveralTurns(Exception):
-    """A response has several turns, or it may have several, because its trajectory was dropped."""
+    """A response has several turns. Or it may have several, and its trajectory was dropped."""
 
 
 class _Responses:

@@ -132,7 +132,7 @@ def lacking(run_dir: Path, step: int | None = None) -> list[str]:
 
 
 def _lack(db: sqlite3.Connection, claim: _Claim) -> str | None:
-    """Return a sentence that says what the ledger lacks of a claim; None if it lacks nothing."""
+    """Return a sentence that says what the ledger lacks to meet a claim; None if it meets the claim."""
     purpose = claim.purpose
     held = claim.held
     last = claim.held["last"]

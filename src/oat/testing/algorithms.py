@@ -116,8 +116,8 @@ class _Check(Part):
         self.needs(getattr(objective, "requires", None), getattr(objective, "wants", None))
 
     def settings(self, known: tuple[Field[Any], ...]) -> None:
-        """Add options that keep a step small, for fields that the user did not give. Check that every further
-        field without a default was given."""
+        """Set the options that make a step small, unless the user gave them. Check that every other field
+        without a default was given."""
         for field in known:
             is_small = isinstance(field.default, int) and field.default <= _SIZES.get(field.name, 0)
             if field.name in _SIZES and not is_small:
