@@ -412,7 +412,7 @@ def take_up(
 
 @contextmanager
 def clock(metrics: Metrics, name: str) -> Iterator[None]:
-    """Add the seconds that the body takes to the metrics."""
+    """Measure the body's time, and report it as the metric `name`, in seconds."""
     begin = time.perf_counter()
     yield
     metrics.add({name: time.perf_counter() - begin})

@@ -119,9 +119,9 @@ class Ledger(Protocol):
         """Record that a step asks nothing because the budget does not allow this price."""
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Find the newest recorded step of this purpose that is not after `step`. Return the price that the
-        budget did not allow in it. Return None if the budget allowed everything, or if no step is
-        recorded."""
+        """Find the newest take of this purpose, of step `step` or an earlier step. Return the price that the
+        budget did not allow in it; of several prices, the lowest. Return None if the budget allowed
+        everything, or if there is no take."""
 
     def committed(self, purpose: str) -> Price:
         """Return the price of all answers that steps have taken, plus the highest price of every question
@@ -204,7 +204,7 @@ class Learner(Protocol):
         """Return the names of those weights of a model that learning changes."""
 
     def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite, in place, those weights of a model that learning changes."""
+        """Overwrite a model's trained weights in place. Its frozen weights stay."""
 
 
 class Weights(Protocol):

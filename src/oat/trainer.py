@@ -44,12 +44,12 @@ class Result:
     Attributes:
         run_dir: the run's directory.
         reason: the reason why the run ended.
-        is_finished: True if the run came to its end; False if a callback ended it. Then the same lines of
-            Python continue it.
+        is_finished: True if the run came to its end. False if a callback ended it; the same lines of Python
+            then continue the run.
         is_idle: True if the run had ended before this call, so the call did nothing.
         step: number of steps that are done.
         metrics: the last row, as in `metrics.jsonl`.
-        learned_nothing: the likely cause if no step taught the policy anything; otherwise None.
+        learned_nothing: if no step taught the policy anything, the likely cause; otherwise None.
     """
 
     run_dir: Path
@@ -174,8 +174,8 @@ class Trainer:
         return Result(self.run_dir, reason, is_finished, outcome.is_idle, int(last["step"]), last, cause)
 
     def _resolved(self) -> Resolved:
-        """Resolve the configuration. Each training and each evaluation needs a new result, because its
-        objectives have a state."""
+        """Resolve the configuration. The result contains objectives, which have a state. So each training and
+        each evaluation needs a new result."""
         return resolve(self.config, self._origins)
 
     def fork(self, run_dir: str | Path, step: int | None = None, **changes: Any) -> "Trainer":

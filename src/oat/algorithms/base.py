@@ -168,11 +168,11 @@ class Objective(Protocol):
         return {}
 
     def why_no_rows(self, rows: Sequence[Mapping[str, float]]) -> str | None:
-        """Return the likely reason why no step had a row to learn from; None if the algorithm's metrics do
-        not show the reason.
+        """Return the likely reason why no optimiser step was made; None if the algorithm's metrics do not
+        show the reason.
 
         Args:
-            rows: the metrics of each step so far.
+            rows: the rows of metrics so far.
         """
         return None
 

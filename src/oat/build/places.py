@@ -101,7 +101,7 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
 
 
 def default_lines(resolved: Resolved) -> Lines:
-    """Yield a line for each setting that is left open and follows from another setting."""
+    """Yield a line for each setting that the user left open and that follows from another setting."""
     for number, line in enumerate(derived(resolved)):
         yield "" if number else "by default", line
 

@@ -94,7 +94,7 @@ class Speaker:
     """A model that answers.
 
     Attributes:
-        name: the name that the user gave. For a run, the number of the checkpoint's steps follows.
+        name: the name that the user gave. For a run, the checkpoint's step is added: `runs/a after 10 steps`.
         prompt_key, reference_key: columns of prompts and references in the run's data; for a model without a
             run, "prompt" and None.
         context: largest number of tokens in a sequence; None: no limit.

@@ -135,7 +135,8 @@ def _sample_apart(
 
 
 def _sample(evaluation: Evaluation, prompts: Sequence[Prompt]) -> list[list[Group]]:
-    """Sample responses. Return a list for each mode, with one group for each prompt."""
+    """Sample responses. Return one list for each mode of the evaluation (`sampled`, `greedy`). A list has one
+    group for each prompt."""
     return [
         evaluation.actor.sample(prompts, {SLOT: mode.samples}, ("eval", mode.name), mode.sampling)
         for mode in evaluation.modes

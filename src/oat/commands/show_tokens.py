@@ -102,8 +102,8 @@ class _Continuation:
 
     @property
     def ends(self) -> float:
-        """Probability that the response ends at once. If the greedy response ends, its probability is
-        added."""
+        """Probability that the response is empty. If the greedy response ends within `_SOON` tokens, its
+        probability is added."""
         return min(1.0, self.at_once + (self.probability if self.is_ended and len(self.greedy) > 1 else 0.0))
 
 

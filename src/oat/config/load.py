@@ -317,7 +317,7 @@ def _beside(value: Any, origins: Origins) -> str:
 
 
 def dump(config: Config) -> dict[str, Any]:
-    """Return the tree as plain data, in the form that `load_config` reads."""
+    """Return a configuration as plain data, in the form that `load_config` reads."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -309,8 +309,8 @@ class EvaluationConfig:
     """Also evaluates, as `eval/online`, responses that training sampled: those that the step before the
     evaluation asked about. The oracle and the budget are those of the evaluation."""
     oracle: str | Component | None = None
-    """Oracle of evaluations: a name, or a section with the name and the oracle's own options. The name alone
-    of training's oracle means that oracle with its options. None: the oracle of training."""
+    """Oracle of evaluations: a name, or a section with the name and the oracle's own options. If it is only a
+    name, and training's oracle has this name, training's options hold too. None: the oracle of training."""
     max_queries: Count | None = None
     """Budget of all evaluations together, in queries. An evaluation that could exceed it is left out."""
     max_tokens: Count | None = None

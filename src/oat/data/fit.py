@@ -80,7 +80,8 @@ class Fit:
         return self.limit is None or size <= self.limit
 
     def measure(self, prompt: Prompt, layout: Layout, where: str) -> tuple[int, bool]:
-        """Return two values: the length of a record in tokens, measured after a cut; and True if it was cut.
+        """Return the length of a record in tokens, and True if tokens are cut off from the record. In this
+        case the length is that after the cut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered, or the record is a text without a prompt

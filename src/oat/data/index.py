@@ -50,7 +50,7 @@ class Index:
     """The result of a pass over all records of a source, or over a block of them.
 
     Attributes:
-        places, rows, checksums: place, row and checksum of the prompt of each kept record.
+        places, rows, checksums: for each kept record, its place and row, and the checksum of its prompt.
         read: number of well-formed records.
         skipped: number of malformed records that are left out.
         malformed: row and error of the first three malformed records.
@@ -61,7 +61,7 @@ class Index:
         longest: length of the longest kept record, in tokens, as `data/fit.py` defines it.
         over: number of kept records that do not fit into the model's context.
         first_over: row and number of tokens of the first record that does not fit.
-        cut: number of kept records that are cut.
+        cut: number of kept records from which tokens are cut off.
         has_references: True if at least one kept prompt has a reference.
     """
 
@@ -268,8 +268,8 @@ class Pass:
                 yield self.result(block)
 
     def result(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Return the index of a block as plain data. If a record is malformed and `skip` is False, return
-        {"error": message}."""
+        """Return the index of a block of records as plain data. If a record is malformed and `skip` is False,
+        return {"error": message}."""
         index = Index()
         try:
             for item in items:

@@ -57,7 +57,7 @@ class Source:
         return str(self.records) if isinstance(self.records, str | Path) else "records"
 
     def place(self, row: int) -> str:
-        """Return the place of a record, for messages: file and line or, in a JSON array, file and number."""
+        """Return the place of a record as text, such as `a.jsonl:7`; in a JSON array, `a.json: record 7`."""
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
     @cached_property

@@ -130,7 +130,7 @@ class Csv(Jsonl):
 
 
 class _Lines:
-    """An iterator of a file's lines as text. `place` is the byte after the line that was read last."""
+    """An iterator of a file's lines as text. `place` is the offset in bytes at which the next line begins."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file = file

@@ -34,7 +34,8 @@ PASS_TOKENS = 16_384
 _ENTER_SHARE = 1 / 16
 """Waiting rows enter when at least this share of `max_rows` is free, or when no row is being decoded."""
 _STEP = 16
-"""The number of rows that a step computes is a multiple of this number, or a smaller power of two."""
+"""Unit of the number of rows in a decoding step. Up to this number, the rows are padded to a power of two;
+beyond it, to a multiple of this number."""
 _STOP_MARGIN = 8
 """To find a stop string, the newest tokens are turned into text: as many as can hold the string, and this
 number of tokens before them, because the first characters of such a text can be garbled."""
@@ -321,7 +322,8 @@ class Decoding:
 
     def _advance(self, ids_R: Tensor) -> None:
         """Compute the hidden state of the newest token of each row. If shapes are not fixed, finished rows
-        leave first; if the cache is full, the rows that entered last leave too."""
+        leave the batch first. If the cache is full, the rows that entered last leave the batch too, and
+        wait."""
         stays_R = self._live_N[self._held_R]
         if self._fixed:
             self._cache.extend(self._held_R[stays_R])

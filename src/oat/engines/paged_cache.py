@@ -28,8 +28,8 @@ PAGE = 8
 _SLACK = 1.03
 """If a block's `Pages.used` is more than this many times its `Pages.live`, the block's gaps are closed."""
 _WHOLE = 8
-"""With fixed shapes, the number of own pages is rounded up to a multiple of this number. Each thread of an
-elementwise kernel then gets a whole number of vectors."""
+"""With fixed shapes, the number of pages in the block `own` is rounded up to a multiple of this number. Then
+each thread of an elementwise kernel computes only complete SIMD vectors."""
 _NONE = -1
 
 
@@ -79,7 +79,8 @@ class Pages:
 
     @property
     def block(self) -> int:
-        """Number of pages that a step computes with: `used`, rounded up to a multiple of `multiple`."""
+        """Number of pages that a decoding step computes with: `used`, rounded up to a multiple of
+        `multiple`."""
         return -(-self.used // self.multiple) * self.multiple
 
     @property
@@ -201,7 +202,7 @@ class PagedCache:
 
     @property
     def keys(self) -> int:
-        """The number of keys that a step computes with in each layer, padding included."""
+        """The number of keys that a decoding step computes with in each layer, padding included."""
         return PAGE * (self.own.block + self.shared.block)
 
     @property
@@ -240,8 +241,8 @@ class PagedCache:
         self.lengths_N[rows] += 1
 
     def seen(self, rows: np.ndarray) -> int:
-        """Return the number of tokens that rows attend to. A token of a shared page counts once for all its
-        readers.
+        """Return the number of tokens that rows attend to. A token of a shared page counts once, although
+        several rows read it.
 
         Args:
             rows: indices of rows. Each shared page in use must be read by at least one of them.
@@ -289,7 +290,7 @@ class PagedCache:
 
         Args:
             rows, positions: for each token, its row and its position in the row.
-            sources: for each token, its index in the pass.
+            sources: for each token, its index among the tokens of the forward pass.
         """
         entries, is_shared = (
             self._entries_NJ[rows, positions // PAGE],

@@ -357,7 +357,7 @@ class TorchEngine:
     @torch.inference_mode()
     def _logps_packed(self, lm: CausalLM, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the raw log-probabilities of sequences, (T - 1,) each, from one pass. If the engine is
-        deterministic, the sequences must have one width, and the pass has a fixed size."""
+        deterministic, the sequences must have the same padded width, and the pass has a fixed size."""
         width = self._width(len(sequences[0])) if self._deterministic else None
         ids_1T, positions_1T, spans = pack(
             sequences, lm.device, width=width, rows=0 if width is None else self._rows(width)
@@ -375,7 +375,7 @@ class TorchEngine:
 
 
 def fixed_rows(max_rows: int) -> int:
-    """Return the number of rows of every batch of a deterministic engine."""
+    """Return the number of rows that a deterministic engine decodes together."""
     return max(_power_above(max_rows), _LEAST_ROWS)
 
 
@@ -443,8 +443,8 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
-    """Return the bytes of a page of the model's KV cache, over all layers. If the model has weights, check
-    that a step with the cache gives nearly the logits of a pass without it, after 9 tokens and after one.
+    """Return the bytes of a page of the KV cache, over all layers. If the model has weights, decode one token
+    after 9 cached tokens and one after a single one, and compare the logits with those of full passes.
 
     Raises:
         ModelError: the logits differ, or the model cannot run with the cache.

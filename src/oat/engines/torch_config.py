@@ -16,7 +16,7 @@ class TorchEngineConfig:
     """Largest number of rows that are decoded together. `deterministic` rounds it up to a power of two, at
     least 64."""
     cache_gb: Positive = 4.0
-    """Largest memory for keys and values, 10^9 bytes. When it is full, rows wait."""
+    """Largest memory for keys and values, 10^9 bytes. When it is full, further responses wait."""
     deterministic: bool = False
     """Samples the same tokens however requests are batched; this costs some speed. Refused on a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"

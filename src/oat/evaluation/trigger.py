@@ -40,8 +40,8 @@ class Trigger:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The updates and the training queries before the last evaluation, and two times in seconds: how long
-        the run had run when that evaluation began, and how long it has run now."""
+        """The numbers of updates and of training queries when the last evaluation began, and two running
+        times of the run in seconds: until that evaluation began, and until now."""
         return {"step": self.step, "queries": self.queries, "seconds": [self.seconds, self._now()]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

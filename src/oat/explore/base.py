@@ -9,8 +9,8 @@ import numpy as np
 from oat.types import Group, Key, Plan, Question
 
 Scores = Mapping[str, Sequence[np.ndarray]]
-"""By name, one array for each group (`Actor.score`). For the name of a slot, the array is (G,): the
-log-probability of each sample, in nats."""
+"""The scores that an explorer reads, by name: for each name, one array per group. If the name is a slot, the
+array is (G,), the log-probability of each sample in nats. `Actor.score` describes the others."""
 
 
 class Explorer(Protocol):

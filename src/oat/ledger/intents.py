@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from oat.types import Answer, Key, Mark, Price, Question
 
 AWAITED: Final = "awaited"
-"""The mark of a value that equal questions have yet to bring. An answer with this mark is recorded as soon as
-its other values have come."""
+"""The mark of a value that will come from the answer to an equal question. An answer with this mark is
+recorded as soon as its other values have come."""
 
 
 class Known(NamedTuple):

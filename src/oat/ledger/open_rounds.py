@@ -53,7 +53,7 @@ class OpenRounds:
         """Return the group that a question is about.
 
         Raises:
-            LedgerError: its trajectories were dropped, or are damaged.
+            LedgerError: the group's trajectories were dropped, or are damaged.
         """
         place = place_of(intent)
         if place not in self.groups:

@@ -209,8 +209,9 @@ class Store(Reader):
         )
 
     def drop_groups(self, step: int) -> int:
-        """Drop the trajectories of rounds before this step, if steps before it took all questions of the
-        round. Texts stay. The caller holds the transaction.
+        """Drop the trajectories of completed rounds. A round is completed if it was asked in a step before
+        `step`, and earlier steps than `step` have taken all of its questions. Texts stay. The caller holds
+        the transaction.
 
         Returns:
             The number of blobs that were deleted.

@@ -85,7 +85,8 @@ class Waves:
             self.held.setdefault(intent.question.key.purpose, []).append(intent)
 
     def is_ready(self, purpose: str) -> bool:
-        """Return True if a purpose has held questions and its next wave can be formed."""
+        """Return True if a purpose has questions that are in no wave yet, and its next wave can be formed:
+        all earlier waves are settled, or the purpose has no limit in tokens or money."""
         if not self.held.get(purpose):
             return False
         sql = "SELECT EXISTS (SELECT 1 FROM waiting WHERE purpose = ? AND answered = 0 AND question <= ?)"
@@ -131,7 +132,7 @@ class Waves:
         return wave
 
     def forget(self, purpose: str) -> None:
-        """Drop the held questions of a purpose."""
+        """Drop the questions of a purpose that are in no wave yet."""
         self.held.pop(purpose, None)
 
     def as_asked(self, intent: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
@@ -206,8 +207,9 @@ class Waves:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """Return the price of all answers when every wave is settled. It is the price recorded with the
-        newest wave that has one, plus the price of all answers from this wave's first question on."""
+        """Return the price of a purpose's answers so far. All waves must be settled. The newest wave that has
+        a recorded price gives the price of the answers before the wave. The prices of the wave's own answers
+        and of all later answers are added to it."""
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"

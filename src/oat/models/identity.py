@@ -54,7 +54,7 @@ _IRRELEVANT = {
     "eos_token_id",
 }
 """Fields of a configuration that its identity leaves out. Most of them affect no computation. The ids that
-end a text are kept in a section of their own."""
+end a text are in another section of the identity, `generation_config.json`."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
 _MOST_ENTRIES = 64

@@ -124,8 +124,7 @@ def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return, for a weight without memory, tensors in the shapes that `_packed` would return, also without
-    memory."""
+    """Return what `_packed` returns, but for a weight of an outline: tensors without memory."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
     shapes = {

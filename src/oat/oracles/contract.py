@@ -22,7 +22,7 @@ from oat.types.budget import Budget
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
 """The marks that an oracle may give. "unpaid" is missing, because an unpaid question is never asked."""
 _MOST_TEXTS = 8
-"""Largest number of candidates of a question that a message shows."""
+"""A message shows at most this number of a question's candidates."""
 _NEUTRAL = 0.5
 """The value that replaces an unusable value whose mark is not "ok"."""
 _MOST = 2**53

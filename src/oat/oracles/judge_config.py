@@ -66,13 +66,15 @@ class JudgeConfig:
     ties: bool = False
     """True: the judge may answer that neither is better."""
     tie_width: Share = 0.0
-    """A pair is a tie if its probability differs from one half by at most this number."""
+    """A pair is a tie if the probability that its first response wins differs from one half by at most this
+    number."""
     range: tuple[int, int] = (0, 9)
     """The lowest and the highest score. If both are from 0 to 9 and log-probabilities are read, a score is
     the expectation over the digits."""
     invalid: Literal["retry", "skip", "tie"] = "retry"
     """What happens after a reply without a verdict. `retry`: the judge is asked again; after `tries` tries
-    the question abstains. `skip`: the question abstains. `tie`: the question is a tie."""
+    without a verdict, the value has the mark `abstain`. `skip`: the value has the mark `abstain`. `tie`: the
+    value has the mark `tie`."""
     reads: Literal["auto", "logprobs", "text"] = "auto"
     """The part of a reply that has the verdict. `logprobs`: the log-probabilities. `text`: the text. `auto`:
     the log-probabilities if the endpoint gives them, otherwise the text."""

@@ -364,8 +364,8 @@ class Mixture(Oracle):
         return mean, (statistics.stdev(values, xbar=mean) if len(values) > 1 else 0.0) + _EPSILON
 
     def _weights(self, value: object, entry: Any) -> dict[str, float]:
-        """Return the labels and weights of an entry of the recipe. A label without a weight gets its source's
-        weight."""
+        """Return the weights that an entry of the recipe gives to sources, by the source's label. If the
+        entry gives a label without a weight, the source has its own weight."""
         given = (
             entry
             if isinstance(entry, Mapping)

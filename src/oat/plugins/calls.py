@@ -83,7 +83,8 @@ def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractCo
 
 
 def raising(refuse: Refuse) -> AbstractContextManager[None, None]:
-    """A context that turns exceptions into errors as `guarded` does. It does not put back the state."""
+    """A context that turns exceptions into errors as `guarded` does. Unlike `guarded`, it does not put back
+    the state of the process."""
     return _Raising(refuse, None)
 
 
@@ -216,8 +217,8 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """Correct the states kept for other calls in progress. A call that began while the setting was
-        changed has kept the changed value and would put it back.
+        """Correct the value of a setting in the states that other calls in progress restore at their end. A
+        call that began while this call had changed the setting has stored the changed value.
 
         Args:
             left: value of the setting at the end of this call.

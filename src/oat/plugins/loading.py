@@ -23,7 +23,8 @@ given: dict[str, Any] = {}
 """The objects that `python:Name` names, by `Name`."""
 
 elsewhere: dict[str, str] = {}
-"""The results of `own_files` in worker processes of this process: hashes by name."""
+"""The users' files that worker processes of this process have loaded: for each file's name, the hash of its
+content (`own_files`)."""
 
 _PREFIX = "oat_plugin_"
 _named: dict[Path, str] = {}

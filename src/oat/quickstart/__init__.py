@@ -184,8 +184,8 @@ def _claim(out: Path) -> str:
 
 
 def _is_ours(out: Path) -> bool:
-    """Return True if `out` is an empty folder, or a folder that `oat quickstart` made. A kill may have cut
-    the marker off anywhere."""
+    """Return True if `out` is an empty folder, or a folder that `oat quickstart` made. After a kill, the
+    README.txt of such a folder may have only the beginning of its text, or none."""
     marker = out / _MARKER
     if not marker.is_file():
         return out.is_dir() and not any(out.iterdir())

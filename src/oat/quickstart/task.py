@@ -88,7 +88,7 @@ def build_task(seed: int, *, heldout: int = 520, demonstrations: int = 51_200) -
     """Make the data for a seed.
 
     Args:
-        heldout: number of held-out pairs. There are 1,845 pairs in all.
+        heldout: number of held-out pairs of numbers. In all, 1,845 pairs of two-digit numbers need a carry.
         demonstrations: number of demonstrations. Their sums are drawn with replacement from `Task.train`.
     """
     seeds = Seeds(seed)

@@ -94,7 +94,7 @@ _COLUMNS = tuple(f.name for f in fields(Account))
 
 def accounts_table(run_dir: Path) -> str:
     """Return a table with a line for each purpose and oracle. Below the table is a sentence for each change
-    of an oracle, and one for each two oracles that judged the same responses.
+    of an oracle, and a sentence for each pair of oracles that judged the same responses.
 
     Raises:
         LedgerError: the directory has no ledger, or the ledger cannot be read.

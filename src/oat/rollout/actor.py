@@ -107,7 +107,8 @@ class Actor:
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """Return one group for each prompt. Its trajectories are in the order of the slots in `samples`.
+        """Return one group for each prompt. A group's trajectories are in the order of the slots in
+        `samples`.
 
         Args:
             samples: number of responses for each prompt, by slot.

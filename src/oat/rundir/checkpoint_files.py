@@ -100,7 +100,8 @@ def newest_state(directory: Path, step: int | None = None) -> tuple[str, dict[st
     is no such checkpoint. The tensors are not verified.
 
     Args:
-        step: only checkpoints of this step count; None: those up to the one that the pointer names.
+        step: only checkpoints of this step count. None: the checkpoints up to the one that
+            `checkpoints/latest` names.
     """
     if step is None:
         found, _ = pointed(directory)

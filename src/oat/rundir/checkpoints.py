@@ -1,5 +1,5 @@
-"""Checkpoints of a run. A checkpoint holds everything that decides how the run goes on. Once a run has a
-checkpoint, a kill at any moment leaves at least one that is complete.
+"""Checkpoints of a run. A checkpoint holds everything that decides how the run goes on. After the first save,
+a kill at any moment leaves at least one complete checkpoint.
 
 A save blocks its caller only while it copies the tensors and turns the state into text. A thread then writes
 the checkpoint. Only one checkpoint is written at a time:

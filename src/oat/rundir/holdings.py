@@ -112,7 +112,8 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
 
 
 def lacking(run_dir: Path, step: int | None = None) -> list[str]:
-    """Return a sentence for each claim that a run's ledger does not meet; empty if it meets all claims.
+    """Compare a run's ledger with the takes that it must have according to the newest checkpoint and the last
+    row of metrics. Return a sentence for each difference; empty if there is none.
 
     Args:
         step: see `refuse_lost`.
@@ -162,7 +163,8 @@ def _taker(purpose: str, step: int) -> str:
 
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
-    """Return the sums `names` that the take of a step records; None if the step has no take."""
+    """Return the sums over all takes so far (`names`, such as "queries") that the take of a step records;
+    None if the step has no take."""
     sql = f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)"
     row = db.execute(sql, (purpose, step)).fetchone()
     return dict(zip(names, row[1:], strict=True)) if row else None
@@ -221,8 +223,8 @@ def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
 
 
 def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
-    """Yield the claims of a row of metrics. The row claims the take of the step before it. If it has the
-    result of an evaluation, it also claims the take of this evaluation."""
+    """Yield the takes that the ledger must have according to a row of metrics: the take of the step before
+    the row and, if the row has the result of an evaluation, the take of this evaluation."""
     queries = row.get("oracle/queries")
     if step > 0:
         spent = {"queries": queries} if isinstance(queries, int | float) else {}

@@ -52,8 +52,8 @@ _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "ma
 _ADDRESS = ("purpose", "step", "round", "occurrence", "number", "kind", "oracle")
 _ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned")
 _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
-"""The columns that tables have even without rows: `_METRICS`, `_SAMPLES`, `_EVALUATED` and `_ASKED`. In the
-table of evaluations, `step` and the two columns of the prompt come before `_EVALUATED`."""
+"""`_METRICS`, `_SAMPLES`, `_EVALUATED` and `_ASKED` name the columns that the four tables have even without
+rows. The table of evaluations has three more columns, which come first: `step`, and two for the prompt."""
 
 
 @dataclass(frozen=True)

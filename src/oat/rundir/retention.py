@@ -38,8 +38,8 @@ class Retention:
         return sorted(values, key=lambda name: (values[name], place_of(name)))
 
     def kept(self, directory: Path, newest: str, keep: int | None) -> set[str]:
-        """Return the names of the checkpoints that stay. There is at most one for each step, and none of a
-        step after that of `newest`.
+        """Return the names of the checkpoints that stay. For each step, at most one checkpoint stays. A
+        checkpoint of a later step than that of `newest` does not stay.
 
         Args:
             newest: the name of the checkpoint that was just written, which stays.

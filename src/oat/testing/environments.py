@@ -89,7 +89,7 @@ class _Episode:
 
     Attributes:
         seed: seed of the generator that `reset` gets.
-        first: index of the episode's first response.
+        first: index, among the made-up responses, of the response with which the episode begins.
     """
 
     prompt: Prompt

@@ -146,9 +146,9 @@ class Renderer:
 
         Raises:
             TemplateError: there are four possible faults. (1) The template refuses the conversation.
-                (2) There is no template, and the conversation is not one user message. (3) The renderer has
-                a form, and the conversation has messages besides system messages and one last user message.
-                (4) The conversation has no tokens, or cannot be encoded.
+                (2) There is no template, and the conversation is not one user message. (3) The renderer puts
+                questions into a form (`render.question`), and the conversation has messages besides system
+                messages and one last user message. (4) The conversation has no tokens, or cannot be encoded.
         """
         given = tuple(messages)
         if given and given == self._last[0]:

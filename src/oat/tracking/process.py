@@ -106,10 +106,11 @@ def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) ->
 
 
 class State:
-    """The state of a sink that this process stores in `RUN/sinks/NAME.json` for the run's next process.
+    """The state of a sink. This process stores it in `RUN/sinks/NAME.json`, and the run's next process reads
+    it.
 
     Args:
-        file: the file of the state.
+        file: the path of this file.
         place: the options that say where the rows go. If they have changed, the sink gets all rows again.
         begins_anew: True if the sink gets all rows in every process.
 
@@ -150,7 +151,7 @@ class State:
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """A context in which this process has the lock of a sink of a run. It first waits until no other process
-    has the lock, such as the sink's process from before the run was continued."""
+    has the lock. For example, the sink's process from before a restart of the run may still have it."""
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -12,7 +12,8 @@ Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed", "unpaid"]
 
 UNASKED = "none"
-"""Name of the oracle in questions that are put to no oracle. They cost nothing and have no winner."""
+"""A question with this name instead of an oracle's name is put to no oracle. It costs nothing and has no
+winner."""
 ENSEMBLE = "ensemble"
 """Name of the oracle in questions that the ensemble answers. The ensemble never learns from its own
 answers."""

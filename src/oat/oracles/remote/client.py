@@ -119,9 +119,8 @@ class RemoteOracle(Oracle):
         `seconds` for the first. If `collect` raises, its next call sends the questions with errors again.
 
         Raises:
-            RefusalError: the server refuses a question with a status other than 400, 413 and 422. Or it
-                refuses a question with one of these, has answered no question so far, and no other question
-                is under way.
+            RefusalError: the server refuses a question. Either the status is not 400, 413 or 422, or the
+                server has answered no question so far and no other question is under way.
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
