@@ -229,7 +229,8 @@ class Trainer:
                 )
 
     def _naming(self) -> AbstractContextManager[None]:
-        """Let configurations find the given functions and classes by name within the body."""
+        """A context in which a configuration finds by name the functions and classes that the user gave as
+        objects."""
         return plugins.naming(self._given.named)
 
     def _write_given(self) -> None:

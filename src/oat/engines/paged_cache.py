@@ -26,7 +26,8 @@ from oat.models.attention import Packed
 PAGE = 8
 """Number of tokens in a page."""
 _SLACK = 1.03
-"""If a block's `Pages.used` is more than this many times its `Pages.live`, the block's gaps are closed."""
+"""The gaps of a block are closed if its pages, gaps included, are more than this number times its pages in
+use."""
 _WHOLE = 8
 """With fixed shapes, the number of pages in the block `own` is rounded up to a multiple of this number. Then
 each thread of an elementwise kernel computes only complete SIMD vectors."""

@@ -62,7 +62,7 @@ class _Call:
             index.
         messages: the messages that are sent.
         bound: largest number of prompt tokens of a try.
-        tries: number of tries so far that count.
+        tries: number of tries so far that `JudgeConfig.tries` limits.
         prompt_tokens, completion_tokens: number of tokens of these tries.
         said: the beginning of the newest reply.
         value: the probability that the response shown first wins, or the score; None until there is one.
