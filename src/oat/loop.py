@@ -179,7 +179,8 @@ def begin(run: Run, report: Report) -> Row:
     """Restore the newest checkpoint. If the run is new, write row 0.
 
     Returns:
-        The newest row. It is not closed yet if its checkpoint was saved before the row was written.
+        The newest row. If its checkpoint was saved before the row was written, `is_closed` is False, and the
+        loop writes the row.
     """
     number, known = restore(run)
     run.tracking.open(number, is_closed=known is None)

@@ -63,8 +63,8 @@ class EnsembleConfig:
     max_grad_norm: float | None = None
     """Largest norm of the gradient. A gradient with a larger norm is scaled down to it. None: no clipping."""
     prior: float = 0.5
-    """Weight of the prior after one batch of labelled pairs. The prior pulls the parameters towards their
-    initial values."""
+    """The prior pulls the parameters towards their initial values. Its weight is `prior` times `batch`,
+    divided by the number of labelled pairs so far."""
     batch: int = 128
     """Number of pairs in one optimiser step."""
     steps: int = 5

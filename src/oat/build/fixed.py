@@ -205,8 +205,11 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """Return why `learner.schedule_steps` differs, and what to do. Return "" for a difference of another
-    field, and if the user set `learner.schedule_steps`."""
+    """Return why `learner.schedule_steps` differs, and what to do.
+
+    Return "" in three cases: the difference is in another field, `learner.schedule` differs too, or the user
+    set `learner.schedule_steps`.
+    """
     schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
     is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
     if not (difference.startswith("learner.schedule_steps: ") and is_derived):

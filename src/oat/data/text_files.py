@@ -185,7 +185,11 @@ def array_of(path: Path) -> list[Any]:
 
 
 def _parsed(text: bytes, where: str, expected: str = "one complete JSON object a line") -> Any:
-    """Parse JSON text and return its value; return a DataError if the text cannot be parsed."""
+    """Return the value of a JSON text. If it cannot be parsed, return (not raise) a DataError.
+
+    Args:
+        where, expected: the place of the text, and what should be there, in words for the error.
+    """
     try:
         return json.loads(text.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:

@@ -346,8 +346,12 @@ class PagedCache:
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
 
     def _common(self, rows: Sequence[int], length: int) -> int:
-        """Return the number of pages that rows with `length` equal tokens share. If the cache shares pages
-        and there are several rows, these are the full pages; otherwise none."""
+        """Return the number of pages that rows with equal tokens share: the number of pages that `length`
+        tokens fill completely; 0 for a single row, or if the cache shares no pages.
+
+        Args:
+            length: number of tokens, from the first on, that all rows have in common.
+        """
         return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:
@@ -435,7 +439,7 @@ class Step:
         return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
 
     def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
-        """Return the sum or the maximum (`mode`) of the values of each row's pages, (R, ...)."""
+        """Return for each of the R rows the sum or the maximum (`mode`) over the row's pages, (R, ...)."""
         table = values[0] if len(values) == 1 else torch.cat(list(values))
         return F.embedding_bag(self.entries, table, self.starts, mode=mode)
 

@@ -337,7 +337,7 @@ class Evaluation:
     def _second_opinion(
         self, step: int, modes: Sequence[Mode], tables: Sequence[_Table]
     ) -> tuple[dict[str, float], Sequence[_Table]]:
-        """Ask the second oracle about the same responses.
+        """Ask the second oracle about the responses that the first oracle has judged.
 
         Returns:
             The second oracle's metrics, and its table for each mode. There are no tables if there is no

@@ -104,7 +104,7 @@ def length_controlled_win_rate(
     wins_P: np.ndarray, lengths_P: np.ndarray, other_lengths_P: np.ndarray
 ) -> float | None:
     """Estimate what the win rate would be if both responses of every pair were equally long (Dubois et al.
-    2024, arXiv:2404.04475, Section 3).
+    2024, arXiv:2404.04475, Section 3). Return None if all wins are NaN.
 
     P(win) = sigmoid(a + b tanh(d / std(d))),   d = length - other length,   and the rate is sigmoid(a)
 
@@ -122,7 +122,7 @@ def length_controlled_win_rate(
             Then the wins are attributed to quality.
 
     Args:
-        wins_P: (P,) 1, one half or 0; fractions between them are allowed too.
+        wins_P: (P,) 1, one half or 0; fractions between them are allowed too. A pair with NaN is left out.
         lengths_P, other_lengths_P: (P,) lengths of the response and of its opponent, in the same unit.
     """
     known = ~np.isnan(wins_P)

@@ -18,15 +18,14 @@ from oat.learner.models import Model
 
 
 class Following:
-    """The rule by which the reference follows the policy: the steps between updates, and the share of the
-    policy.
+    """Updates a reference that follows the policy.
 
     Args:
-        every: number of steps of the policy between two updates.
+        every: number of updates of the policy from one update of the reference to the next.
         mix: share of the policy in the new reference, above 0 and at most 1.
 
     Attributes:
-        steps: number of steps of the policy so far.
+        steps: number of updates of the policy so far.
         updates: number of updates of the reference so far, which is its version.
     """
 

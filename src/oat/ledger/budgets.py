@@ -155,10 +155,10 @@ class Spending:
         return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
-        """Return the quote of a question, and the queries that the question itself would send.
+        """Return the quote of a question, and the queries that would be sent for it.
 
-        These queries are a dict by cache key. Its entry for a key lists the addresses of all values that
-        would then be asked for under this key, those of earlier questions included.
+        The queries are a dict in the form of `Asking`. Under each cache key it has the addresses that
+        `asking` has for this key, and then the question's own.
         """
         if question.oracle == UNASKED:
             return Quote(), {}

@@ -106,8 +106,12 @@ class Cache:
         self.asking = {key: askers for key, askers in left.items() if askers}
 
     def keep(self, intent: Intent, answer: Answer, step: int) -> None:
-        """Store values of an answer that a step takes: those that the question asked for itself, if they are
-        marked `ok` or `tie`. The caller holds the transaction."""
+        """Store the values of an answer that a step takes. The caller holds the transaction.
+
+        A value is left out in three cases: its mark is neither `ok` nor `tie`; the oracle was not asked for
+        it, because it was known or awaited; or `repeats` values of its query are stored already. If answers
+        of the oracle may not be used again, nothing is stored.
+        """
         if intent.question.oracle not in self.oracles:
             return
         fresh = intent.cached or (None,) * intent.question.size

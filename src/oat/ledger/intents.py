@@ -129,11 +129,11 @@ class Intent:
 
 
 def rest(question: Question, cached: Sequence[Value]) -> Question:
-    """Return the part of a question that is sent. A comparison is sent complete. Of a question for scores,
-    only the candidates are sent whose values are neither known nor awaited.
+    """Return the part of a question that is sent. A comparison is sent complete. A question for scores is
+    sent with only those candidates whose values are unknown.
 
     Args:
-        cached: as in `Quote`.
+        cached: the state of each value; empty if all are unknown.
     """
     if question.kind == "compare" or not any(cached):
         return question

@@ -86,8 +86,9 @@ class Reader(Connection):
     def lacks(self, purpose: str, step: int, count: int, oldest: int = 0) -> bool:
         """Return True if a step has to wait for an answer.
 
-        Of the questions that no step has taken, the step waits for two kinds: the next `count` questions of
-        the steps `oldest` to `step`, and all questions of earlier steps.
+        The step waits for two kinds of questions: the next `count` questions that were asked in the steps
+        `oldest` to `step`, and all that were asked before step `oldest`. Questions that a step has taken do
+        not count. Unpaid questions count as answered.
         """
         old = "SELECT 1 FROM waiting w WHERE w.purpose = ? AND w.step < ? AND w.answered < 1"
         rounds = "w.purpose = ? AND w.step BETWEEN ? AND ?"

@@ -136,12 +136,12 @@ def list_values(text: str) -> tuple[Any, ...]:
 
 @functools.lru_cache(4096)
 def common_text(values: tuple[int | str, ...]) -> str:
-    """Return `list_text` of these values. Results are cached, because picks and marks have few different
-    values."""
+    """Return values as JSON text, as `list_text` does. The texts are cached, because the picks and the marks
+    of most questions are equal."""
     return list_text(values)
 
 
 @functools.lru_cache(4096)
 def common_values(text: str) -> tuple[Any, ...]:
-    """Return `list_values` of this text. Results are cached, as in `common_text`."""
+    """Return the values in a text that `common_text` or `list_text` wrote. They are cached."""
     return list_values(text)

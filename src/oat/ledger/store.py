@@ -100,7 +100,7 @@ class Store(Reader):
         the transaction.
 
         Args:
-            answers: tuples of question id, answer, and label.
+            answers: tuples of question id, answer, and label (the index of the candidate that won, or None).
         """
         given = list(answers)
         open_ids = {
@@ -158,11 +158,11 @@ class Store(Reader):
             self.db.execute(purse, (id,))
 
     def add_cached(self, purpose: str, oracle: str, item: str, number: int, known: Known, step: int) -> None:
-        """Store an answer in the cache.
+        """Store a value of an answer in the cache.
 
         Args:
-            purpose, oracle, item: the answer's cache key.
-            number: the answer's index among those under this key.
+            purpose, oracle, item: the value's cache key.
+            number: the value's index among those under this key.
             step: the step that took the answer.
         """
         row = (purpose, oracle, item, number, known.value, known.mark, step, list_text(known.scores))
@@ -234,11 +234,11 @@ class Store(Reader):
         return self.db.executemany(unused, names).rowcount if names else 0
 
     def cut(self, step: int, *, evaluated: bool) -> None:
-        """Delete what was recorded after the first steps of training. The caller holds the transaction.
+        """Delete what was recorded after the first `step` steps of training. The caller holds the
+        transaction.
 
         Args:
-            step: the number of training steps to keep.
-            evaluated: True: also keep the evaluation after these steps.
+            evaluated: True keeps the evaluation that follows these steps; False deletes it too.
         """
         later = (
             f"(step > {step} OR (step = {step} AND {'purpose = ' + repr('train') if evaluated else 'TRUE'}))"

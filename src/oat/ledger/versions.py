@@ -92,8 +92,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
 
 def cut(store: Store, step: int) -> None:
-    """Delete the changes whose number `train` (`changes_of`) is at least `step`, and restore the versions
-    before them. The caller holds the transaction."""
+    """Delete each change that was recorded after the first `step` steps of training had taken their answers.
+    Restore the versions before these changes. The caller holds the transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
             _put_versions(store, change["before"])
@@ -101,11 +101,11 @@ def cut(store: Store, step: int) -> None:
 
 
 def _changed(db: sqlite3.Connection, versions: Mapping[str, str], step: int | None = None) -> dict[str, str]:
-    """Return the previous version of each oracle that has answered in another version than the given one, by
-    address. If an oracle's stored version is empty, the oracle counts as unchanged.
+    """Find the oracles that have answered in another version than the one in `versions`. Return their
+    previous versions, by address. If an oracle's stored version is empty, the oracle counts as unchanged.
 
     Args:
-        step: as in `changed_since`.
+        versions, step: as in `changed_since`.
     """
     answered = (
         "SELECT 1 FROM questions q JOIN answers a ON a.question = q.id WHERE q.oracle = ? AND (a.queries "

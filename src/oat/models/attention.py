@@ -35,8 +35,9 @@ from oat.models.packing import Span
 
 NAME = "oat"
 _NEAR_UP_TO = 512
-"""Largest number of keys of a span that may share a bucket with spans of nearly equal length. A span with
-more keys shares a bucket only with spans of exactly its lengths."""
+"""Where `Packed` has no `width`: if a span and its prefix have at most this many tokens together, the span
+may share a bucket with spans of nearly equal lengths. Otherwise it shares a bucket only with spans of equal
+lengths."""
 _AGREEMENT = 5e-2
 """Largest allowed difference between results in half precision of `Packed.at_once` and `Packed.in_buckets`,
 relative to the largest absolute value in the result of `Packed.in_buckets`."""

@@ -106,7 +106,8 @@ class Nf4Linear(torch.nn.Linear):
 
 
 def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Pack a weight. The mean of the scales does not depend on the number of threads.
+    """Pack a weight. The mean of the scales is made from their exact sum, so it does not depend on the number
+    of threads.
 
     Returns:
         The packed weight with its scales, by name; and the tables that map each code to its value, by name.

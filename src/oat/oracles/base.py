@@ -55,7 +55,8 @@ class Oracle:
     """The place where the oracle answers, in words for `oat check`. If there is a model or an address, the
     text names it."""
     when_it_abstains: str = ""
-    """The thing that a user should check when the oracle abstains, in words for warnings; "": its data."""
+    """The likely cause if the oracle abstains, and what to check, in words for warnings. "": warnings tell
+    the user to check the reference and the columns of the data."""
 
     @property
     def metrics(self) -> Mapping[str, float]:

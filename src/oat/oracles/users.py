@@ -72,7 +72,12 @@ class UsersOracle(Wrapper):
     when_it_abstains = Oracle.when_it_abstains
 
     def read(self, member: str) -> Any:
-        """Return the value of a member, converted to the type that a run reads."""
+        """Return an attribute of the user's object, converted to the type that a run reads. If the object
+        lacks an optional attribute, return its default.
+
+        Args:
+            member: the attribute's name.
+        """
         if member == "name":
             found = self._own(member)
             return found if isinstance(found, str) and found else self._class

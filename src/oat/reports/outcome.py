@@ -112,8 +112,12 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
 
 
 def _names(trained: Collection[str], end: str) -> list[str]:
-    """Return the names of a metric of the learner, such as `grad_norm` for `end`. If the run's main model is
-    trained, this is one name, `optim/grad_norm`. Otherwise it is one name for each trained model."""
+    """Return the names of a metric of the learner in `metrics.jsonl`. If a policy or a reward model is
+    trained, this is one name, such as `optim/grad_norm`. Otherwise it is one name for each trained model.
+
+    Args:
+        end: the end of the names, such as `grad_norm`.
+    """
     return (
         [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
     )

@@ -106,9 +106,10 @@ def plot_runs(
         against: the quantity of the x axis.
 
     Raises:
-        ConfigError: a directory holds no run, a run lacks a metric, `out` is neither PNG nor CSV, or
-            matplotlib is not installed.
-        DataError: a file of a run cannot be read, or the runs of a line have no part of the x axis in common.
+        ConfigError: a directory holds no run, a run lacks a metric, `against` is unknown, `out` is neither
+            PNG nor CSV, or matplotlib is not installed.
+        DataError: a file of a run cannot be read, or the runs that are drawn as one line (`ASIDE`) have no
+            part of the x axis in common.
     """
     if out.suffix not in (".png", ".csv"):
         raise ConfigError(

@@ -16,7 +16,7 @@ _ROWS = 64
 
 
 class EnsembleScorer:
-    """The scores of samples under every member of the ensemble.
+    """Scores samples with every member of the ensemble.
 
     The feature of a sample, (D,), is the backbone's last hidden state at the sample's last token.
     """

@@ -54,8 +54,8 @@ _PATIENCE_S = 5.0
 
 
 def environment_of(seed: int) -> dict[str, Any]:
-    """Return the entry of this process: time, command, seed, versions, machine, and the git state of the
-    working directory."""
+    """Return the entry of this process for `environment.json`: time, command, seed, versions, machine, and
+    the git state of the working directory."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),

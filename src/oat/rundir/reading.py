@@ -184,7 +184,11 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
-    """Return a row that `_QUESTIONS` selects as a row of the table of questions."""
+    """Make a row of the table of questions from a row that the query `_QUESTIONS` selects.
+
+    Args:
+        texts: the texts of the candidates, by hash.
+    """
     found = dict(zip((*_ADDRESS, "text", "candidates", "again", *_ANSWER), row, strict=True))
     prompt = json.loads(found.pop("text"))
     answer = {

@@ -166,8 +166,8 @@ class RemoteOracle(Oracle):
         }
 
     def _is_unclear(self, ticket: str) -> bool:
-        """Return True if a refusal may concern one question or all questions: the server has refused this
-        question, no question has an answer so far, and other questions are under way."""
+        """Return True if the server has refused this question, but it is not clear yet whether it refuses all
+        questions. This is so while no question has an answer, and other questions are under way."""
         future = self._calls[ticket].future
         is_refused = future.done() and _is_of_one(future.exception())
         return (

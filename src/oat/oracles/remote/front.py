@@ -141,7 +141,7 @@ class MosecClient:
 
 
 class Front:
-    """The server of the front's connections.
+    """Answers the requests that arrive on its connections. For scores it asks the workers.
 
     Args:
         token: the token that each request must have; None: requests need no token.

@@ -233,8 +233,8 @@ def verifier() -> Callable[[str, str], bool]:
 
 
 def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool | None:
-    """Return True if all pairs are equal. Return False if a pair is unequal or the lengths differ. Otherwise
-    return None: a pair is undecided."""
+    """Compare two lists of answers, place by place. Return False if the lengths differ, or if the answers at
+    a place are unequal. Otherwise return None if a place is undecided, else True."""
     if len(ones) != len(others):
         return False
     verdicts = {agree(one, other, prove) for one, other in zip(ones, others, strict=True)}

@@ -269,10 +269,11 @@ def _stretch(template: str) -> Callable[[str], bool]:
 
 def _parter(literals: Sequence[str]) -> Callable[[str], list[str] | None]:
     """Return a function that splits a text at these literals and returns the pieces before, between and after
-    them. It returns None unless each literal occurs exactly once, in this order.
+    them. It returns None if the literals that occur in the text are not exactly these, in this order.
 
-    A blank within a literal matches any blanks. If a literal begins with a letter, no letter may come
-    directly before it in the text. If a literal ends with a letter, no letter may come directly after it.
+    White space within a literal matches any white space. If a literal begins with a letter, no letter may
+    come directly before it in the text. If a literal ends with a letter, no letter may come directly after
+    it.
     """
     if not literals:
         return lambda text: [text]
