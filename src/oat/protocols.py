@@ -165,8 +165,8 @@ class Buffer(Protocol):
         """Return a step's feedback together with the older feedback that the step learns from again."""
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """Return the objective's batch of this feedback. If older feedback made the batch larger, split the
-        batch into more mini-batches."""
+        """Return the batch that the objective prepared of this feedback. If the objective learns from the
+        older part of the feedback too, the returned batch has more mini-batches than `batch`."""
 
     def metrics(self, feedback: Feedback) -> Mapping[str, float]: ...
 

@@ -86,7 +86,7 @@ class Lengths:
 
 @dataclass(frozen=True, eq=False)
 class _Imitated:
-    """The boxes that an imitated step needs, made without weights.
+    """The learner and the models with which a step is imitated, made without weights.
 
     Attributes:
         sampler: the model of the engine's slot `sampler`.

@@ -32,7 +32,8 @@ from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 PASS_TOKENS = 16_384
 """Largest number of tokens of a forward pass over several complete sequences."""
 _ENTER_SHARE = 1 / 16
-"""Waiting rows enter when at least this share of `max_rows` is free, or when no row is being decoded."""
+"""Waiting rows enter the running batch if at least this share of its `max_rows` places is free, or if it is
+empty."""
 _STEP = 16
 """Unit of the number of rows in a decoding step. Up to this number, the rows are padded to a power of two;
 beyond it, to a multiple of this number."""

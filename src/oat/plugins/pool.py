@@ -254,7 +254,7 @@ class Workers:
 
 
 class _Worker:
-    """One worker process.
+    """One worker process. It makes the function that the pool is for, and then serves calls of it.
 
     Attributes:
         is_ready: True if the worker has made the function.

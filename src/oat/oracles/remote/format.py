@@ -104,7 +104,7 @@ def decode_request(body: bytes) -> FeedbackRequest:
     """Return the request that a body contains.
 
     Raises:
-        WireError: the body is no request; it has no responses, or both kinds of responses; the number of
+        WireError: the body is no request; it has both single responses and pairs, or neither; the number of
             prompts differs from the number of responses or pairs; or a conversation has no messages.
     """
     try:
