@@ -59,7 +59,7 @@ def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return one uniform number for each row, strictly between 0 and 1, with 52 random bits.
+    """Return one uniform number for each of R rows, strictly between 0 and 1, with 52 random bits.
 
     Args:
         keys: (R,) uint64, from `Seeds.key`.

@@ -83,7 +83,7 @@ class Trainer:
         algorithm: a name, a class, or the section.
         tokenizer: the tokenizer of a model that is given as an object.
         run_dir: directory of the run; None: `runs/` and the algorithm's name. All relative paths are resolved
-            against the working directory at this call, even if it changes later.
+            against the working directory at the time of this call.
         callbacks: functions that are called with every new row, in this order.
         source: "RUN@STEP" or "RUN": the run begins from that run's checkpoint, as with `oat train --from`.
             The method `fork` sets this argument together with the others.
@@ -250,7 +250,7 @@ class Trainer:
 
     def _call_back(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Call every callback. Return True if at least one of them ends the run. If a callback raises an
-        error, add a note to the error that names the row."""
+        error, the error gets a note with the name of the callback and the number of the row."""
         is_enough = False
         for callback in self.callbacks:
             name = f"the callback {name_of(callback)}"

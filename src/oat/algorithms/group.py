@@ -3,8 +3,8 @@
     grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3. Advantages are divided by the group's standard deviation.
               The loss is a mean over the tokens of each sequence.
     dr_grpo   arXiv:2503.20783, Section 3.2. Advantages are not divided. The loss is a sum over the tokens of
-              each sequence, divided by a constant (`max_length`). So easy questions and short responses get
-              no extra weight.
+              each sequence, divided by a constant (`max_length`). So neither easy prompts nor short
+              responses get extra weight.
 
 Departures from the papers:
 1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. In a group with one

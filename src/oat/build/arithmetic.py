@@ -93,8 +93,8 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
 
 
 def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
-    """Return, in words, why no step is left to do. Return "" if a step is left, or if the run has done
-    none."""
+    """Return, in words, why no step is left to do. Return "" if a step is left, or if no step has been done
+    yet."""
     most, spent = resolved.config.stop.max_queries, begun.queries
     if not begun.steps:
         return ""
@@ -139,7 +139,7 @@ def _until_spent(resolved: Resolved, queries: int, begun: Begun) -> str:
 def _all_steps(
     resolved: Resolved, run: Run, run_inputs: RunInputs, queries: int, begun: Begun, last: int
 ) -> str:
-    """Describe in words the steps that are left of a run with a known number of steps.
+    """Describe in words the steps that a run still has to do. The run's number of steps is known.
 
     Args:
         queries: the largest number of queries that a step may make.

@@ -202,10 +202,11 @@ def _phases(
     loads: Mapping[str, _Load],
     live: LiveBytes,
 ) -> dict[str, int]:
-    """Return, for each part of a step, the most bytes that are alive at once.
+    """Return, for each part of a step, the largest number of bytes that are alive together.
 
-    The optimiser's moments exist from the first update on. So sampling is imitated after two steps or, if
-    `stop.max_steps` is 1, before the only step. Evaluation comes last.
+    The parts are imitated one after another. The optimiser's moments exist from the first update on. So
+    sampling is imitated after two updates or, if `stop.max_steps` is 1, before the only update. Evaluation
+    comes last.
     """
     sampling, engine = make_sampling(resolved), resolved.engine
     has_one_step = resolved.config.stop.max_steps == 1

@@ -163,8 +163,8 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
 
 
 def _is_before(row: int, line: bytes) -> bool:
-    """Return True if a line of a file of rows belongs to a row before `row`, or is damaged. The fork deals
-    with damaged lines when it continues the file."""
+    """Return True if a line of `metrics.jsonl` or `samples.jsonl` has a step below `row`, or is damaged. The
+    fork deals with damaged lines when it continues the file."""
     try:
         return bool(parse_json(line)["step"] < row)
     except (ValueError, KeyError, TypeError):

@@ -153,7 +153,8 @@ def refuse_changes(
 
 @contextmanager
 def outlined(resolved: Resolved, run_inputs: RunInputs) -> Iterator[Run]:
-    """Make the run of a configuration without weights, in a temporary folder. This run cannot be started.
+    """Make the run of a configuration from outlines of its models, in a temporary folder. Such a run cannot
+    be started.
 
     Raises:
         OatError: see `build`.
@@ -234,7 +235,7 @@ def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tupl
 
 
 def _refuse_mistakes(resolved: Resolved) -> None:
-    """Refuse a configuration that would be refused in an empty directory too."""
+    """Refuse a configuration that is wrong whatever the run's directory holds."""
     run_inputs = gather_inputs(resolved)
     refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
     with outlined(resolved, run_inputs):

@@ -157,8 +157,8 @@ def _check_oracle(path: tuple[str, ...], oracle: OracleConfig | Component, origi
 
 
 def _with_stop(config: Config) -> Config:
-    """Return the configuration with the default of `sampling.stop`. If `render.question` names a form of
-    question, a response ends where the next question would begin."""
+    """Return the configuration with the default of `sampling.stop`. If `render.question` names a form, a
+    response then ends where the model would begin a further example of the form."""
     if config.render.question is None or config.sampling.stop:
         return config
     return replace(config, sampling=replace(config.sampling, stop=FORMS[config.render.question].stop))

@@ -178,7 +178,9 @@ def _questions(group: Group, oracle: EvaluationOracle, round: int, samples: int)
 
 
 def _scored(items: Sequence[Any], samples: int) -> tuple[np.ndarray, dict[str, float | None]]:
-    """Return the first model's wins by score, (B, G); and, by name, the mean scores of both models."""
+    """Return two values: the first model's wins, (B, G); and, by name, the mean scores of both models. A win
+    is 1 if the first model's response has the higher score, 0.5 if the scores are equal, and 0 if it has the
+    lower score; NaN if a score is missing."""
     values = np.array([_values(item) for item in items])
     ours_BG, theirs_BG = values[:, :samples], values[:, samples:]
     wins_BG = (1.0 + np.sign(ours_BG - theirs_BG)) / 2.0

@@ -19,8 +19,8 @@ def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, 
 
     Args:
         resolved: a configuration with a section `evaluation`. The caller uses this object for nothing else.
-        run_dir: the run whose newest checkpoint is evaluated. None: the model is evaluated from which the
-            configuration starts.
+        run_dir: the run whose newest checkpoint is evaluated. None: the model that the configuration starts
+            from is evaluated.
 
     Returns:
         The metrics `eval/...`, and `step`: the number of updates that the weights have had.

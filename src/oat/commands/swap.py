@@ -77,7 +77,9 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
 
 
 def _stays(out: Path) -> bool:
-    """Return True if the directory exists and must not, or cannot, be exchanged for another directory."""
+    """Return True if the directory exists and is not to be exchanged for a new one as a whole: it is the
+    working directory or contains it, it contains a folder, it is a mount point, or this user lacks the
+    permissions."""
     if not out.exists():
         return False
     with suppress(FileNotFoundError):  # the working directory was removed

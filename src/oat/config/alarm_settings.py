@@ -68,7 +68,7 @@ class UnansweredAlarm(AlarmConfig):
     above: Fraction = 0.49
     """Upper bound of `answers/missing_frac`."""
     patience: Count = 2
-    """Number of steps in a row with the metric out of bounds after which the alarm is raised."""
+    """The alarm is raised when the metric has been out of bounds for this number of steps in a row."""
 
 
 @dataclass(frozen=True)

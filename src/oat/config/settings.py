@@ -48,8 +48,8 @@ class ModelConfig:
     """The reference: a model as in `path`, or the directory of an adapter for `path`. None: the weights that
     the policy starts from."""
     reference_device: Literal["cpu"] | None = None
-    """Device of a reference with weights of its own, with compute.profile: gpu. `cpu`: the reference is in
-    the CPU's memory and computes there. None: it is on the policy's device."""
+    """Device of a reference with its own weights; used if compute.profile is `gpu`. `cpu`: the reference is
+    in the CPU's memory and computes there. None: it is on the policy's device."""
     reference_dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of a reference with weights of its own; bfloat16 takes half the memory of float32. None: the
     precision of `dtype`."""
@@ -133,7 +133,7 @@ class RenderConfig:
     """Form into which every prompt is put: an instruction, examples, the question, and a cue. A prompt must
     then be one user message (docs/data.md#questions)."""
     few_shot: Whole = 0
-    """Number of worked examples that the form of `question` shows before the question."""
+    """Number of worked examples that the form named by `question` shows before the prompt's own text."""
     date: datetime.date | None = None
     """Date that a template reads with `strftime_now`, YYYY-MM-DD. None: the date on which the run is created;
     a continued run keeps this date."""
@@ -195,9 +195,9 @@ class OracleConfig:
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """Seconds after which an unanswered question counts as failed."""
     repeats: Whole = 1
-    """Number of answers about the same response (or pair) after which the oracle is not asked about it again;
-    the mean of these answers is used instead. 0: the oracle is asked every time. An oracle with
-    `cacheable = False` declares that its answers are not a function of the question; it is always asked."""
+    """Number of answers that are bought about the same response (or pair). After these, the oracle is not
+    asked about it again: the mean of the answers is used. 0: the oracle is asked every time. An oracle with
+    `cacheable = False` is asked every time, because its answers are not a function of the question."""
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -201,7 +201,8 @@ class Alarms:
         return self.back
 
     def _begins(self, name: str, values: Mapping[str, float]) -> bool:
-        """Count a step for one alarm. Return True if this step raises the alarm."""
+        """Count for how many steps in a row the metric of an alarm has been out of bounds. Return True if
+        this step raises the alarm."""
         alarm = self.alarms[name]
         if alarm.metric not in values or (alarm.metric == LENGTH and len(self.lengths) < LEVEL_ROWS):
             return False
@@ -225,7 +226,8 @@ class Alarms:
         return alarm.below * level, alarm.above * level
 
     def _follow(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        """Warn of a raised alarm, or let it end the run."""
+        """Warn of a raised alarm. If its action is `stop`, or if no roll back is left for it, store the
+        reason why the run ends instead."""
         alarm = self.alarms[name]
         what = self._message(name, values)
         is_spent = alarm.action == "roll_back" and self.roll_backs >= self.max_roll_backs

@@ -70,7 +70,8 @@ class Fit:
 
     @property
     def limit(self) -> int | None:
-        """The largest length of a record that is kept; None if every record is kept."""
+        """The largest length, in tokens, at which a record is kept. For a record that was cut, its length
+        after the cut counts. None: every length is kept."""
         limits = (self.max_tokens,) if self.too_long == "leave_out" else (self.max_tokens, self.room)
         return min((limit for limit in limits if limit is not None), default=None)
 

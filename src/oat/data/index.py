@@ -146,7 +146,7 @@ class Pass:
         is_array: True if the records are objects of a JSON array. Messages then name a record by its number
             instead of its line.
         is_json: True if the records hold only values that JSON can express.
-        layout: the columns of the records; the pass sets its format from the first well-formed record.
+        layout: the columns of the records. `layout.format` is set at the first well-formed record.
         fit: renderer and limits on length; None renders nothing and keeps every record.
         skip: True leaves malformed records out and counts them; False raises an error at a malformed record.
     """

@@ -128,8 +128,8 @@ class Prompts:
         self._turns: tuple[np.ndarray, np.ndarray] = interleave(self._weights, 0, seeds)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next n prompts and move the cursor. Return fewer than n, or none, when the epochs are
-        used up. The occurrence of a prompt is its index in the order before it is divided into shards."""
+        """Return the next n prompts of this shard and move the cursor. When the epochs are used up, return
+        fewer than n, or none. The occurrence of a prompt is its index in the order of all shards together."""
         rank, count = self._shard
         start = rank + self._taken * count
         end = start + n * count if self._end is None else min(start + n * count, self._end)

@@ -319,15 +319,14 @@ class PagedCache:
             values[where.page, :, where.offset] = value_THd[where.source]
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the index by which a step finds the pages of rows. If a block has many gaps (`_SLACK`), they
-        are closed first.
+        """Return the index by which a decoding step finds the pages of rows. If a block has many gaps
+        (`_SLACK`), they are closed first.
 
         Returns:
             Three arrays:
             * The entries of all rows, one row after another. A row has one entry for each of its pages. For
-              an own page, the entry is the page's index in the block `own`. For a shared page, it is the
-              number of pages in `own` plus the row's index among the readers of all shared pages, counted
-              page by page.
+              an own page, the entry is the page's index in the block `own`. After these indices come the
+              entries of shared pages: each page of the block `shared` has one for each row that may read it.
             * (R,) the index of each row's first entry.
             * (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
               empty place.

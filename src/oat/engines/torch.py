@@ -256,7 +256,7 @@ class TorchEngine:
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
         """Check that the cache can hold the longest request. If the engine is deterministic, the cache must
-        hold a request of this length in every row of a batch.
+        hold as many requests of this length as the engine decodes together at most.
 
         Raises:
             EngineError: the cache is too small.

@@ -100,7 +100,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _of_weight(slope_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Return the gradient of the weight, (O, I), from the gradient of the outputs and the inputs."""
+    """Return the gradient of a layer's weight, (O, I). It is computed from the gradient of the layer's
+    outputs and from the layer's inputs."""
     if len(x_NI) >= _MANY and slope_NO.shape[1] > x_NI.shape[1]:
         return _onednn(x_NI.T, slope_NO.T).T
     return _onednn(slope_NO.T, x_NI.T)

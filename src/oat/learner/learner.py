@@ -206,8 +206,8 @@ class Learner:
     def _passes(
         self, objective: Objective, step: Batch
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
-        """Yield for each micro-batch its outputs, its view, and its contributions to each part of the loss
-        and to the total loss, by name."""
+        """Yield three values for each micro-batch: the outputs of each model; the view of the micro-batch;
+        and, by name, what the micro-batch adds to each part of the loss and to the total loss."""
         reduction = Reduction(step)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)

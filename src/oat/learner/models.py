@@ -16,8 +16,8 @@ from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
 
 _SHARE_FROM = 1.2
-"""Prompts that several rows share are computed once if a pass then has less than 1 / 1.2 of the tokens of all
-rows."""
+"""Rows of a forward pass share the computation of their common prompts if this leaves less than 1 / 1.2 of
+the rows' tokens to compute."""
 
 CHUNK_LOGITS = 2**26
 """Number of logits in a chunk, 0.27 GB in float32. A chunk of this size takes little more time than its

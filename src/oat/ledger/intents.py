@@ -57,7 +57,8 @@ class ValueAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Awaited:
-    """A value that equal questions will bring. These questions are being asked.
+    """A value that is not asked for, because an oracle is already being asked about an equal response (or
+    pair). The answer to that earlier query will bring the value.
 
     Attributes:
         brought_by: the addresses of the awaited values. The mean of these values and of `known` becomes the

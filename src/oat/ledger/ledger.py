@@ -144,9 +144,9 @@ class Ledger:
     ) -> None:
         """Record a round of questions with its trajectories, then submit questions.
 
-        A question is submitted if the budget allows it and at least one of its values is neither known nor
-        awaited. If the purpose is asked in waves, the call submits only the questions of the next wave. It
-        submits none if the previous wave is not settled.
+        A question is submitted if the budget allows it, unless earlier answers and waiting questions bring
+        all of its values. If the purpose is asked in waves, the call submits only the questions of the next
+        wave. It submits none if the previous wave is not settled.
 
         Args:
             groups: the groups of the round, one for each prompt.
@@ -403,8 +403,9 @@ class Ledger:
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
         """Return True if a step need not wait any longer.
 
-        Without `max_wait_s`, each question of the step and each older one must be answered. With it, `count`
-        answered and paid questions suffice.
+        Without `max_wait_s`, two kinds of questions must be answered: the next `count` questions of the steps
+        `oldest` to `step`, and all untaken questions of steps before `oldest`. With it, `count` answered and
+        paid questions of the steps `oldest` to `step` suffice.
         """
         if self.max_wait_s == math.inf:
             return not self.store.lacks(purpose, step, count, oldest)

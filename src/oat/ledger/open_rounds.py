@@ -37,7 +37,8 @@ class OpenRounds:
         return self.intents[id]
 
     def close(self, id: int) -> Intent:
-        """Return a question that a step takes, and drop the question from memory."""
+        """Return the question with this id, which a step takes. If the question is in memory, drop it
+        there."""
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:

@@ -34,7 +34,7 @@ from oat.models.linear import Linear
 _BLOCK = 64
 """Number of weights that share a scale."""
 _SCALES = 256
-"""Number of entries of `scales` that share an entry of `scale_scales`."""
+"""Number of blocks whose scales have one common scale, an entry of `scale_scales`."""
 
 
 class Nf4Linear(torch.nn.Linear):

@@ -91,7 +91,8 @@ class _Url:
 
     Attributes:
         outstanding: number of tries that are under way.
-        failures: number of faults, of either kind, since the last answer or reply 429.
+        failures: number of faults in a row, of both kinds (see the head of this file). An answer or a reply
+            429 sets it to 0.
         rests_until: the time, in monotonic seconds, before which the URL is not tried.
     """
 
@@ -105,8 +106,8 @@ class HttpClient:
     """A client that posts bodies to a service with one or several URLs.
 
     A try goes to the URL with the fewest tries under way; if several have the fewest, to the one with the
-    fewest faults in a row. A URL whose circuit breaker is open comes first, once it has rested and no other
-    try uses it. TLS, proxies and their environment variables work as in httpx.
+    fewest faults in a row. A URL whose circuit breaker is open comes first when its rest is over, but serves
+    one try at a time. TLS, proxies and their environment variables work as in httpx.
 
     Args:
         urls: the beginnings of addresses, without credentials, query or fragment; `post` appends its path.
@@ -114,8 +115,8 @@ class HttpClient:
             it back.
         token_from: the names of the environment variables for the token, for messages.
         timeout_s: seconds of one try, from connecting to the last byte of its reply.
-        max_tries: number of failed tries (faults of the second kind above) after which a call ends with
-            NoReplyError.
+        max_tries: number of failed tries (faults of kind 2 at the head of this file) after which a call ends
+            with NoReplyError.
         max_outage_s: largest number of seconds of an outage. If it lasts longer, each call that has had a
             fault raises OutageError.
         concurrency: largest number of calls under way together; others wait.
@@ -181,9 +182,9 @@ class HttpClient:
         """Counts since the client was made:
 
         * `calls`: number of calls with a usable reply;
-        * `retries`: number of tries after the first of a call;
+        * `retries`: number of tries, without the first try of each call;
         * `outages`: number of times that a circuit breaker opened;
-        * `latency_s`: mean seconds of these calls, from the first try on.
+        * `latency_s`: mean seconds of the calls with a usable reply, from the first try on.
         """
         return {
             "calls": self._calls,

@@ -350,12 +350,13 @@ class Mixture(Oracle):
     def _scale(
         self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
     ) -> tuple[float, float]:
-        """Return two numbers: the one that is subtracted from a score, and the one that divides the
-        difference.
+        """Return the number that is subtracted from a score of the source, and the number by which the
+        difference is divided.
 
         Args:
-            group: the source's scores of the question's candidates.
-            batch: the source's scores in the round or wave.
+            group: the source's scores of one question's candidates.
+            batch: the source's scores of all questions that were submitted together: those of a round or, if
+                a round is asked in waves, of a wave.
         """
         if source.normalise in ("none", "fixed"):
             return source.mean, source.std

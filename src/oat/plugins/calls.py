@@ -229,9 +229,9 @@ class _Kept:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """Return two functions per setting, one that reads it and one that sets it, by the name of torch's
-        function. The number of threads is included only on the main thread, because the run changes it while
-        other threads make calls."""
+        """Return two functions for each setting of torch, by the name of torch's function: the first reads
+        the setting, the second sets it. The number of threads is included only on the main thread, because
+        the run changes it while other threads make calls."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:

@@ -244,7 +244,13 @@ def _opened(run_dir: Path) -> Iterator[Reader]:
 def _alike(
     kind: str, values: list[float], marks: list[str], others: list[float], their_marks: list[str]
 ) -> list[bool]:
-    """Return a bool for each pair that has a winner in both answers: True if the winner is the same."""
+    """Compare the answers of two oracles to the same question. Return one bool for each pair of candidates
+    that has a winner in both answers: True if the winner is the same.
+
+    Args:
+        values, marks: the answer of one oracle.
+        others, their_marks: the answer of the other oracle.
+    """
     sound = [place for place, both in enumerate(zip(marks, their_marks, strict=True)) if both == ("ok", "ok")]
     if kind == "compare":
         pairs = [(values[place] - 0.5, others[place] - 0.5) for place in sound]

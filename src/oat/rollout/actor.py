@@ -185,7 +185,9 @@ class Actor:
         return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
 
     def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
-        """Sample one response for each episode, turn after turn, until all episodes have ended."""
+        """Play all episodes until they have ended. In each turn, sample a response for every episode that
+        goes on; the environment then answers the response or ends the episode. Without an environment there
+        is one turn."""
         playing = list(episodes)
         while playing:
             requests = [Request(episode.ids, sampling, episode.key) for episode in playing]

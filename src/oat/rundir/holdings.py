@@ -204,7 +204,8 @@ def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
 
 
 def _of_last_row(run_dir: Path) -> Iterator[_Claim]:
-    """Yield the claims of the last complete row of metrics."""
+    """Yield the claims that the last complete row of `metrics.jsonl` makes about the ledger; none if there is
+    no such row."""
     try:
         with (run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))

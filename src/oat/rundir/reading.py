@@ -131,12 +131,11 @@ class LoadedRun:
             purpose, step, round, occurrence, number: the question's address; purposes are `train`, `eval` and
                 `gold`.
             kind, oracle: `score` or `compare`, and the address of the oracle that was asked.
-            prompt, reference, columns, candidates: its content; the prompt is a list of messages.
-            values, marks, label, by, queries, tokens, cost, seconds: its answer; all None if it has no
-                answer.
+            prompt, reference, columns, candidates: the question's content; the prompt is a list of messages.
+            values, marks, label, by, queries, tokens, cost, seconds: the answer; all None if there is none.
             learned: the step that learned from the answer, or the evaluation that read it. None if no step
                 has learned from it yet, if it came too late, or if the step failed.
-            again: number of times that it was submitted again after a kill.
+            again: number of times that the question was submitted again after a kill.
 
         Raises:
             LedgerError: the ledger cannot be opened, or lacks what the run's checkpoints and rows claim.

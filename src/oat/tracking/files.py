@@ -50,12 +50,12 @@ class Tracking:
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Remove the rows after `step` from both streams, and open the streams for the next row. If `step` is
-        0, remove all rows, because the run writes row 0 again.
+        """Remove from both streams the rows that the run will write again, and open the streams for the next
+        row.
 
         Args:
-            step: number of steps that are done.
-            is_closed: True keeps row `step`. False removes it, because the run writes it again.
+            step: number of steps that are done. If it is 0, all rows are removed.
+            is_closed: True: the rows up to row `step` are kept. False: row `step` is removed too.
 
         Raises:
             ConfigError: somebody has changed `environment.json`.

@@ -10,8 +10,8 @@ VARIABLE = "OAT_SINK"
 
 
 def marked(mark: str) -> list[int]:
-    """Return the ids of the processes with this mark, except the id of the calling process. If the system has
-    no /proc, return an empty list."""
+    """Return the ids of the processes that have `mark` in the environment variable `VARIABLE`, except the id
+    of the calling process. If the system has no /proc, return an empty list."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for place in Path("/proc").glob("[0-9]*/environ"):
@@ -22,7 +22,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end_all_marked(mark: str) -> None:
-    """Kill the processes with this mark, except the calling process."""
+    """Kill the processes that `marked` returns."""
     for process in marked(mark):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)

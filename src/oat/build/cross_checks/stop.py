@@ -1,4 +1,4 @@
-"""Checks of the section `stop`. The run must have a stop condition. If its oracle costs nothing, it must have
+"""Checks of the section `stop`. A run must have a stop condition. A run whose oracle costs nothing must have
 no budget."""
 
 from collections.abc import Iterator
