@@ -395,12 +395,13 @@ def pair_batch(
     trained token counts as a pair without a winner, and is never halved.
 
     Args:
-        keep_ties: False: pairs without a winner are left out, except halved ones. True: they are kept, with
-            their rows in the order of the candidates, and column `mask_U` excludes them from the losses of
-            pairs.
+        keep_ties: False leaves out the pairs without a winner, except halved ones. True keeps these pairs
+            too, with their rows in the order of the candidates; their `mask_U` is 0, so the losses of pairs
+            leave them out.
         reference: True if the loss reads the reference.
-        halved: marks with which a pair without a winner is halved; "tie" includes a probability of one half.
-            A pair of equal responses, or one that no oracle was asked about, is never halved.
+        halved: if a pair without a winner has one of these marks, it is halved. A probability of one half
+            counts as "tie". A pair of equal responses, or one that no oracle was asked about, is never
+            halved.
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]

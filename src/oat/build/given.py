@@ -1,8 +1,8 @@
 """Conversion of settings that are Python objects into plain values. Functions and classes become names.
 Models and records become paths of files.
 
-A user continues such a run with the same lines of Python. So models and records are written into the run's
-directory, and functions and classes are recognised by their names.
+A run with such settings is continued by the same lines of Python that began it. So models and records are
+written into the run's directory, and functions and classes are recognised by their names.
 """
 
 import filecmp

@@ -58,7 +58,7 @@ def run_config(run_dir: Path) -> Config:
 
 
 def about_run(run_dir: Path) -> About:
-    """Read the settings of a run that reports and commands use.
+    """Read the settings of a run, as far as reports and commands use them.
 
     Raises:
         ConfigError: the directory holds no run.

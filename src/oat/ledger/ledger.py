@@ -176,18 +176,19 @@ class Ledger:
             self.outstanding.submit([intent for intent in asked if intent.is_sent])
 
     def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
-        """Return the feedback of a step. If the step has a record, the feedback is read from it.
+        """Return the feedback of a step. If the ledger has recorded what the step takes, the feedback is read
+        from this record.
 
-        Otherwise the call waits for answers, then decides what the step takes, and records the take:
+        Otherwise the call waits for answers, decides what the step takes, and records it:
 
-        * The step takes the next `count` answered questions of rounds up to `step`, in the order in which
-          they were asked. If fewer are answered, it takes all of them. Unpaid questions count as answered.
-        * If `max_age` is set, a step of training does not learn from rounds more than `max_age` steps old.
-          Their answered questions are recorded as expired.
-        * The call waits until the next `count` questions, and all that are too old, are answered or have
-          failed. So the feedback does not depend on when answers come.
+        * In training, a question is too old if its round is more than `max_age` steps old. The step does not
+          learn from it. If it is answered, it is recorded as expired.
+        * The call waits until the next `count` questions of rounds up to `step`, and all questions that are
+          too old, are answered or have failed. So the feedback does not depend on when answers come.
         * If `max_wait_s` is set, a step of training waits less: at most `max_wait_s`, and only until `count`
           paid questions that are not too old are answered.
+        * The step then takes the next `count` answered questions, in the order in which they were asked. If
+          fewer are answered, it takes all of them. Unpaid questions count as answered.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract.

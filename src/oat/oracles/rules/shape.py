@@ -188,7 +188,11 @@ class LengthRule(CallableOracle):
 
 
 def matcher(pattern: str, match: str) -> Callable[[str], bool]:
-    """Make the function that workers call. It returns True if a text matches a pattern by Python's `re`.
+    """Make the function by which workers match a text. It returns True if the text matches the pattern by
+    Python's `re`.
+
+    Args:
+        match: "whole": the pattern must match the complete text. Otherwise a match within the text is enough.
 
     Raises:
         ConfigError: the pattern is no regular expression.
