@@ -135,7 +135,8 @@ class Standing:
         return all(_inode(path) == known for path, known in self._known.items())
 
     def refuse_lost(self, error: type[OatError]) -> None:
-        """Raise an error of the class `error` if a path is lost.
+        """If a file or folder was moved, removed or replaced since this object was made, raise an error of
+        the class `error`.
 
         Raises:
             error: a path is lost.

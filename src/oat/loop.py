@@ -121,7 +121,7 @@ class Row:
             answers.
         is_rolled_back: True if an alarm restored the learned parts from a checkpoint.
         is_evaluated: True if an evaluation was due.
-        later: metrics of the next row that are known before its step.
+        later: metrics of the next row that are measured before the next step begins, such as `time/save_s`.
     """
 
     number: int

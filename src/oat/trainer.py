@@ -134,12 +134,13 @@ class Trainer:
             self.config = resolve_tree(plain, self._origins).config
 
     def train(self) -> Result:
-        """Bring the run from its newest checkpoint to its end.
+        """Train until the run ends, and return its result. A run with checkpoints continues from the newest
+        one.
 
         Raises:
             OatError: the run failed, as it would with `oat train`. The message says what to do.
             Interrupted: a signal ended the run. Its state is on disk, and the same lines of Python continue
-                it.
+                the run.
         """
         told = Interruption()
         with seen_from(self._start), self._naming(), told.heard():

@@ -175,12 +175,13 @@ class SPPOHard(Ratios):
 
 
 class AOT(WithReference):
-    """Sorts the values of a step, and compares values of equal rank (`AOTConfig.form`).
+    """Ranks the values of a step, and compares values of equal rank (`AOTConfig.form`).
 
-    * `paired`: column `matched_U` has, for each pair, the reference's value whose rank equals that of the
-      policy's value.
-    * `unpaired`: the two rows of a unit are a chosen and a rejected response of equal rank. They are mostly
-      responses to different prompts.
+    * `paired`: a value is log p(chosen) - log p(rejected) of a pair. The values under the policy and those
+      under the reference are ranked separately. For each pair, column `matched_U` has the reference's value
+      whose rank is that of the pair's value under the policy.
+    * `unpaired`: a value is the log-ratio of a response. Chosen and rejected responses are ranked separately.
+      A unit is a chosen and a rejected response of equal rank, mostly to different prompts.
     """
 
     name = "aot"

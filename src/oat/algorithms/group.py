@@ -230,7 +230,8 @@ class GroupPolicyGradient(Objective):
     def _adapt(
         self, rows: tuple[Trajectory, ...], reference_K: torch.Tensor, step: int, forward: Forward
     ) -> None:
-        """Adapt the KL's coefficient to the divergence under the weights at the start of the step."""
+        """Adapt `kl_coef` to the KL from the reference, which is estimated on these rows before the step's
+        update."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
         raw_K = (
@@ -278,8 +279,8 @@ class DrGRPO(GroupPolicyGradient):
 
     @staticmethod
     def defaults(config: DrGRPOConfig, run: RunFacts) -> Mapping[str, Derived]:
-        """If `max_length` is not set and the run has no environment, return `sampling.max_new_tokens` as its
-        value.
+        """Return `sampling.max_new_tokens` as the value of `max_length`. Return an empty dict if `max_length`
+        is set.
 
         Raises:
             ConfigError: `max_length` is below `sampling.max_new_tokens`; or it is not set in a run with an

@@ -135,8 +135,8 @@ class RewardModelling(Objective):
 
 
 def _place(item: Item) -> float:
-    """Return a hash of the pair in [0, 1): of its prompt's texts, or of its responses' texts if it has no
-    prompt. Pairs with a hash below `held_out` are held out."""
+    """Return a number in [0, 1): a hash of the prompt's texts or, if the prompt has no messages, of the
+    responses' texts. A pair whose number is below `held_out` is held out."""
     texts: Sequence[str] = [message.content for message in item.group.prompt.messages] or sorted(
         item.question.candidates
     )

@@ -178,8 +178,8 @@ def _imitated(resolved: Resolved) -> _Imitated:
 
 
 def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, _Load]:
-    """Return the engine's load in each part of a step in which the engine generates: "sampling" and
-    "evaluation"."""
+    """Return the numbers and lengths of prompts and responses in two parts of a step, "sampling" and
+    "evaluation". A part in which the engine generates nothing is left out."""
     config, plan = resolved.config, resolved.widened
 
     def load(prompts: int, samples: int, prompt: int) -> _Load:
@@ -227,7 +227,7 @@ def _saves_in_background(config: Config) -> bool:
 
 
 def _copied(run: _Imitated, learned: int) -> int:
-    """Return the bytes of the weights that a checkpoint copies."""
+    """Return the number of bytes of weights that a checkpoint copies."""
     moving = run.lms["reference"].trainable().values() if run.learner.following is not None else ()
     return learned + sum(tensor.nbytes for tensor in (*moving, *run.kept))
 

@@ -25,7 +25,7 @@ TOGETHER = "all of these together"
 _COPIES = 20
 """A number of copies of the weights that is larger than in any run."""
 _SAVED = 16
-"""A number of copies of the inputs and outputs of all matrices that is larger than in any pass."""
+"""Every pass has fewer copies than this of the inputs and outputs of all matrices."""
 
 
 def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:

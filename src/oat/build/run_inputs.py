@@ -78,8 +78,8 @@ class RunInputs:
 
     @property
     def sources(self) -> list[Prompts]:
-        """The sources that the run has of these three: prompts of training, held-out prompts, held-out
-        pairs."""
+        """The prompts of training, the held-out prompts and the held-out pairs. What the run lacks is left
+        out."""
         return [source for source in (self.prompts, self.held_out, self.pairs) if source is not None]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ class AlarmConfig:
     """Settings that every alarm has."""
 
     patience: Count = 5
-    """Number of steps in a row with the metric out of bounds after which the alarm is raised."""
+    """The alarm is raised when the metric has been out of bounds in this many consecutive steps."""
     action: Literal["off", "warn", "stop", "roll_back"] = "warn"
     """Consequence of a raised alarm. `warn`: a warning. `stop`: the run is saved and ends with exit code 3.
     `roll_back`: the learned parts are restored from the newest checkpoint that has proven good

@@ -210,13 +210,14 @@ def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str
 
 
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
-    """Return the dotted names of fields of other sections that the user may have meant, at most `_MOST`.
+    """Return the dotted names of at most `_MOST` fields of other sections. The user may have meant one of
+    them.
 
-    They are the fields with the same last part as `path`. If there are none, and no field of this section has
-    a similar name, they are the fields with the most similar last part.
+    Their last part is that of `path`. If no field has this last part, and no field of the path's own section
+    has a similar name, they are the fields with the most similar last part.
 
     Args:
-        names: the fields of this section.
+        names: the fields of the path's own section.
     """
     known = [name for name in dict.fromkeys(_field_names()) if name.rpartition(".")[0] != ".".join(path[:-1])]
     lasts = [name.rpartition(".")[2] for name in known]

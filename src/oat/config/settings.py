@@ -325,8 +325,9 @@ class EvaluationConfig:
     """Also reports `eval/kl`, the estimated divergence (KL) of `slot` from the reference on the sampled
     responses. The reference is loaded for it."""
     intervals: bool = False
-    """Also reports 95 % bootstrap intervals, over prompts, of the mean values and win rates by the
-    evaluation's oracle. Gold scores, length-controlled win rates, pass@k and majority@k get no intervals."""
+    """Also reports 95 % intervals of the mean values and win rates that the evaluation's oracle gives. They
+    are bootstrap intervals over prompts. Gold scores, length-controlled win rates, pass@k and majority@k get
+    no intervals."""
     pass_at: tuple[Count, ...] = ()
     """Values of k for which pass@k is reported; each is at most `samples`."""
     success: Annotated[float, msgspec.Meta(ge=-1e308, le=1e308)] = 1.0

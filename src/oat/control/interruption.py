@@ -66,8 +66,8 @@ class Interruption:
             self._at_once = False
 
     def check_interrupt(self) -> None:
-        """Raise `Interrupted` if the run was asked to end, but only within `at_once`. User code may have
-        caught an earlier `Interrupted`.
+        """If the run was asked to end and the context `at_once` is open, raise `Interrupted`. It may be
+        raised for a second time, because user code may have caught the first one.
 
         Raises:
             Interrupted: a signal or a callback has asked the run to end.

@@ -1,5 +1,5 @@
-"""Reads records from files, datasets and Python, in order or by place. A place is a number by which a reader
-finds a record again.
+"""Reads records from files, datasets and Python, in order or by place. The place of a record is an
+index or a byte offset, by which the reader finds the record again. Its row is the number that messages show.
 
 | source | content | row of a record |
 | --- | --- | --- |

@@ -120,7 +120,7 @@ class Decoding:
         """Let waiting rows enter, and sample one token for every unfinished row in the batch.
 
         Returns:
-            The rows that finish with this token, each with the reason.
+            Index and reason of each row that finishes with this token.
         """
         self._enter()
         ids_R = self._draw()

@@ -43,8 +43,8 @@ class Storage:
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values. When the memory is allocated, `key_THd` and
-        `value_THd` give its shapes."""
+        """Return the memory of a layer's keys and of its values. The first call for a layer allocates it,
+        with the heads and widths of `key_THd` and `value_THd`."""
         if module not in self.layers:
             keys, values = (
                 like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
@@ -140,7 +140,8 @@ class Pages:
         return memory
 
     def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values in the block, (block, heads, PAGE, width) each."""
+        """Return a layer's keys and its values in the pages of this block, (`block`, heads, PAGE, width)
+        each."""
         keys, values = (
             self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
         )

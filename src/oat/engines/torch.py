@@ -307,8 +307,8 @@ class TorchEngine:
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the indices of requests that are decoded together: all that can get a token. If the engine is
-        deterministic, they also have prompts of one width, and fit into one batch."""
+        """Yield the indices of requests that can get a token, as lists to decode together. If the engine is
+        deterministic, a list has at most `_max_rows` requests, and their prompts have one padded width."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
@@ -321,8 +321,8 @@ class TorchEngine:
                 yield group[start : start + size]
 
     def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Yield the indices of the sequences of each pass. The sequences of a pass have one width, and are at
-        most as many as a pass of fixed size has rows."""
+        """Yield the indices of the sequences of each pass: at most `_rows(width)` sequences of the same
+        padded width."""
         for width in np.unique(widths):
             numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
             for start in range(0, len(numbers), rows):
@@ -339,8 +339,8 @@ class TorchEngine:
 
     @contextmanager
     def _computing(self, lm: CausalLM) -> Iterator[None]:
-        """Within the body, put the model into evaluation mode, since gradient checkpointing would drop the
-        cache. Also set the number of threads."""
+        """Within the body, set the number of threads, and put the model into evaluation mode. (In training
+        mode, gradient checkpointing would drop the cache.)"""
         was_training = lm.module.training
         if was_training:
             lm.module.eval()

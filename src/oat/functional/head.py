@@ -215,7 +215,8 @@ def _turn_into_slope(
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Yield slices of rows whose logits fit into the processor's cache (`_BLOCK`)."""
+    """Divide the rows into blocks, and yield a slice for each. The logits of a block fit into the processor's
+    cache (`_BLOCK`)."""
     size = max(1, _BLOCK // logits.shape[1])
     for start in range(0, len(logits), size):
         yield slice(start, min(start + size, len(logits)))

@@ -36,8 +36,8 @@ costs more time than it saves."""
 _BLOCK = 2**20
 """Number of elements of a product that `add_product` adds at a time. They fit into the processor's cache."""
 _MANY = 1024
-"""Least number of input rows for which `_of_weight` computes the gradient transposed, if the weight has more
-outputs than inputs."""
+"""`_of_weight` computes the transposed gradient if there are at least this many rows of inputs, and the
+weight has more outputs than inputs."""
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

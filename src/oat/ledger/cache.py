@@ -41,7 +41,7 @@ class Cache:
         oracles: the addresses of the oracles whose answers may be used again.
 
     Attributes:
-        asking: the queries that were asked by questions that no step has taken yet.
+        asking: the queries that were sent for questions which no step has taken yet.
     """
 
     def __init__(self, store: Store, repeats: int, versions: Mapping[str, str], oracles: Collection[str]):

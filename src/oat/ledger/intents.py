@@ -184,7 +184,7 @@ def whole(
 
 
 def values_of(answer: Answer) -> list[Known]:
-    """Return the values of an answer, in its order."""
+    """Return the values of an answer in their order, each with its mark and the answer's scores."""
     return [
         Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)
     ]

@@ -346,8 +346,8 @@ class Ledger:
         return self.store.answers([self.rounds.close(id) for id in ids])
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
-        """Store in the cache the answers that a step took. Its questions, and the expired ones, no longer
-        count as being asked. The caller holds the transaction."""
+        """Store in the cache the answers that a step took. After this, the step's questions and the expired
+        ones no longer count as being asked. The caller holds the transaction."""
         for intent, answer, _ in found:
             self.cache.keep(intent, answer, step)
         intents = [intent for intent, *_ in found] + [self.rounds.close(id) for id in expired]

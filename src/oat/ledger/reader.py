@@ -208,7 +208,7 @@ class Reader(Connection):
         return self._one("SELECT COALESCE(SUM(again), 0) FROM purses", ())
 
     def spent(self, purpose: str) -> Price:
-        """Return the price of all answers of a purpose that have come."""
+        """Return the sum of the prices of the answers that have come for a purpose."""
         return self._sums("queries, tokens, cost", purpose)
 
     def committed(self, purpose: str) -> Price:

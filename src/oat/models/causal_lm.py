@@ -20,8 +20,8 @@ from oat.models.linear import Linear
 from oat.models.packing import pack, pack_groups
 
 NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-"""An attention mask with four axes. If transformers is given such a mask, it makes no mask of its own.
-Layouts ignore the mask."""
+"""An attention mask with four axes. If transformers is given such a mask, it makes no mask of its own. Our
+attention (`oat.models.attention`) ignores it."""
 
 
 class CausalLM:

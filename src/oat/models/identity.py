@@ -58,7 +58,8 @@ end a text are in another section of the identity, `generation_config.json`."""
 _ROPE = re.compile(r"^rope_(parameters|scaling)\.")
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
 _MOST_ENTRIES = 64
-"""Largest number of entries of a dict that is kept field by field."""
+"""A dict with more entries than this is not kept field by field, but as its number of entries and its
+hash."""
 _MOST_CHARACTERS = 200
 """Largest number of characters of a value, as JSON, that is kept as it is."""
 _SHOWN = 80
@@ -106,7 +107,7 @@ def tokenizer_identity(tokenizer: Any) -> Identity:
 
 def weights_identity(path: str) -> Identity:
     """Return the identity of the weights of a model or an adapter in a directory, or of a hub model in the
-    local cache. Return an empty identity if there are no safetensors files, or one of them is missing."""
+    local cache. The identity is empty if there are no safetensors files, or if one of several is missing."""
     sums: dict[str, int] = {}
     for name, found in sorted(found for file in _weight_files(path) for found in _tensors(file)):
         group = re.sub(r"\d+", "*", name)

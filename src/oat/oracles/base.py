@@ -131,7 +131,7 @@ class Wrapper(Oracle):
         self.oracle = oracle
 
     def read(self, member: str) -> Any:
-        """Return the value of a member of the wrapped oracle."""
+        """Return the attribute of the wrapped oracle that has the name `member`."""
         return getattr(self.oracle, member)
 
 

@@ -148,8 +148,8 @@ class _AnswerReader:
             self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
 
     def values(self, kind: Kind, size: int) -> tuple[tuple[float, ...], tuple[Any, ...]]:
-        """Return the values and their marks. If a value cannot be used, and its mark is not "ok", it becomes
-        0.5."""
+        """Return the values and their marks. A value that is not finite, or is no probability in a
+        comparison, becomes 0.5. If its mark is "ok", it breaks the contract."""
         answer, where = self._answer, self._where
         sizes = len(answer.values), len(answer.marks)
         self._require(

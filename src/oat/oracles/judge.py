@@ -168,8 +168,8 @@ class Judge(Oracle):
         return found
 
     def bind(self) -> None:
-        """A budget in tokens or money limits the judge. From now on, count a try with 502 or 504 at the most
-        tokens that it can take."""
+        """Tell the judge that a budget in tokens or money limits it. From now on, a try with the status 502
+        or 504 counts as if it had taken the most tokens that it can take."""
         self._is_bound = True
 
     def price(self, question: Question) -> Price:

@@ -67,8 +67,9 @@ def shown(run: Run, run_dir: str | Path) -> Iterator[Report]:
 
 @contextmanager
 def counted(what: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Count steps outside a run. Yield a function that the caller calls after each step. In a terminal, a
-    line counts the steps; elsewhere, a line is printed once with the number of steps to come."""
+    """Show the progress of steps outside a run. Yield a function, which the caller calls after each step with
+    the number of steps done. In a terminal, a line shows this number. Elsewhere, one line with the number of
+    all steps is printed at the beginning."""
     if not is_terminal():
         print(f"{what}: {steps:,} steps", flush=True)
         yield lambda step: None

@@ -42,7 +42,7 @@ _TAIL = 2**20
 
 
 class Holdings:
-    """Computes the facts about a run's ledger that a checkpoint stores."""
+    """Computes facts about a run's ledger, such as its number of takes. Every checkpoint stores them."""
 
     def __init__(self, store: Reader):
         self.store = store
@@ -184,7 +184,7 @@ def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
 
 
 def _of_checkpoint(run_dir: Path, step: int | None) -> Iterator[_Claim]:
-    """Yield the claims of a checkpoint, those of training first."""
+    """Yield the claims that a checkpoint makes about the ledger, those about training first."""
     found = newest_state(run_dir / "checkpoints", step)
     if found is None:
         return

@@ -121,7 +121,7 @@ class Told:
             far.
 
     Attributes:
-        untold: number of the process's first row while its entry is not written; otherwise None.
+        untold: number of the process's first row, from `begin` until the entry is written; otherwise None.
     """
 
     def __init__(

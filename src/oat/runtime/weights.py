@@ -52,7 +52,7 @@ class Weights:
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def due(self, step: int) -> bool:
-        """Return True if the synced slots get new weights after this step."""
+        """Return True if all slots except `policy` and `reference` get new weights after this step."""
         return (step + 1) % self.sync_every == 0
 
     def sync(self, learner: Learner, version: int) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""If fewer rows than this have no token, the check assumes that the number of rows was rounded up."""
+"""If fewer embedding rows than this have no token, the check accepts the model: the number of rows was
+probably rounded up."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
-"""Limits on the share of rows with a token. A share below the first limit is a warning; a share below the
-second is an error."""
+"""Limits of the share of embedding rows that have a token. A share below the first limit gives a warning; a
+share below the second is an error."""
 
 
 def num_ids(tokenizer: Any) -> int:

@@ -78,10 +78,11 @@ class SinkProcess:
         self._is_closed = False
 
     def open(self, kept: int) -> None:
-        """Start the process. It first gives the sink the missing rows of earlier steps from `metrics.jsonl`.
+        """Start the sink's process. If the sink lacks earlier rows of the run, the process first gives it
+        these from `metrics.jsonl`.
 
         Args:
-            kept: step of the first row that `row` will send. The rows before this step are in
+            kept: step of the first row that will be sent with `row`. The rows of earlier steps are in
                 `metrics.jsonl`.
         """
         sink, place = self.sink, self.folder / "sinks"

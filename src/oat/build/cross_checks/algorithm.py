@@ -13,7 +13,7 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
     * It has at least one prompt, one epoch and one mini-batch.
     * It has at most as many mini-batches as units. For a user's algorithm this is not checked, since its
       number of units is not known.
-    * Without an explorer, a comparison is of two responses.
+    * If the algorithm learns from comparisons and there is no explorer, every prompt has two responses.
     """
     config, step = resolved.config, resolved.step
     recorded = len(config.prompts.responses)

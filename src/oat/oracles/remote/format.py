@@ -133,8 +133,9 @@ def encode_reply(request: FeedbackRequest, scores: Sequence[float | None]) -> by
     """Return the bytes of the reply to a request.
 
     Args:
-        scores: the scores of the request's `items`. For pairs, the reply has preferences made from them
-            (Bradley and Terry, 1952): p = sigmoid(first - second).
+        scores: the score of each of the request's `items`, or None. If the request has pairs, the reply has
+            the preferences that follow from their scores (Bradley and Terry, 1952):
+            p = sigmoid(first - second).
     """
     if request.batch_response:
         return msgspec.msgpack.encode(FeedbackReply([], list(scores)))
