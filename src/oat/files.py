@@ -265,8 +265,8 @@ def seen(path: str | Path) -> Path:
 
 
 def located(name: str) -> str:
-    """Return a name for a library that resolves paths against the working directory. The name is a path or,
-    for example, a hub id. If the process has left the folder of `start` and the name exists there as a path,
+    """Return a path or hub id in the form that other libraries need, since they resolve paths against the
+    working directory. If the process has left the folder of `start`, and the name exists there as a path,
     return the absolute path; otherwise return the name unchanged."""
     there = seen(name)
     return name if _is_here() or not there.exists() else str(there)

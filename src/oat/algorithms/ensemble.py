@@ -142,7 +142,8 @@ class EnsembleLearning(Objective):
         return rewards_NM[0::2] - rewards_NM[1::2]
 
     def _remember(self, feedback: Feedback) -> None:
-        """Store the features of each labelled pair, (2, D); those of the chosen response come first."""
+        """Store the features of both responses of each labelled pair, those of the chosen response first. If
+        the store is full, a new pair replaces the oldest pair."""
         for item in feedback.items:
             if item.label is None or item.question.oracle == ENSEMBLE or item.question.features is None:
                 continue

@@ -61,8 +61,8 @@ class GroupConfig:
     """Target of the KL to the reference, nats per token. Each step changes the weight so that the KL moves
     towards the target. None: the weight is fixed."""
     kl_horizon: int = 10_000
-    """Number of responses over which the weight can grow or shrink by about a fifth. It must be at least the
-    number of responses of one step."""
+    """Number of responses over which the weight of the KL can grow or shrink by about a fifth. It must be at
+    least the number of responses of one step."""
     epochs: int = 1
     """Passes over a step's samples."""
     minibatches: int = 1
@@ -372,7 +372,7 @@ def old_logps(
 
 
 def _is_fresh(rows: tuple[Trajectory, ...], step: int, is_same_precision: bool) -> bool:
-    """Return True if the values recorded at sampling are the values that the policy gives now."""
+    """Return True if the log-probabilities recorded at sampling are those that the policy gives now."""
     return is_same_precision and all(
         row.slot == "sampler" and (row.recorded("versions") == step).all() for row in rows
     )

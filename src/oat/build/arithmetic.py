@@ -57,8 +57,8 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
 
 @dataclass(frozen=True)
 class Begun:
-    """The steps that a run has done. If the run is a fork that is still to be made, these are the steps that
-    the other run had done at the fork's checkpoint.
+    """The steps that a run has done. For a fork that is still to be made: the steps that the original run had
+    done at the checkpoint with which the fork begins.
 
     Attributes:
         steps: number of steps that are done.

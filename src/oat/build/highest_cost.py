@@ -30,7 +30,7 @@ tokens and money, this number of the most expensive prompts is taken."""
 _TOKENS = 512
 """Number of tokens whose texts are compared: those with the longest names in the vocabulary."""
 _LONGEST = 3
-"""Number of tokens that are taken for each measure of length in `longest_responses`."""
+"""Number of tokens that `longest_responses` takes for each of its measures of length, such as characters."""
 _UNITS = ("queries", "tokens", "cost")
 
 

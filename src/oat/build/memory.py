@@ -20,10 +20,10 @@ from oat.learner.limits import GB
 from oat.seeds import Seeds
 
 SURE = 0.85
-"""The smallest ratio of the memory that a run takes to its estimate."""
+"""The smallest ratio of the memory that a run takes to the memory that was estimated."""
 TOGETHER = "all of these together"
 _COPIES = 20
-"""A number of copies of the weights that is larger than in any run."""
+"""More copies of the weights than any run holds."""
 _SAVED = 16
 """Every pass has fewer copies than this of the inputs and outputs of all matrices."""
 

@@ -136,7 +136,7 @@ def refuse_changes(
     changed, only warn.
 
     Args:
-        ledger: the ledger of the run. If a fork is still to be made, it is the other run's ledger.
+        ledger: the ledger of the run. If a fork is still to be made, the ledger of the original run.
         step: the step at which a fork that is still to be made begins; None: no fork is to be made.
 
     Raises:

@@ -44,8 +44,7 @@ class ModelOutline:
 
 
 def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
-    """Return the outline of a model. It takes the least time for a model without weights
-    (`oat.models.outline`).
+    """Return the sizes of a model. A model without weights (`oat.models.outline`) suffices.
 
     Args:
         profile: `compute.profile`, under which the model will be loaded.

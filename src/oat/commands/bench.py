@@ -31,8 +31,8 @@ def bench(model: str | None) -> dict[str, Any]:
         * "rates": a list with one dict for each device and number of threads. It has "device", "threads",
           "bandwidth" in bytes per second and, by the name of each precision, the rate of matrix products in
           operations per second.
-        * "model": the model's path and its limits (`_limits`) at the last of these rates; None if no model
-          was given.
+        * "model": the model's path and its limits (`_limits`), computed from the last entry of "rates"; None
+          if no model was given.
 
     Raises:
         ModelError: the model cannot be loaded.

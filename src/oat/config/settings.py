@@ -295,8 +295,8 @@ class EvaluationConfig:
     """Least number of queries that training makes between two evaluations. An evaluation that is due by
     `every` waits for them. With `every: 1`, the queries alone decide. None: no such wait."""
     every_hours: Positive | None = None
-    """Least number of hours of running, over all restarts, between two evaluations. An evaluation that is due
-    by `every` waits for them. None: no such wait."""
+    """Least number of hours of running between two evaluations; time without a process does not count. An
+    evaluation that is due by `every` waits until these hours have passed. None: no such wait."""
     slot: Literal["policy", "sampler", "reference"] = "policy"
     """Engine slot whose weights respond."""
     samples: Whole = 1

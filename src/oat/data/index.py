@@ -31,7 +31,8 @@ from oat.text.renderer import Renderer
 from oat.types import Prompt
 
 ALONE_S = 3.0
-"""Seconds after which a pass continues in workers. Workers need about three seconds to start."""
+"""Seconds that one process reads and renders the records of a source before workers share the rest. Workers
+need about three seconds to start."""
 _BLOCK = 64
 """Number of records that a worker gets at once."""
 _FIRST = 3

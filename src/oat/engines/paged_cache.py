@@ -270,7 +270,8 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """Take a free page of a block. If the two blocks would meet, close the gaps in both first."""
+        """Take a free page of `pages`, which is `own` or `shared`, and return it. If the two blocks fill the
+        storage and `pages` has no gap, first close the gaps in both."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()

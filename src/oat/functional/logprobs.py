@@ -212,7 +212,14 @@ def _at(logits_KV: Tensor, ids_K: Tensor) -> Tensor:
 
 
 def _segment_logsumexp(values_S: Tensor, row_of_S: Tensor, num_rows: int) -> Tensor:
-    """Return the logsumexp of the values of each row. Every row must have a finite value."""
+    """Return the logsumexp of the values of each token, (`num_rows`,). Every token must have at least one
+    finite value.
+
+    Args:
+        values_S: the values of all tokens.
+        row_of_S: for each value, the index of its token.
+        num_rows: number of tokens.
+    """
     largest_K = values_S.new_full((num_rows,), -torch.inf).scatter_reduce(
         0, row_of_S, values_S.detach(), "amax"
     )

@@ -140,7 +140,8 @@ class Reader(Connection):
         return answer, label
 
     def answers(self, intents: Sequence[Intent]) -> list[tuple[Intent, Answer, int | None]]:
-        """Return answered questions with their answers and labels."""
+        """Return each of these intents, in order, with its answer and its label (`Item.label`). All must be
+        answered."""
         sql = f"SELECT question, {ANSWER_COLUMNS} FROM answers WHERE question IN ({{}})"
         found = {id: answer for id, *answer in self._each(sql, [intent.id for intent in intents])}
         with self._reading():
@@ -220,7 +221,7 @@ class Reader(Connection):
         return self.taken_so_far(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
 
     def taken_so_far(self, purpose: str) -> Price:
-        """Return the price of the answers that steps have taken."""
+        """Return the price of all answers of a purpose that steps or evaluations have taken."""
         return self._sums("taken_queries, taken_tokens, taken_cost", purpose)
 
     def digest(self) -> str:

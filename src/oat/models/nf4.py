@@ -69,7 +69,7 @@ class Nf4Linear(torch.nn.Linear):
             self.register_buffer(name, tensor, persistent=False)
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """Return the unpacked weight, (O, I), in `dtype`."""
+        """Return the unpacked weight, (outputs, inputs), in `dtype`."""
         if not has_memory(self.scale_scales):
             return self.scale_scales.new_empty(self.out_features, self.in_features, dtype=dtype)
         functional = functional_of_bitsandbytes()
@@ -160,9 +160,9 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(lm: CausalLM, device: torch.device | str) -> None:
-    """Pack the model's linear layers one after another, then move the model to `device`. The head and layers
-    of a subclass stay unpacked. Callers load the model on the CPU. So an export, or a run that continues on
-    another device, packs to the same numbers.
+    """Pack the model's linear layers one after another, then move the model to `device`. The head stays
+    unpacked, and so does every layer whose class is a subclass of `Linear`. Callers load the model on the
+    CPU, so that packing gives the same numbers for an export, or for a run that continues on another device.
 
     Raises:
         ConfigError: bitsandbytes is not installed, or cannot pack weights on this machine; or the model has

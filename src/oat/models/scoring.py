@@ -175,8 +175,8 @@ class Scorer:
 
         Raises:
             OracleError: a score is not finite.
-            ModelError: the model cannot be loaded, or the scores computed here differ from those of its own
-                code.
+            ModelError: the model cannot be loaded, or the scores computed here differ from those that the
+                model's own code computes.
         """
         scores: list[float | None] = [None] * len(rows)
         fitting = [

@@ -104,8 +104,8 @@ class CallableOracle(Oracle):
         """Check that the data have the columns that the function needs.
 
         Raises:
-            ConfigError: a parameter without a default is no column of the data, and calls do not pass it
-                otherwise.
+            ConfigError: the function has a parameter without a default that is neither a column of the data
+                nor one of the other arguments of a call, such as `prompts`.
         """
         found = dict.fromkeys([*columns, *(["reference"] if has_reference else [])])
         check_needed(self.needed, {*found, *self._beside(found)})

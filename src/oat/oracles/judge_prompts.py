@@ -85,8 +85,8 @@ def comparison(
 def scoring(
     question: Question, candidate: str, *, rubric: str, low: int, high: int, has_reference: bool
 ) -> tuple[str, str]:
-    """Return two texts for scoring a candidate: the instructions; and the conversation with the response,
-    followed by the request for a score.
+    """Return two texts for scoring a candidate. The first has the instructions. The second has the
+    conversation and the candidate, and then asks for a score.
 
     Args:
         low, high: the lowest and the highest score.

@@ -89,9 +89,10 @@ class Mixture(Oracle):
         sources: a mapping for each source. `name` is an oracle, `weight` its weight (default 1.0),
             `normalise` its normalisation (default none), `mean` and `std` the numbers of `normalise: fixed`.
             `label` tells sources with the same name apart. Further fields are the oracle's own options.
-        by: a column of the data. Its value chooses the sources that are asked about a row.
+        by: a column of the data. Its value in a prompt's record chooses the sources that are asked about the
+            responses to this prompt.
         recipe: for each value of that column, as text, a list of labels, or labels with weights; `default` is
-            for any other value. Without a recipe, every source is asked about every row.
+            for any other value. Without a recipe, every source is asked about every response.
         device: device of each source that has the option `device` and does not set it; by default that of
             `compute.profile`.
 

@@ -101,9 +101,9 @@ def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[
     entry has `inputs`.
 
     Args:
-        found: the entries.
-        first_row: count only entries whose first row is at most this one; if there is none, the first entry
-            with `inputs` counts. None: count all entries.
+        found: the entries of `environment.json`.
+        first_row: use only entries that begin at this row or before it; if there are none, use the first
+            entry with `inputs`. None: use all entries.
     """
     told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
     by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
@@ -140,10 +140,10 @@ class Told:
         self.written = Standing()
 
     def begin(self, row: int) -> None:
-        """Note the first row that this process makes.
+        """Note the number of the first row that this process makes.
 
         Raises:
-            ConfigError: the file is not a list of entries.
+            ConfigError: `environment.json` is not a list of entries.
         """
         entries(self.file)
         self.untold = row

@@ -90,7 +90,7 @@ class Request:
     """A request to an engine for one response.
 
     Attributes:
-        ids: (L,) int32 prompt ids, at least one.
+        ids: int32 ids of the prompt, at least one, as a flat array.
         key: 64-bit key of the random numbers for this response, from `Seeds.key`.
     """
 

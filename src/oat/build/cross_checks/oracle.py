@@ -16,8 +16,8 @@ def environment(resolved: Resolved) -> Iterator[Check]:
 
 
 def reads_answers(resolved: Resolved) -> Iterator[Check]:
-    """Check that the algorithm reads the answers of an oracle that is asked. Built-in oracles such as
-    `recorded` are not asked."""
+    """Check that the algorithm reads the oracle's answers. A built-in oracle such as `recorded` passes
+    this check, since it is not asked."""
     oracle, setting = resolved.config.oracle.name, resolved.objective.setting_for.get("answers")
     yield Check(
         f"algorithm.{setting or 'name'}",

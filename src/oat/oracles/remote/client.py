@@ -22,7 +22,7 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A question that was sent, with a future of the values that the server replies."""
+    """A question that was sent, and the future that gets the values of the server's reply."""
 
     question: Question
     since: float

@@ -250,7 +250,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the predecessor's command, and return the exit code."""
+    """Run the command of the predecessor's reward server (see the head of this file), and return the exit
+    code."""
     parser = argparse.ArgumentParser(prog="python -m oat.oracles.remote.server", allow_abbrev=False)
     parser.add_argument(
         "--remote_rm_model", "--remote-rm-model", default="Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"

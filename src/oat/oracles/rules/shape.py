@@ -206,7 +206,8 @@ def matcher(pattern: str, match: str) -> Callable[[str], bool]:
 
 
 def _linear(pattern: str, match: str) -> Callable[[Sequence[str]], list[bool]]:
-    """Return a function of texts that returns, for each text, True if it matches a pattern by RE2.
+    """Return a function. It gets texts, and returns a list: for each text, True if the pattern matches the
+    text. RE2 does the matching.
 
     Raises:
         ConfigError: RE2 does not take the pattern, or google-re2 is not installed.
