@@ -117,6 +117,14 @@ def test_a_step_is_loaded_by_its_number(checkpoints: Checkpoints) -> None:
         ),
         ({"checkpoint.keep_best": 1, "evaluation.samples": 0}, "no evaluation of this run gives it"),
         (
+            {
+                "checkpoint.keep_best": 1,
+                "checkpoint.best_metric": "eval/sampled_high",
+                "evaluation.samples": 0,
+            },
+            "no evaluation of this run gives it",
+        ),
+        (
             {"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/greedy", "evaluation.greedy": False},
             "no evaluation of this run gives it",
         ),
@@ -128,6 +136,12 @@ def test_a_retention_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(*load_config(world.config("dpo", tmp_path, changes)))
+
+
+def test_checkpoints_may_be_ranked_by_pass_at_k(world: World, tmp_path: Path) -> None:
+    changes = {"checkpoint.keep_best": 1, "checkpoint.best_metric": "eval/pass@2", "evaluation.pass_at": [2]}
+    changes |= {"evaluation.samples": 2}
+    assert resolve(*load_config(world.config("grpo", tmp_path, changes))).config.checkpoint.keep_best == 1
 
 
 @pytest.mark.inventory(113)

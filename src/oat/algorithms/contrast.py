@@ -13,15 +13,15 @@ log-likelihood of the chosen response.
 | apo_down | lowers both responses, the rejected one further | arXiv:2408.06266, Eq. 8 |
 | sppo_hard | log-ratios drawn to 1 / (2 beta) and -1 / (2 beta) | arXiv:2405.00675, Eq. 4.7 |
 | discopop | logistic and exponential of beta h, mixed by h | arXiv:2406.08414, Eq. 5 |
-| aot | log-sigmoid of beta times the difference of values of equal rank | arXiv:2406.05882 |
+| aot | log-sigmoid of beta times the gap of equal ranks in two lists (`AOTConfig.form`) | arXiv:2406.05882 |
 | orpo | odds ratio, and the NLL; no reference | arXiv:2403.07691, Eqs. 4 and 7 |
 | cpo | log-sigmoid, and the NLL; no reference | arXiv:2401.08417, Eq. 3 |
 
 Departures from the papers, in addition to those of `direct.py`:
-1. `aot` sorts all pairs of a step once, in `prepare`, under the weights at the start of the step. The paper
-   sorts each batch. So micro-batches and mini-batches do not change which values are compared.
-2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response; tokens of the prompt do not count.
-   The papers take the sum, which favours long responses.
+1. The paper of `aot` sorts each batch. Here all pairs of a step are sorted once, in `prepare`, under the
+   weights at the start of the step. So micro-batches and mini-batches do not change which values are
+   compared.
+2. The NLL of `orpo` and `cpo` is a mean over the tokens of the response. CPO's paper takes the sum.
 3. `sppo_hard` sets the chosen response's win probability to 1. The paper estimates this probability.
 
 Not handled: the soft form of SPPO; the forms of EXO and NCA for more than two responses.

@@ -121,8 +121,8 @@ def weights_prefix(model: str) -> str:
 def take_up_policy(run: Run, run_dir: Path) -> int:
     """Load the newest checkpoint of another run of the same model into this run, and return the checkpoint's
     step. The learner gets the weights of the main model, which is the policy or the reward model. If this
-    run's reference follows the policy, the learner gets its complete state instead. The engine's slots get
-    the weights that they had at the checkpoint.
+    run's reference follows the policy, the other run's complete state of the learner is loaded instead. The
+    engine's slots get the weights that they had at the checkpoint.
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.

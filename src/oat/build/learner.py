@@ -1,4 +1,4 @@
-"""Functions that make the learner of a run, and the parts of an ensemble."""
+"""Functions that make the learner of a run, and the ensemble: its objective, model and optimiser."""
 
 import math
 from collections.abc import Mapping

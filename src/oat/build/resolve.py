@@ -198,8 +198,8 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
 
 
 def _with_schedule(resolved: Resolved) -> Config:
-    """Return the configuration with the default of `learner.schedule_steps`. A schedule that falls ends at
-    `stop.max_steps`.
+    """Return the configuration, with `learner.schedule_steps` filled in if the schedule falls and this field
+    is not set: the number of optimiser steps in `stop.max_steps` steps of the run.
 
     Raises:
         ConfigError: the schedule falls, and neither `learner.schedule_steps` nor `stop.max_steps` is set.

@@ -157,7 +157,7 @@ def digest_run(run_dir: Path) -> dict[str, str]:
     Raises:
         ConfigError: the directory holds no run, or its metrics or its ledger are missing.
         CheckpointError: the run has no usable checkpoint yet.
-        DataError: a row of metrics is damaged, or a row up to the checkpoint is missing.
+        DataError: a row of metrics is damaged, missing, repeated or out of order.
     """
     about_run(run_dir)
     for name in ("metrics.jsonl", "ledger.sqlite"):

@@ -270,8 +270,8 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """Take a free page of `pages`, which is `own` or `shared`, and return it. If the two blocks fill the
-        storage and `pages` has no gap, first close the gaps in both."""
+        """Take a free page of `pages`, which is `own` or `shared`, and return it. If `pages` has no gap and
+        cannot grow, since `own` and `shared` fill the storage, the gaps of the other one are closed first."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()
@@ -446,7 +446,8 @@ class Step:
 
 
 def _by_entry(values: Tensor, readers: int) -> Tensor:
-    """Rearrange the values of P pages, so that each row that reads a page (a reader) has a line of its own:
-    from (P, key heads, readers * query heads per key head, ...) to (P * readers, everything else)."""
+    """Turn values of P pages into values of P * readers entries, where `readers` is the number of rows that
+    may read a page. The shape (P, key heads, readers * query heads per key head, ...) becomes
+    (P * readers, X); the axis X has all values of an entry, one key head after another."""
     values = values.unflatten(2, (readers, -1)).transpose(1, 2)
     return values.reshape(len(values) * readers, -1)

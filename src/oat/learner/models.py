@@ -63,8 +63,8 @@ class LanguageModel:
 
     Args:
         num_tokens: number of tokens that the tokenizer has; ids of `num_tokens` and above are never sampled.
-        chunk: number of trained tokens whose logits are in memory at once; None: the number that has
-            `CHUNK_LOGITS` logits together.
+        chunk: number of trained tokens whose logits are in memory at once; None: as many tokens as have at
+            most `CHUNK_LOGITS` logits together.
         autocast: True: matrix products are computed in bfloat16; log-probabilities stay float32.
     """
 

@@ -12,9 +12,10 @@ Departures from transformers:
 1. The score of a decoder is read at the last token that the attention mask keeps. Transformers reads it at
    the last id that is not the pad id. If one id both ends a text and pads, transformers reads the score too
    early. If there is no pad id, transformers refuses batches.
-2. When a model is loaded, our scores of two rows are compared with those of the model's own code. We score
-   each row alone, and the two together with padding.
-3. A rendered text begins with what the template writes; no second begin-of-text is added.
+2. A rendered text begins with what the template writes; no second begin-of-text is added.
+
+When a model is loaded, our scores of two rows are compared with those of the model's own code. We score each
+row alone, and the two together with padding.
 
 A model without a linear head on its hidden states, such as an encoder, is scored by the logits of its own
 code.

@@ -62,8 +62,10 @@ class _Call:
             index.
         messages: the messages that are sent.
         bound: largest number of prompt tokens of a try.
-        tries: number of tries so far that `JudgeConfig.tries` limits.
-        prompt_tokens, completion_tokens: number of tokens of these tries.
+        tries: number of tries so far, without those that do not count against `JudgeConfig.tries`, such as a
+            try that found no connection.
+        prompt_tokens, completion_tokens: number of tokens of the counted tries. A try that failed counts with
+            the most tokens that it can take.
         said: the beginning of the newest reply.
         value: the probability that the response shown first wins, or the score; None until there is one.
         tie: the probability of the verdict that neither is better.

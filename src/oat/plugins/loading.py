@@ -236,9 +236,9 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the last place in the user's code of an error's traceback, such as "line 7 of file.py"; None if
-    no frame is in the user's code. The user's code is in the files that `load_symbol` has loaded, or below
-    the folders of the loaded files and modules."""
+    """Find the last frame of an error's traceback that is in the user's code, and return its place, such as
+    "line 7 of file.py"; None if there is no such frame. The user's code is what `load_symbol` has loaded, and
+    every other file in the folders of the loaded files, except installed packages."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
 

@@ -72,7 +72,8 @@ def environment_of(seed: int) -> dict[str, Any]:
 
 
 def entries(file: Path) -> list[dict[str, Any]]:
-    """Return the entries of an `environment.json`, in the order of the processes; empty if there is no file.
+    """Return the entries of an `environment.json`, oldest first: one for each process that began or continued
+    the run and wrote rows. Return an empty list if there is no file.
 
     Raises:
         ConfigError: the file is not JSON, or not a list of entries.

@@ -1,12 +1,12 @@
-"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. The metric must exist. If
-it is measured on sampled, greedy or online responses or on held-out pairs, evaluations must have these
-responses or pairs. If `checkpoint.keep_best` is 0, nothing is checked."""
+"""Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. The metric must be known,
+or begin with `user/`. If it begins with `eval/sampled`, `eval/greedy`, `eval/online` or `eval/pairs/`,
+evaluations must have these responses or pairs. If `checkpoint.keep_best` is 0, nothing is checked."""
 
 from collections.abc import Iterator
 
 from oat.build.resolved import Resolved
 from oat.errors import did_you_mean
-from oat.metrics import NAMES
+from oat.metrics import NAMES, listed
 from oat.types.part import Check
 
 
@@ -18,13 +18,13 @@ def ranking(resolved: Resolved) -> Iterator[Check]:
         "eval/sampled": e is not None and e.samples > 0,
         "eval/greedy": e is not None and e.greedy,
         "eval/online": e is not None and e.online,
+        "eval/pairs/": config.evaluation is not None and config.evaluation.pairs is not None,
     }
-    has_pairs = config.evaluation is not None and config.evaluation.pairs is not None
-    is_unknown = is_read and metric not in NAMES and not metric.startswith("user/")
+    is_unknown = is_read and listed(metric) not in NAMES and not metric.startswith("user/")
     hint = did_you_mean(metric, NAMES)[:80] if is_unknown else ""  # the search is half the time of all checks
     yield Check("checkpoint.best_metric", is_unknown, f"there is no such metric; {hint}")
     yield Check(
         "checkpoint.best_metric",
-        is_read and (not given.get(metric, True) or (metric.startswith("eval/pairs/") and not has_pairs)),
+        is_read and any(metric.startswith(kind) for kind, is_given in given.items() if not is_given),
         "no evaluation of this run gives it; see the section evaluation, or name another metric",
     )

@@ -148,8 +148,8 @@ def answer_of(response: str) -> str | None:
 
 
 def reference_answer(reference: str) -> str | None:
-    """Return the answer of a reference: the last boxed answer, or else the complete reference. Return None if
-    this is empty."""
+    """Return the answer of a reference: the last boxed answer, or the complete reference if no answer is
+    boxed. Return None if the answer is empty."""
     found = last_boxed(reference)
     return (reference if found is None else found).strip() or None
 
