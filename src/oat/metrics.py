@@ -23,9 +23,9 @@ _OF_RESPONSES = {
 NAMES = {
     "alarms/raised": "alarms raised so far, whatever their action (docs/alarms.md)",
     "alarms/rolled_back": "1 if an alarm restored the learned parts from a checkpoint in this step, else 0",
-    "answers/abstained_frac": "share of the step's questions whose oracle abstained",
+    "answers/abstained_frac": "share of the step's questions with a value on which the oracle abstained",
     "answers/expired": "answers that came too late for this step to learn from (oracle.max_answer_age)",
-    "answers/failed_frac": "share of the step's questions that failed or passed their deadline",
+    "answers/failed_frac": "share of the step's questions with a value that failed, or past their deadline",
     "answers/missing_frac": (
         "share of the values asked for in the step that are missing: abstained, failed or unpaid"
     ),
@@ -44,8 +44,8 @@ NAMES = {
     "ensemble/pairs": "pairs in the ensemble's buffer",
     "eval/failed": "1 if an evaluation was due and failed; training goes on",
     "eval/gold_agreement": (
-        "share of pairs of responses that both oracles of an evaluation put in the same order; a pair, two "
-        "responses to the same prompt, counts only if each oracle gives the two different scores"
+        "share of pairs of responses that both oracles of an evaluation put in the same order; a pair is two "
+        "responses to the same prompt, and counts only if neither oracle gives both the same score"
     ),
     "eval/gold_failed": "1 if the second oracle of an evaluation failed",
     "eval/gold_greedy": "as eval/greedy, but measured by the second oracle (evaluation.gold)",
@@ -58,7 +58,7 @@ NAMES = {
         "sampled responses, nats per response (evaluation.kl)"
     ),
     "eval/online": (
-        "mean score (or probability of winning) of the responses that the step learned from "
+        "mean score (or probability of winning) of the responses in the questions that the step took "
         "(evaluation.online)"
     ),
     **{
@@ -74,7 +74,8 @@ NAMES = {
     "eval/pairs/brier": "as pairs/brier, but over the held-out pairs",
     "eval/pairs/confidence": "as pairs/confidence, but over the held-out pairs",
     "eval/pairs/count": (
-        "number of held-out pairs that are measured: one response is the better one, and neither is empty"
+        "number of held-out pairs that are measured; a pair is left out if neither response is the better "
+        "one, if both are equal, or if one is empty"
     ),
     "eval/pairs/loss": "the algorithm's loss over the held-out pairs, the sum of all of its parts",
     "eval/pairs/margin": (
@@ -101,9 +102,9 @@ NAMES = {
         "mean is negative"
     ),
     "kto/baseline_rows": "number of sequences from which the baseline was estimated",
-    "kto/desirable_frac": "share of the step's judged responses that are desirable",
+    "kto/desirable_frac": "share of desirable responses among the scored ones that the step learns from",
     "kto/reward_desirable": "mean over desirable responses of the implicit reward, beta times the log-ratio",
-    "kto/reward_undesirable": "mean over the other judged responses of the implicit reward",
+    "kto/reward_undesirable": "mean over undesirable responses of the implicit reward",
     "lag/versions": (
         "mean over the sampler's tokens of the policy's version minus the version that sampled the token"
     ),
@@ -114,8 +115,8 @@ NAMES = {
         "that one more pass was needed; else 0"
     ),
     "logps/reference_gap": (
-        "mean over trained tokens, sampled or recorded, of |log policy - log reference|, nats; 0 while the "
-        "two models are equal, and no estimate of a KL"
+        "mean over trained tokens, sampled or recorded, of |log policy - log reference|, nats. It is 0 "
+        "while the two models are equal. It is not an estimate of a KL"
     ),
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
     "loss/centring": "squared sum of a pair's two scores, averaged, before its coefficient",
@@ -229,13 +230,13 @@ NAMES = {
         "if the other response has none"
     ),
     "reward/std_within": "mean over groups of the standard deviation of their scores",
-    "reward/zero_spread_frac": "share of groups whose scores are all equal",
+    "reward/zero_spread_frac": "share of groups with equal scores, or with fewer than two scores",
     "roofline/decode": (
         "share of this machine's limit that generation reached: the least time that its work needs, divided "
         "by the time that it took (docs/performance.md)"
     ),
     "roofline/padded_keys": (
-        "share of the cached keys in the computations of generation that belong to no token"
+        "share of empty places among the places for cached keys with which generation computed"
     ),
     "roofline/update": (
         "share of this machine's rate of matrix products that the update, and the passes of `prepare` before "
@@ -252,8 +253,9 @@ NAMES = {
     "time/learn_s": "seconds of prepare and update",
     "time/sample_s": "seconds of generation and asking",
     "time/save_s": (
-        "seconds for which saving the checkpoint after the previous row stopped the run: copying it, and "
-        "waiting until an older one was written"
+        "seconds that the run stood still to save the checkpoint after the previous row: it waits until an "
+        "older one is written, and copies the state; with checkpoint.background false it waits until the new "
+        "one is written"
     ),
     "time/step_s": "seconds of the whole step",
     "weights/version": "version of the sampler's weights",

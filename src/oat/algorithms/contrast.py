@@ -68,7 +68,8 @@ class EXOConfig(WithReferenceConfig):
 @dataclass(frozen=True)
 class DiscoPOPConfig(WithReferenceConfig):
     tau: float = 0.05
-    """Width of the transition from the logistic to the exponential loss, in units of beta h; in (0, 1]."""
+    """Width of the transition from the logistic to the exponential loss, in (0, 1], in units of beta times
+    the margin."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -77,7 +77,7 @@ class PairConfig:
     ties: Undecided = "mask"
     """Treatment of tied pairs (equal rewards, or a probability of one half). `mask`: they are left out.
     `half`: their loss is the mean of two losses, one for each response as the chosen one; `aot` refuses
-    `half`. A pair of equal texts is always left out."""
+    `half`. A pair of equal responses is always left out."""
     abstentions: Undecided = "mask"
     """Treatment of pairs on which the oracle abstains: `mask` or `half`, as in `ties`. Failed and unpaid
     questions are always left out."""
@@ -97,7 +97,8 @@ class WithReferenceConfig(PairConfig):
     """Settings that all losses with a margin over the reference have."""
 
     beta: float = 0.1
-    """Strength of the tie to the reference. The loss asks for a margin of about 1 / beta nats."""
+    """Strength of the tie to the reference: the margin at which the loss becomes flat is proportional to
+    1 / beta."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,8 +165,8 @@ class SimPOConfig(PairConfig):
 @dataclass(frozen=True)
 class BNFConfig(PairConfig):
     normalize: Literal["shorter", "own"] = "shorter"
-    """Length by which the scores of a response are divided. `shorter`: the length of the pair's shorter
-    response. `own`: the response's own length."""
+    """Length by which the sum of the loss over a response's tokens is divided. `shorter`: the length of the
+    pair's shorter response. `own`: the response's own length."""
 
 
 class Direct(Objective):

@@ -68,7 +68,7 @@ class UnansweredAlarm(AlarmConfig):
     above: Fraction = 0.49
     """Upper bound of `answers/missing_frac`."""
     patience: Count = 2
-    """The alarm is raised when the metric has been out of bounds for this number of steps in a row."""
+    """The alarm is raised when the metric has been out of bounds in this many consecutive steps."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class WastedAlarm(AlarmConfig):
     above: Fraction = 0.99
     """Upper bound of `answers/wasted_frac`. A step in which nothing was paid does not have this metric."""
     patience: Count = 3
-    """Number of steps in a row with the metric out of bounds after which the alarm is raised. Steps without
-    the metric do not count."""
+    """The alarm is raised when the metric has been out of bounds in this many consecutive steps. Steps
+    without the metric are passed over."""
     action: Literal["off", "warn", "stop", "roll_back"] = "stop"
     """Consequence of a raised alarm. The values have the same meanings as in `alarms.kl.action`."""
 
@@ -112,7 +112,7 @@ class AlarmsConfig:
     wasted: WastedAlarm = WastedAlarm()
     """Tokens or money are spent on questions that get no value."""
     gold: GoldAlarm = GoldAlarm()
-    """The second oracle of evaluations gives the policy lower scores, even if the rewarded score still
-    rises."""
+    """The second oracle of evaluations gives the policy lower scores than before, even if the
+    scores of the first oracle still rise."""
     max_roll_backs: Count = 3
     """Largest number of roll backs in the complete run. If an alarm would cause one more, the run ends."""

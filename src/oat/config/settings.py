@@ -101,11 +101,11 @@ class PromptsConfig:
     response. A longer record is left out and counted (`prompts/dropped`). If it has responses, it can be cut
     instead (`too_long`). The setting also applies to `evaluation`."""
     too_long: Literal["leave_out", "cut_prompt_start", "cut_response_end"] = "leave_out"
-    """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: records beyond
-    `max_tokens` are left out; records beyond the context alone are an error. `cut_prompt_start`: the first
-    tokens of the prompt are cut off. `cut_response_end`: the last tokens of each response that is too long
-    are cut off. Cuts are counted (`prompts/cut`). A record that no cut makes short enough is left out. The
-    setting also applies to `evaluation.pairs` (docs/data.md#records-that-are-too-long)."""
+    """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: a record that
+    exceeds `max_tokens` is left out; one that exceeds only the model's context is an error.
+    `cut_prompt_start`: the first tokens of the prompt are cut off. `cut_response_end`: the last tokens of
+    each response that is too long are cut off. Cuts are counted (`prompts/cut`). A record that no cut makes
+    short enough is left out. The setting also applies to `evaluation.pairs` (docs/data.md#records-that-are-too-long)."""
     epochs: Count | None = None
     """Number of passes over the prompts; None: no limit. With several sources, a pass takes as many prompts
     as the sources have together."""
@@ -185,10 +185,10 @@ class OracleConfig:
     """Largest number of questions that are asked ahead of the steps that learn from them. Answers can then
     arrive while the run learns. 0: each step asks only its own questions."""
     max_wait_s: Positive | None = None
-    """Seconds that a step waits for answers. It then takes the answers that came first, no matter which
-    questions they answer. None: a step waits until each of its questions is answered or past its deadline. It
-    takes the answers in the order in which the questions were asked, so runs do not depend on when answers
-    arrive."""
+    """Largest number of seconds that a step waits for answers. The wait ends earlier if as many questions are
+    answered as the step takes. The step takes answered questions in the order in which they were asked, and
+    leaves the others to later steps. None: a step waits until each of its questions is answered or past its
+    deadline, so runs do not depend on when answers arrive."""
     max_answer_age: Whole | None = None
     """Largest age of an answer, in steps since its question was asked. An older answer is counted and not
     learned. None: no answer is too old."""
@@ -345,7 +345,7 @@ class CheckpointConfig:
     """Steps between two checkpoints. There is also one at the end of the run."""
     background: bool = True
     """True: a checkpoint is written while the run goes on, from a copy of the learned weights and their
-    moments. False: nothing is copied, and the step waits until the checkpoint is written."""
+    moments. False: no copy is kept in memory, and the step waits until the checkpoint is written."""
     keep_last: Count = 2
     """Number of the newest checkpoints that are kept. Older ones are removed after a new one has been
     verified."""
@@ -399,9 +399,9 @@ class ComputeConfig:
     """Sends every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None
     """Memory for the run's tensors, 10^9 bytes. None: the memory that is free before any weight is loaded. If
-    the estimated need is clearly larger, the run is refused; a larger number here lets it start. With
-    learner.micro_batch_tokens: auto it must be set. The learner's models, optimisers and passes are then
-    fitted into this memory, and nothing is estimated."""
+    the estimated need is clearly larger, the run is refused; a larger number here lets it start. If
+    learner.micro_batch_tokens is `auto`, this field must be set. The learner's models, optimisers and passes
+    are then fitted into this memory, and no estimate is compared with it."""
 
 
 @dataclass(frozen=True)

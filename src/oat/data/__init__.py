@@ -1,1 +1,1 @@
-"""Records of files, hubs and functions, and the prompts, with recorded responses, that are made of them."""
+"""Records read from files, hubs and functions; prompts are made of them, some with recorded responses."""

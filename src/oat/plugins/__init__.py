@@ -1,1 +1,1 @@
-"""Parts by name: the registry of ours, and users' code, which is found, called and kept apart here."""
+"""Parts by name: the registry of `oat`'s own parts, and the code that finds and calls users' parts."""

@@ -1,5 +1,5 @@
-"""The quickstart: a tiny model, a supervised start by a poor teacher, and two online alignments that overtake
-it, beside their controls.
+"""The quickstart: a tiny model learns sums from a poor teacher, and two online alignments improve it, each
+beside a control with permuted rewards.
 
     start     a Llama of 0.66 million parameters learns two-digit sums from a teacher's demonstrations; 75 of
               100 demonstrations lack the carry
