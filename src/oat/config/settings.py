@@ -105,7 +105,8 @@ class PromptsConfig:
     exceeds `max_tokens` is left out; one that exceeds only the model's context is an error.
     `cut_prompt_start`: the first tokens of the prompt are cut off. `cut_response_end`: the last tokens of
     each response that is too long are cut off. Cuts are counted (`prompts/cut`). A record that no cut makes
-    short enough is left out. The setting also applies to `evaluation.pairs` (docs/data.md#records-that-are-too-long)."""
+    short enough is left out. The setting also applies to `evaluation.pairs`
+    (docs/data.md#records-that-are-too-long)."""
     epochs: Count | None = None
     """Number of passes over the prompts; None: no limit. With several sources, a pass takes as many prompts
     as the sources have together."""
