@@ -374,7 +374,7 @@ def save(
 
 
 def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
-    """Load the newest checkpoint into every part and every slot.
+    """Load the newest checkpoint, if there is one, into the parts that it has and into every slot.
 
     Returns:
         The next step, and the metrics of the row that the run must still complete; None if it need not

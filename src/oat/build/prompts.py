@@ -115,9 +115,9 @@ class PromptReader:
         }
 
     def _room(self) -> dict[str, Any]:
-        """Return the option `room`: the largest number of tokens in a prompt that the policy responds to;
-        None if it is unknown. If the tokens of the response were subtracted, also return the option
-        `room_is`, which says so in messages."""
+        """Return the option `room`: the largest number of tokens in a prompt to which the policy responds;
+        None if it is unknown. With `sampling.overflow: refuse`, this is the context less the longest
+        response, and the option `room_is` is a text for messages that explains the difference."""
         sampling = self.resolved.config.sampling
         if self.context is None or sampling.overflow != "refuse":
             return {"room": self.context}

@@ -277,8 +277,8 @@ class Ledger:
         return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
-        """Return the price of the answers that steps have taken, plus the highest price of every question
-        that no step has taken."""
+        """Return the price of the answers that steps or evaluations have taken, plus the highest price of
+        every other question."""
         return self.store.committed(purpose)
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:

@@ -96,13 +96,13 @@ def refuse_lost(run_dir: Path, step: int | None = None) -> None:
     """Refuse a ledger that lacks answers which the run has taken. The ledger's file is not changed.
 
     Args:
-        step: the step of the checkpoint from which the run continues. None: the newest checkpoint with an
-            undamaged state, up to the one that `checkpoints/latest` names. The last row of metrics is then
-            checked too.
+        step: the step of the checkpoint from which the run continues. None: the checkpoint that
+            `checkpoints/latest` names or, if its state is damaged, the newest undamaged one before it; the
+            last row of metrics is then checked too.
 
     Raises:
-        LedgerError: the ledger lacks answers that the checkpoint or the row says were taken, or cannot be
-            read.
+        LedgerError: the ledger cannot be read, or it lacks answers that were taken according to the
+            checkpoint or the row.
     """
     if found := lacking(run_dir, step):
         raise LedgerError(

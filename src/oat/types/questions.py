@@ -126,8 +126,8 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        values: one probability (compare), or one score per candidate (score). A value whose mark is not "ok"
-            is not used.
+        values: one probability (compare), or one score per candidate (score). A value whose mark is
+            neither "ok" nor "tie" is not used.
         marks: one mark per value. "tie": there is no winner. "abstain", "failed": there is no value.
             "unpaid": the budget did not allow the question, and no oracle was asked.
         queries: number of priced items: one per scored candidate or compared pair.

@@ -116,11 +116,12 @@ class RemoteOracle(Oracle):
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """Return answers to questions of `tickets`, each with its ticket. If none is ready, wait at most
-        `seconds` for the first. If `collect` raises, its next call sends the questions with errors again.
+        `seconds` for the first. If `collect` raises, its next call sends those questions again that ended
+        with an error.
 
         Raises:
-            RefusalError: the server refuses a question. Either the status is not 400, 413 or 422, or the
-                server has answered no question so far and no other question is under way.
+            RefusalError: the server refuses a question with a status other than 400, 413 and 422; or with one
+                of these, if the server has answered no question so far and no other question is under way.
             OutageError: no server has answered for `max_outage_s`.
         """
         due = [ticket for ticket in dict.fromkeys(tickets) if ticket in self._calls]
