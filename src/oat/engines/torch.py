@@ -443,8 +443,8 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
 
 @torch.inference_mode()
 def page_bytes_of(lm: CausalLM) -> int:
-    """Return the bytes of a page of the KV cache, over all layers. As a test, decode a token in two rows, of 9
-    cached tokens and of 1. If the model has weights, the logits are compared with those of full passes.
+    """Return the bytes of a page of the KV cache, over all layers. Also test the cache on a row of 9 tokens
+    and a row of 1 token: if the model has weights, the logits must be those of full passes.
 
     Raises:
         ModelError: the logits differ, or the model cannot run with the cache.
