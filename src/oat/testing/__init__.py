@@ -1,5 +1,5 @@
-"""Help for the tests of people who extend `oat`: fakes that stand in for an engine or an oracle, checks that
-find what breaks a protocol before a run does, and a real run of a few seconds.
+"""Help for the tests of people who extend `oat`: fakes of an engine and an oracle, checks that a part keeps
+its protocol, and a real run of a few seconds.
 
     from oat.testing import check_oracle
     from reward import reward
