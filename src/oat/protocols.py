@@ -129,7 +129,7 @@ class Ledger(Protocol):
 
     def spent_before(self, step: int) -> Spent:
         """Return the spending at the time when step `step - 1` had taken its answers. Return an empty `Spent`
-        if `step` has already asked or taken questions."""
+        if step `step - 1` has no take, or if step `step` has already asked or taken questions."""
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
         """Return the number of changes of oracle versions that affect a row of metrics. A change counts if

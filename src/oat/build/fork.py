@@ -176,8 +176,8 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
 
 
 def begins_after(directory: Path) -> int:
-    """Return the number of steps that were done when a run began. For a fork these are the steps of the other
-    run; for any other run it is 0."""
+    """Return the number of steps that were done when a run began: for a fork the step of the checkpoint that
+    it began with, for any other run 0."""
     origin = _read(directory)
     return 0 if origin is None else origin.step
 

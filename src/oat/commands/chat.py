@@ -98,7 +98,7 @@ def _pipe_lines() -> Iterator[str]:
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
     """Drop the earliest turns of a conversation until there is room for an answer, and return the
     conversation. The room is `max_new_tokens` tokens, or a quarter of the context if that is less. The last
-    message always stays, even if it leaves less room.
+    message is kept even if the room after it is smaller.
 
     Raises:
         DataError: the last message alone leaves no room.

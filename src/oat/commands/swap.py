@@ -8,7 +8,7 @@ exchange they are hard-linked, or else copied, into the new folder.
 
 Some directories are not exchanged:
 * a mount point;
-* a directory that this user has no right to read and write, or to whose parent this user cannot write;
+* a directory that this user cannot read or cannot write, or whose parent this user cannot write;
 * the working directory and its parents, since a shell there would be left in a removed directory;
 * a directory with folders in it, such as a clone of a repository, or a run, since it may be in use;
 * a directory on a system or file system without this call.
@@ -77,9 +77,9 @@ def swapped_in(out: Path, stale: Callable[[], Collection[str]], keys: Sequence[s
 
 
 def _stays(out: Path) -> bool:
-    """Return True if the directory exists and is not to be exchanged for a new one as a whole: it is the
-    working directory or contains it, it contains a folder, it is a mount point, or this user lacks the
-    permissions."""
+    """Return True if the directory `out` must not be exchanged: it is the working directory or contains it,
+    it contains a folder, it is a mount point, or this user lacks the permissions to read and write it and to
+    write to its parent. Return False if it does not exist."""
     if not out.exists():
         return False
     with suppress(FileNotFoundError):  # the working directory was removed

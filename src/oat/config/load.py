@@ -189,8 +189,8 @@ def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]
 def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str = "") -> ConfigError:
     """Return the error about a field that nothing reads.
 
-    The message proposes fields of other sections (`_elsewhere`). If there are none, it proposes the field of
-    the same section with the most similar name.
+    The message proposes the fields of other sections that `_elsewhere` finds. If it finds none, the message
+    proposes the field of the same section with the most similar name.
 
     Args:
         path: path of the unknown field.

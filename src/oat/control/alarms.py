@@ -214,8 +214,8 @@ class Alarms:
         return self.counts[name] == alarm.patience
 
     def _is_proven(self, name: str, values: Mapping[str, float]) -> bool:
-        """Return True if the alarm's metric is within bounds for the state that a step began with. The alarm
-        of the second oracle also needs an evaluation of that state."""
+        """Return True if the alarm's metric is within bounds for the state that a step began with. A metric
+        of the second oracle must have been measured for that state."""
         metric = self.alarms[name].metric
         return not self.counts[name] and (metric not in GOLD or metric in values)
 

@@ -1,5 +1,6 @@
 """Reads records from files, datasets and Python, in order or by place. The place of a record is an
-index or a byte offset, by which the reader finds the record again. Its row is the number that messages show.
+index or a byte offset, by which the reader finds the record again. The row of a record is the number that
+messages show.
 
 | source | content | row of a record |
 | --- | --- | --- |

@@ -206,7 +206,7 @@ class Decoding:
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
         """Make the forward passes over the sequences of groups that enter the cache: one sequence per group,
         whose keys and values are written for all rows of the group. The sequence is the prompt. A row that
-        has tokens already enters as a group of one row, and its sequence also has these tokens.
+        already has tokens forms a group of one row, and its sequence is the prompt and these tokens.
 
         Yields:
             For each pass, (rows, D): the hidden state of the last token of each row in the groups of the

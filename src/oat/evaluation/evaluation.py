@@ -190,9 +190,9 @@ class Evaluation:
 
         Raises:
             OatError: sampling, the first oracle, the extraction of answers or the writing of records failed.
-                If only the second oracle failed, there is a warning and the metric `eval/gold_failed`
-                instead.
-            LedgerError: the ledger failed, for either oracle.
+                If only the second oracle failed, nothing is raised; there is a warning and the metric
+                `eval/gold_failed`.
+            LedgerError: the ledger failed, for the first or the second oracle.
         """
         self.trigger.begin(step, queries)
         rounds = [*self.modes, *(learned_from(feedback) if self.extra.online and feedback else [])]

@@ -143,9 +143,9 @@ def _other_texts(store: Reader) -> Iterator[str]:
 def _made_up(store: Reader) -> Iterator[str]:
     """Yield a sentence for each cached value without a matching answer.
 
-    Each cached value names the step that took it. If the answers of this step have the value less often than
-    the cache, each surplus entry is reported. The check compares values only, because a cache key is a hash
-    that does not show the response.
+    Each cached value names the step that took it. If this step has n answers with a value, and the cache has
+    more than n such entries, there is a sentence for each entry after the first n. Responses are not
+    compared, because a cache key is a hash that does not show the response.
     """
     given: Counter[tuple[Any, ...]] = Counter()
     sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks

@@ -100,9 +100,10 @@ class Packed:
     """Layout of one row of tokens that is divided into spans, in order. There may be tokens between spans;
     their outputs have no meaning.
 
-    Spans share a bucket if their padded lengths are equal, and those of their prefixes (`Span.prefix`) too. A
-    span is padded on the right with copies of its last token. Since attention is causal, no real token
-    attends to the copies. A prefix is padded on the left, and a mask hides its padding.
+    Two spans share a bucket if they have equal padded lengths, and their prefixes (`Span.prefix`) have equal
+    padded lengths. One call computes the attention of a bucket. A span is padded on the right with copies of
+    its last token. Since attention is causal, no real token attends to the copies. A prefix is padded on the
+    left, and a mask hides its padding.
 
     Args:
         width: number of tokens to which every span is padded; prefixes are then not padded. None: prefix and

@@ -165,8 +165,12 @@ def _taker(purpose: str, step: int) -> str:
 
 
 def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int) -> dict[str, Any] | None:
-    """Return the sums over all takes so far (`names`, such as "queries") that the take of a step records;
-    None if the step has no take."""
+    """Return sums that the take of a step records, by name; None if the step has no take. A sum, such as
+    "queries", covers this take and all earlier ones.
+
+    Args:
+        names: names of the sums.
+    """
     sql = f"SELECT {', '.join(['step', *names])} FROM takes WHERE (purpose, step) = (?, ?)"
     row = db.execute(sql, (purpose, step)).fetchone()
     return dict(zip(names, row[1:], strict=True)) if row else None

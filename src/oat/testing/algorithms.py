@@ -333,7 +333,7 @@ class _Check(Part):
 
     def after(self, objective: Objective, feedback: Feedback) -> tuple[Any, ...]:
         """Make one step with an objective. Return the encoded batch, the metrics of the update, and the
-        objective's plan for the next step. The plan is None if the check uses a plan of the user instead."""
+        objective's plan for the next step. The plan is None if the user gave the check a plan."""
         learner = self.learner(objective)
         batch = self.prepare(objective, learner, feedback)
         report = self.update(objective, learner, batch)

@@ -55,11 +55,12 @@ class Tracking:
 
         Args:
             step: number of steps that are done. If it is 0, all rows are removed.
-            is_closed: True: the rows up to row `step` are kept. False: row `step` is removed too.
+            is_closed: True: rows 0 to `step` are kept. False: row `step` is removed. Without effect if `step`
+                is 0.
 
         Raises:
             ConfigError: somebody has changed `environment.json`.
-            DirectoryError: as in `row`.
+            DirectoryError: the run directory was moved, removed or replaced.
         """
         self.standing.refuse_lost(DirectoryError)
         kept_rows = step + is_closed if step > 0 else 0

@@ -115,7 +115,7 @@ class State:
         begins_anew: True if the sink gets all rows in every process.
 
     Attributes:
-        id: the name that the sink's `open` returned, in this process or the previous one; None if there is
+        id: the name that the sink's `open` returned, in this process or an earlier one; None if there is
             no name.
         next: step of the first row that the sink has not had.
     """

@@ -111,8 +111,8 @@ class Spent:
 
     Attributes:
         price: the price of all answers taken so far, plus the most that open questions may still cost.
-        refused: price of the cheapest question that the budget did not allow: one that the step took as
-            unpaid, or one that still waits for a later step. None if there is none.
+        refused: lowest price of the questions that the budget did not allow, among the questions that the
+            step took and those that wait for a later step. None if the budget allowed all of them.
         open: number of questions that are paid for and that no step has taken yet.
     """
 

@@ -43,7 +43,8 @@ class RemoteOracle(Oracle):
 
     * the server refuses a question with any other status;
     * the server gives no answer at all for `max_outage_s`;
-    * the server has refused a question with 400, 413 or 422, has answered none, and none is under way.
+    * the server refuses a question with 400, 413 or 422 before it has answered any question, and no other
+      question is under way.
 
     If the same command continues the run, the unanswered questions are asked again.
 
