@@ -219,10 +219,10 @@ def inputs_of_oracles(roles: Roles, versions: Mapping[str, str]) -> Inputs:
 def versions_of(known: Inputs | None, roles: Roles) -> dict[str, str]:
     """Return the version of each oracle, by address:
 
-    * If all files and options of the oracle are unchanged, the known version. So a file that was only saved
-      again changes nothing.
-    * If an older release of `oat` recorded neither a version nor files of a user's oracle, the version that
-      it recorded. So the run uses its recorded answers again.
+    * If all files and options of the oracle are unchanged, the version in `known`. So a file that was only
+      saved again changes nothing.
+    * If an older release of `oat` recorded a user's oracle without files and with "" or "None" as its
+      version, this text. So the run uses its recorded answers again.
     * Otherwise the version that the oracle states.
     """
     found = {}

@@ -209,11 +209,11 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
 
 
 def _settled(resolved: Resolved, directory: Path, origin: Origin | None) -> tuple[Resolved, Resolved | None]:
-    """Return two configurations: `resolved` with the values that a run fixed when it was created, and this
-    run's own. If a fork is to be made, the run is the one that is forked; otherwise it is the run in the
-    directory. If the directory has no run, the second configuration is None.
+    """Complete `resolved`. Return it, and the configuration of the run that is forked or continued; None if a
+    new run begins.
 
-    If the template reads the date and `render.date` is still open, the first configuration has today's date.
+    Fields that `resolved` leaves open get the values that the forked or continued run fixed when it was
+    created. If the template reads the date and `render.date` is still open, it becomes today's date.
 
     Args:
         origin: the origin of a fork that is still to be made; None: no fork is to be made.

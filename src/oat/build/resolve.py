@@ -198,8 +198,8 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
 
 
 def _with_schedule(resolved: Resolved) -> Config:
-    """Return the configuration, with `learner.schedule_steps` filled in if the schedule falls and this field
-    is not set: the number of optimiser steps in `stop.max_steps` steps of the run.
+    """Return the configuration. If the schedule falls and `learner.schedule_steps` is not set, set it to the
+    number of optimiser steps in `stop.max_steps` steps of the run.
 
     Raises:
         ConfigError: the schedule falls, and neither `learner.schedule_steps` nor `stop.max_steps` is set.
@@ -218,8 +218,8 @@ def _with_schedule(resolved: Resolved) -> Config:
 
 
 def _with_micro_batch(config: Config) -> Config:
-    """Return the configuration with the default of `learner.micro_batch_size`. If neither the rows nor the
-    tokens of a micro-batch are limited, it is 8 rows."""
+    """Return the configuration. If it limits neither the rows nor the tokens of a micro-batch, set
+    `learner.micro_batch_size` to 8."""
     if config.learner.micro_batch_size is None and config.learner.micro_batch_tokens is None:
         return replace(config, learner=replace(config.learner, micro_batch_size=8))
     return config

@@ -118,8 +118,8 @@ def _data(run_inputs: RunInputs) -> Lines:
 
 
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
-    """Return the steps that the run in the directory has done, and the queries that they have spent. If a
-    fork is still to be made, these are the steps that the other run had done at the fork's checkpoint."""
+    """Return the numbers of steps and queries that the run in the directory has made. If a fork is still to
+    be made, return those that the forked run had made at the fork's checkpoint."""
     step, directory = stored_step(resolved), seen(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run

@@ -38,8 +38,8 @@ _STEP = 16
 """Unit of the number of rows in a decoding step. Up to this number, the rows are padded to a power of two;
 beyond it, to a multiple of this number."""
 _STOP_MARGIN = 8
-"""To find a stop string, the newest tokens are turned into text: as many as can hold the string, and this
-number of tokens before them, because the first characters of such a text can be garbled."""
+"""To find a stop string, the newest tokens are turned into text: as many as the longest stop string has
+bytes, and this number more. More are needed because the first characters of such a text can be garbled."""
 
 Decode = Callable[[Sequence[int]], str]
 

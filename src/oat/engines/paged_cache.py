@@ -227,7 +227,7 @@ class PagedCache:
             self.lengths_N[row] = length
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
-        """Return the number of pages that `admit` would take for rows of `length` tokens. Add one page for
+        """Return the number of pages that `admit` would take for rows of `length` tokens, plus one page for
         each row that may need a further page later."""
         common, whole = self._common(rows, length), -(-length // PAGE)
         return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
@@ -270,8 +270,8 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """Take a free page of `pages`, which is `own` or `shared`, and return it. If `pages` has no gap and
-        cannot grow, since `own` and `shared` fill the storage, the gaps of the other one are closed first."""
+        """Take a free page of `pages` (`own` or `shared`), and return it. If `pages` has no gap, and `own`
+        and `shared` together fill the storage, close all gaps first."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()

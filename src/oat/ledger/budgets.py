@@ -93,12 +93,12 @@ class Spending:
         return min(map(self._price_of, intents), key=in_order, default=None)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
-        """Return True if, before this step, training can buy nothing more. Only what earlier steps took and
-        asked counts.
+        """Return True if, before this step, the budget of training pays for no further question. Only what
+        earlier steps took and asked counts.
 
         Args:
-            ahead: True if the questions would be asked ahead, for later steps. Then waiting questions count
-                at their highest price, even if they are asked in waves.
+            ahead: True if the question would be asked ahead, for a later step. If training asks in waves,
+                waiting questions count at their highest price with True, and not at all with False.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):

@@ -137,8 +137,8 @@ class Outstanding:
             self.lost.append(intent)
 
     def ask_again(self, purpose: str) -> None:
-        """Submit the questions in `lost` of a purpose again. The ledger calls this only for a step without a
-        record, so a finished run and a replay ask nothing."""
+        """Submit again those questions in `lost` that belong to a purpose. The ledger does not call this for
+        a step whose answers are recorded as taken. So a finished run and a replay ask nothing."""
         with self.store.lock:
             lost = [intent for intent in self.lost if intent.question.key.purpose == purpose]
             if not lost:

@@ -3,8 +3,8 @@
 A verdict is read from the log-probabilities of the first generated token that is not blank, and of the
 alternatives that the endpoint reports for this token. Alternatives that differ only in blanks are one
 verdict, and their probabilities are added. A verdict that is not among the alternatives has probability 0. If
-the endpoint gives no log-probabilities, the verdict is read from the text. Text and tokens up to `</think>`
-are skipped.
+the endpoint gives no log-probabilities, the verdict is read from the text. If a reply contains `</think>`,
+only the part after it counts.
 """
 
 import math

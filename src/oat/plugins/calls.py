@@ -39,8 +39,9 @@ _OF_THE_THREAD = {
     "torch.set_autocast_enabled",
     "torch.set_num_threads",
 }
-"""Settings of torch that each thread has for itself, or that the run's own threads change. Any other setting
-belongs to the process. If one call puts it back, `_tell_others` corrects the states kept for other calls."""
+"""Settings of torch that each thread has for itself, or that the run's own threads change. All threads share
+the other settings. If a call puts back such a shared setting, `_tell_others` corrects the states kept for
+other calls."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
 """States kept for the calls in progress, in all threads. The state of a call that never returns stays here
@@ -229,9 +230,9 @@ class _Kept:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """Return two functions for each setting of torch, by the name of torch's function: the first reads
-        the setting, the second sets it. The number of threads is included only on the main thread, because
-        the run changes it while other threads make calls."""
+        """Return two functions for each setting of torch: the first reads the setting, the second sets it
+        (inference mode cannot be set). The keys are the names of torch's functions. On threads other than the
+        main thread, the number of threads is left out, because the run may change it during their calls."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:

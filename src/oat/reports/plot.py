@@ -346,8 +346,8 @@ def _write_table(lines: Sequence[Line], file: Path, against: Against) -> None:
 
 
 def _draw(lines: Sequence[Line], file: Path, against: Against) -> None:
-    """Draw each configuration in its own colour, and each metric in its own line style. If there is only one
-    metric, the style distinguishes configurations that share a colour."""
+    """Draw the lines. The colour shows the configuration, and the line style shows the metric. If there is
+    only one metric, the style distinguishes configurations that share a colour."""
     names, metrics = (
         list(dict.fromkeys(getattr(line, field) for line in lines)) for field in ("name", "metric")
     )

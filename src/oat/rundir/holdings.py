@@ -11,7 +11,7 @@ took. For each purpose, a checkpoint stores four facts:
 Records that the ledger gets later do not change these facts. So the ledger may have more takes than the
 checkpoint, for example after a kill or after a roll back.
 
-The last row of `metrics.jsonl` shows that the step before it has a take. So the check also finds a loss after
+Row n of `metrics.jsonl` is written after the n-th step took its answers. So the last row shows a loss after
 the newest checkpoint.
 
 The check finds a ledger that is missing, that lacks its end (an older copy, a lost or cut `-wal`), or that

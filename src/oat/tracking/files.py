@@ -1,6 +1,6 @@
-"""The files that people read while a run goes on. `metrics.jsonl` has one line per step. `samples.jsonl` has
-some groups of each step. `environment.json` has the machine, versions and code of the run. Sinks get the
-lines of the first two files."""
+"""The files that people read while a run goes on. `metrics.jsonl` has one line for the start and one for each
+step. `samples.jsonl` has some groups of each step. `environment.json` has the machine, versions and code of
+the run. Sinks get the lines of `metrics.jsonl` and, if their options ask for it, those of `samples.jsonl`."""
 
 import json
 import os
