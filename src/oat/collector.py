@@ -1,5 +1,6 @@
 """The collector. For a step of training it samples responses, lets the explorer choose, and asks the chosen
-questions, until the step has enough. No other box of the loop calls the actor and the explorer for training.
+questions, until the step has enough questions. No other box of the loop calls the actor to sample for
+training.
 """
 
 from collections.abc import Sequence

@@ -76,8 +76,8 @@ class PairConfig:
     """Optimiser steps per pass."""
     ties: Undecided = "mask"
     """Treatment of tied pairs (equal rewards, or a probability of one half). `mask`: they are left out.
-    `half`: their loss is the mean of two losses, one for each response as the chosen one; `aot` refuses
-    `half`. A pair of equal responses is always left out."""
+    `half`: their loss is the mean of two losses, with the first and with the second response as the chosen
+    one; `aot` refuses `half`. With `half` too, a tied pair of equal responses is left out."""
     abstentions: Undecided = "mask"
     """Treatment of pairs on which the oracle abstains: `mask` or `half`, as in `ties`. Failed and unpaid
     questions are always left out."""

@@ -186,8 +186,8 @@ class OracleConfig:
     """Largest number of questions that are asked ahead of the steps that learn from them. Answers can then
     arrive while the run learns. 0: each step asks only its own questions."""
     max_wait_s: Positive | None = None
-    """Largest number of seconds that a step waits for answers. The wait ends earlier if as many questions are
-    answered as the step takes. The step takes answered questions in the order in which they were asked, and
+    """Largest number of seconds that a step waits for answers. The wait ends earlier when enough questions
+    for the step are answered. The step takes answered questions in the order in which they were asked, and
     leaves the others to later steps. None: a step waits until each of its questions is answered or past its
     deadline, so runs do not depend on when answers arrive."""
     max_answer_age: Whole | None = None

@@ -226,8 +226,8 @@ class Alarms:
         return alarm.below * level, alarm.above * level
 
     def _follow(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        """Warn of a raised alarm. If its action is `stop`, or if no roll back is left for it, store the
-        reason why the run ends instead."""
+        """If the action of a raised alarm is `stop`, or is `roll_back` and no roll back is left, the alarm
+        ends the run: store the reason, if there is none yet. Otherwise warn of the alarm."""
         alarm = self.alarms[name]
         what = self._message(name, values)
         is_spent = alarm.action == "roll_back" and self.roll_backs >= self.max_roll_backs

@@ -131,8 +131,9 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values (`Storage.of`). Set to zero each page that is
-        in the block for the first time. It could hold NaN, and even with weight 0 a NaN makes sums NaN."""
+        """Return the memory of a layer's keys and of its values (`Storage.of`). When a page joins the block
+        for the first time, set its memory to zero. The memory could hold NaN, and even with weight 0 a NaN
+        makes sums NaN."""
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
             self._part(tensor, clean, self.block).zero_()

@@ -34,8 +34,8 @@ class Turn:
 
 class Environment(Protocol):
     """An environment, which plays episodes. Its methods depend only on their arguments, so an episode can be
-    played again. An exception becomes an `EpisodeError` and ends the run, so a bad response should get a low
-    reward instead."""
+    played again. For a bad response, return a low reward and raise nothing: an exception becomes an
+    `EpisodeError`, which ends the training."""
 
     def reset(self, prompt: Prompt, generator: np.random.Generator) -> Mapping[str, Any]:
         """Return the state before the first response."""

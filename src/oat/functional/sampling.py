@@ -87,7 +87,7 @@ def inverse_cdf(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, " R"]
         (R,) int64 ids.
 
     Raises:
-        ShapeError: the logits are not a matrix, or there is not one uniform number for each row.
+        ShapeError: the logits are not a matrix, or `uniforms_R` does not have the shape (R,).
     """
     if logits_RV.ndim != 2 or uniforms_R.shape != logits_RV.shape[:1]:
         raise ShapeError(

@@ -52,14 +52,14 @@ class Cache:
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
-        """Return the states of the values of a question's answer.
+        """Return which values of a question's answer are known, awaited or to be asked for.
 
         Args:
             asking: the queries that other questions ask.
 
         Returns:
-            The states, and the queries that the question itself would send, as a dict in the form of
-            `Asking`. Each query has its addresses in `asking`, followed by the question's own.
+            The state of each value, and the queries that the question would send. Each query has its
+            addresses from `asking`, followed by an address in the question's answer.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}

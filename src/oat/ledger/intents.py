@@ -159,7 +159,7 @@ def whole(
     Args:
         answer: the answer to the part that was sent, or the result of an earlier call that still awaits
             values.
-        brought: the values of those other questions that have an answer, by key.
+        brought: values from the answers to other questions, by the key of the question.
         missing: the mark for a value that has not come yet.
     """
     if not any(intent.cached):

@@ -39,9 +39,9 @@ class Oracle:
     """If the oracle's service gives no answer for this many seconds, the oracle ends the run. None: the
     oracle has no service. `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """A text that identifies everything besides the question that answers depend on, such as the model. The
-    ledger does not use answers of another version again. None: the oracle states no version. The version of a
-    user's function or class is then the hash of its file (`oracles/make.py`)."""
+    """A text that identifies what decides the answer to a question, for example the model. The ledger does
+    not use answers of another version again. None: the oracle states no version. The version of a user's
+    function or class is then the hash of its file (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
     """The facts that `version` depends on, as plain values. Keys are a file and a field; facts that are in no
     file have "options" in place of the file. A continued run compares them with the recorded facts

@@ -47,8 +47,8 @@ def tickets_of(returned: Any, count: int, name: str, known: Collection[str] = ()
         known: tickets of other open questions.
 
     Raises:
-        OracleError: there is not one string for each question, or a ticket equals another one or one in
-            `known`.
+        OracleError: the result is not a list or tuple with a string for each question, two tickets are equal,
+            or a ticket is in `known`.
     """
     is_list = isinstance(returned, list | tuple) and all(isinstance(ticket, str) for ticket in returned)
     if not is_list or len(returned) != count or len({*returned} - {*known}) != count:

@@ -210,8 +210,8 @@ class HttpClient:
         Args:
             read: makes the result from a reply's body, on the client's thread. If it raises ValueError, the
                 try has failed.
-            deadline_s: seconds for the call, counted from the time at which it is one of the `concurrency`
-                calls under way.
+            deadline_s: seconds for the call. While `concurrency` other calls are under way, the call waits,
+                and this wait does not count.
             max_tries: replaces the client's `max_tries` for this call.
             has_failed: called on the client's thread after each failed try. The service may charge for this
                 try.

@@ -351,13 +351,12 @@ class Mixture(Oracle):
     def _scale(
         self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
     ) -> tuple[float, float]:
-        """Return the number that is subtracted from a score of the source, and the number by which the
-        difference is divided.
+        """Return the mean and the divisor of the formula (score - mean) / divisor, which normalises the
+        source's scores.
 
         Args:
             group: the source's scores of one question's candidates.
-            batch: the source's scores of all questions that were submitted together: those of a round or, if
-                a round is asked in waves, of a wave.
+            batch: the source's scores of all questions that were submitted together (a round, or a wave).
         """
         if source.normalise in ("none", "fixed"):
             return source.mean, source.std

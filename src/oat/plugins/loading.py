@@ -55,9 +55,9 @@ def naming(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def same_by_file(stored: Any, now: Any) -> Any:
-    """Return `now` with some names replaced: where `now` has `file.py:Name` or `module:Name`, and `stored`
-    has `python:Name` with the same `Name`, the result has `python:Name`. Load the object of the file or
-    module; `python:Name` finds it until the enclosing `naming` ends.
+    """Return `now` with some names replaced. A name `file.py:Name` or `module:Name` becomes `python:Name` if
+    `stored` has `python:Name` at the same place. The object of the file or module is loaded, and
+    `python:Name` finds it until the enclosing `naming` ends.
 
     With this function, a run that was begun from Python can be continued with a configuration file.
 

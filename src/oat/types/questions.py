@@ -12,7 +12,7 @@ Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed", "unpaid"]
 
 UNASKED = "none"
-"""A question with this name instead of an oracle's name is put to no oracle. It costs nothing and has no
+"""Value of `Question.oracle` for a question that is put to no oracle. The question costs nothing and has no
 winner."""
 ENSEMBLE = "ensemble"
 """Name of the oracle in questions that the ensemble answers. The ensemble never learns from its own

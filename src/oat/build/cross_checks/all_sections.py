@@ -45,9 +45,8 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     learner.buffer,
     "learner",
 )
-"""The checks in the order in which they are made; the first mistake is reported. The name of a section stands
-for the checks that parts make of this section. At the end come the checks that parts make of other
-sections."""
+"""Checks in the order in which they are made; the first mistake is reported. The name of a section stands for
+the checks that parts make of this section. `check_settings` makes further checks after these."""
 
 
 def check_settings(resolved: Resolved) -> None:
