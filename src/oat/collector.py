@@ -63,7 +63,8 @@ class Collector:
         self.due = state["due"]
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask questions until those of all steps up to this one, and those to be asked ahead, are on disk.
+        """Ask questions until enough are on disk: those of this step and of earlier steps, and those to be
+        asked ahead.
 
         The method asks fewer questions in four cases:
 

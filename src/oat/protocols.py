@@ -119,9 +119,9 @@ class Ledger(Protocol):
         """Record that a step asks nothing because the budget does not allow this price."""
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Find the newest take of this purpose, of step `step` or an earlier step. Return the price that the
-        budget did not allow in it; of several prices, the lowest. Return None if the budget allowed
-        everything, or if there is no take."""
+        """Return the lowest price that the budget did not allow in a purpose's newest take. Takes of steps
+        after `step` are ignored. Return None if there is no take, or if the budget allowed everything in it.
+        What `refuse` recorded counts as a take."""
 
     def committed(self, purpose: str) -> Price:
         """Return the price of all answers that steps have taken, plus the highest price of every question

@@ -131,8 +131,8 @@ class Objective(Protocol):
     """Columns of the data that `prepare` reads as numbers, each with the setting that names the column. A
     record without this number is malformed (`prompts.on_bad_record`)."""
     setting_for: Mapping[str, str] = {}
-    """The algorithm's setting that an error message proposes, by what it is needed for: "answers" (to learn
-    from answers), "held_out" (to hold out pairs), or the name of a metric (to report this metric)."""
+    """For each need, the setting of the algorithm that an error message proposes. The needs are "answers" (to
+    learn from answers), "held_out" (to hold out pairs), and names of metrics (to report the metric)."""
 
     @staticmethod
     def defaults(config: Any, run: RunFacts) -> Mapping[str, Derived]:

@@ -54,7 +54,7 @@ from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires
 
 Undecided = Literal["mask", "half"]
 """Treatment of a pair without a winner. `mask`: the pair is left out. `half`: its loss is the mean of two
-losses, one for each response as the chosen one."""
+losses. In the first loss, the first response counts as chosen; in the second loss, the second response."""
 
 
 ROUNDING = 1e-5

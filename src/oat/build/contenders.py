@@ -31,9 +31,11 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
     """Return the two contenders. Their configurations differ only in the sections `model` and `render`.
 
     Args:
-        first, second: a run directory, a configuration file, or a model. All other settings are those of
-            `first`. If `first` is a model, they are those of `second`.
-        flags: settings from the command line. They override the other settings.
+        first, second: a run directory, a configuration file, or a model. The settings outside these two
+            sections are those of `first`; if `first` is a model, those of `second`. But `oracle.repeats` is
+            0, and `evaluation.kl` and `evaluation.pairs` are off.
+        flags: settings from the command line. They override the settings of `first`; if `first` is a model,
+            those of `second`.
 
     Raises:
         ConfigError: neither `first` nor `second` is a run or a configuration, or the configuration has no

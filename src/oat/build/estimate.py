@@ -204,9 +204,9 @@ def _phases(
 ) -> dict[str, int]:
     """Return, for each part of a step, the largest number of bytes that are alive together.
 
-    The parts are imitated one after another. The optimiser's moments exist from the first update on. So
-    sampling is imitated after two updates or, if `stop.max_steps` is 1, before the only update. Evaluation
-    comes last.
+    The parts are imitated in this order: two updates, sampling, evaluation. So the optimiser's moments, which
+    exist from the first update on, are counted. If `stop.max_steps` is 1, the order is: sampling, one update,
+    evaluation.
     """
     sampling, engine = make_sampling(resolved), resolved.engine
     has_one_step = resolved.config.stop.max_steps == 1

@@ -26,8 +26,8 @@ _ENDS_SEEN = 16
 _SOON = 8
 """A response with at most this number of tokens counts as one that ends soon."""
 _MUCH = 0.25
-"""Limit of the mean probability of empty responses, and of greedy responses that end soon. If one of the two
-is above this limit, a line names a remedy."""
+"""Limit of two probabilities, each a mean over the prompts: of an empty response; and of the greedy response,
+where 0 is taken if it does not end soon. Above this limit, a line names a remedy."""
 _LIKELIEST = 4
 """Number of the most probable first tokens that are shown."""
 _END_SHOWN = 6

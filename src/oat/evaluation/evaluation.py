@@ -451,8 +451,8 @@ class Evaluation:
 
 
 def learned_from(feedback: Feedback) -> list[Mode]:
-    """Return a list with one element, the mode `online`: the responses that a step's questions were about.
-    Each group is cut to the size of the smallest group. The list is empty if the step took no feedback."""
+    """Return the mode `online` in a list. Its responses are those that a step's questions were about. Each
+    group is cut to the size of the smallest group. Return an empty list if the step took no feedback."""
     responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
     size = min(map(len, responses), default=0)
     groups = [

@@ -73,8 +73,8 @@ def sampled_logps(
         temperature_K: temperature at which each token was drawn, positive.
         num_tokens: size of the tokenizer's vocabulary. Further columns of the logits are padding of the head
             and are ignored.
-        kept: the kept sets, each pair of an id and a token once. If no id is listed for a token, its kept set
-            is the complete vocabulary. None: every token's kept set is the complete vocabulary.
+        kept: the kept sets; no set has an id twice. If no id is listed for a token, its kept set is the
+            complete vocabulary. None: every token's kept set is the complete vocabulary.
     Returns:
         (K,) nats, in at least float32; -inf, without gradient, for an id outside its token's kept set.
 

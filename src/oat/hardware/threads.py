@@ -36,9 +36,8 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 
 def candidates(parameters: int) -> list[int]:
-    """Return the numbers of threads to measure, ascending. They are the powers of two up to the highest
-    number, and the highest number itself: torch's present number of threads, but at most the number of
-    processors.
+    """Return the numbers of threads to measure, ascending: the highest number and all powers of two below.
+    The highest is torch's present number of threads or the number of processors, whichever is lower.
 
     For a large model, return the highest number alone: fewer threads were not faster, and measuring takes
     long.

@@ -1,10 +1,10 @@
 """The replay buffer: the older feedback that a step learns from beside its own.
 
 The buffer is a view of the ledger and has no state of its own. A step learns from its own questions and from
-older ones. The setting `questions` limits their total number. The older ones are the newest that earlier
-steps took since the buffer was last cleared. So recorded feedback and settings alone decide what a step
-learns from, also after a kill, a replay, a fork or a roll back. `prepare` computes again everything that
-depends on weights, such as log-probabilities under the reference.
+older ones, which earlier steps took since the buffer was last cleared. The setting `questions` limits the
+total number. If there are more, the oldest are left out. So recorded feedback and settings alone decide what
+a step learns from, even after a kill, a replay, a fork or a roll back. `prepare` computes again everything
+that depends on weights, such as log-probabilities under the reference.
 
 Older trajectories are read and decoded again at every step. `reach` returns the first step whose trajectories
 are still needed. The size counts questions, not pairs with a winner, so it does not depend on answers.

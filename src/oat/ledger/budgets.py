@@ -157,8 +157,8 @@ class Spending:
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
         """Return the quote of a question, and the queries that would be sent for it.
 
-        The queries are a dict in the form of `Asking`. Under each cache key it has the addresses that
-        `asking` has for this key, and then the question's own.
+        The queries have the form of `Asking`: for each cache key, the addresses from `asking`, followed by
+        the question's own addresses.
         """
         if question.oracle == UNASKED:
             return Quote(), {}

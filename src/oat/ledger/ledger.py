@@ -144,9 +144,9 @@ class Ledger:
     ) -> None:
         """Record a round of questions with its trajectories, then submit questions.
 
-        A question is submitted if the budget allows it, unless earlier answers and waiting questions bring
-        all of its values. If the purpose is asked in waves, the call submits only the questions of the next
-        wave. It submits none if the previous wave is not settled.
+        A question is not submitted in three cases: it has no oracle; the budget does not allow it; or earlier
+        answers and waiting questions bring all of its values. If the purpose is asked in waves, the call
+        submits only the questions of the next wave. It submits none if the previous wave is not settled.
 
         Args:
             groups: the groups of the round, one for each prompt.

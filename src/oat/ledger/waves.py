@@ -207,9 +207,10 @@ class Waves:
         return any(value.mark == "unpaid" for value in self.store.values(key) or ())
 
     def _spent(self, purpose: str) -> Price:
-        """Return the price of a purpose's answers so far. All waves must be settled. The newest wave that has
-        a recorded price gives the price of the answers before the wave. The prices of the wave's own answers
-        and of all later answers are added to it."""
+        """Return the price of a purpose's answers so far. All waves must be settled.
+
+        The price that is recorded with a wave is that of all answers before the wave. So the newest recorded
+        price is read, and the prices of all answers from its wave on are added."""
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"

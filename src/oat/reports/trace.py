@@ -98,7 +98,8 @@ def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
     """Decorate the methods of the boxes that a step calls.
 
     Args:
-        within: function that returns a decorator, given the name of an activity. `record_function` is one.
+        within: function that gets the name of an activity and returns a decorator. For example,
+            `record_function` does this.
     """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),

@@ -95,8 +95,9 @@ class FakeOracle(Oracle):
             returns a list with one value per candidate, or one value for all candidates. Instead of a
             number, a value may be a mark: "tie", "abstain" or "failed".
         answers: the kind of questions that the oracle takes.
-        late: a function that gets a question and returns the number of calls of `collect` without its answer
-            before the call with its answer. None: the question is never answered. The default returns 0.
+        late: a function that gets a question and returns a number n: the first n calls of `collect` do not
+            return its answer, and the next call does. If it returns None, the question is never answered. The
+            default returns 0.
         newest_first: True makes `collect` return the available answers in reverse order.
 
     Attributes:

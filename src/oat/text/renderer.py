@@ -217,9 +217,10 @@ class Renderer:
         prompt is taken. It may differ from the response: Qwen3's template adds an empty block of reasoning,
         and Llama 3's template trims the text.
 
-        The rendering is discarded in two cases: its beginning or end differs from that of other responses, or
-        it leaves out a part of the response other than white space. Then the response's own text is used. If
-        the generation prompt ends in <think>, a <think> at the beginning of this text is removed.
+        The rendering is discarded in two cases: the text before or after this response is not the template's
+        usual one; or the template leaves out a part of the response other than white space. Then the
+        response's own text is used. If the generation prompt ends in <think>, a <think> at the beginning of
+        this text is removed.
 
         Args:
             message: a text, or an assistant's message. The template may write the further fields of a

@@ -22,10 +22,10 @@ class Turn:
     have no template.
 
     Attributes:
-        end_id: id of the token that ends a turn: the first added token in `closing` that may be a control
-            token; otherwise the tokenizer's end-of-text; None if the tokenizer has no end-of-text.
-        end_text: the part of `closing` up to the end of this token, or the text of the end-of-text; "" if
-            `end_id` is None.
+        end_id: id of the token that ends a turn. This is the first added token in `closing` that may be a
+            control token. If there is none, it is the tokenizer's end-of-text; None without an end-of-text.
+        end_text: the beginning of `closing`, which ends with this token. If `closing` has no such token: the
+            text of the end-of-text. "" if `end_id` is None.
         opening: the text before a response to `USER`: the message and the generation prompt.
         lead: white space that the template writes between `opening` and the text of a response.
         closing: the text from the end of a response to the end of the conversation.

@@ -270,9 +270,9 @@ def _matrices_agree(one: str, other: str, prove: Prove) -> bool | None:
 
 
 def _lists_agree(one: Listed | None, other: Listed | None, prove: Prove) -> bool | None:
-    """Compare two lists. Return True if their elements are equal; if neither list is ordered, they are
-    compared in any order. Return False for a set and an ordered list. Return None in all other cases: they
-    are undecided."""
+    """Compare two lists. Return True if the elements are equal: in order if both lists are ordered and have
+    the same brackets, in any order if neither list is ordered. Return False if one is a set and the other is
+    ordered. Return None in all other cases, which are undecided."""
     if one is None or other is None:
         return None
     if one.fence != other.fence:
