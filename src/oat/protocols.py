@@ -165,8 +165,8 @@ class Buffer(Protocol):
         """Return a step's feedback together with the older feedback that the step learns from again."""
 
     def share_out(self, objective: Objective, batch: Batch, feedback: Feedback) -> Batch:
-        """Return the batch that the objective prepared of this feedback. If the objective learns from the
-        older part of the feedback too, the returned batch has more mini-batches than `batch`."""
+        """Return `batch`, which the objective prepared of `feedback`. If `feedback` has questions of earlier
+        steps and the objective learns from them, the returned batch has more mini-batches."""
 
     def metrics(self, feedback: Feedback) -> Mapping[str, float]: ...
 

@@ -172,7 +172,7 @@ def _told(row: Trajectory) -> tuple[bytes, bytes]:
 
 
 def _mark(row: Trajectory) -> int:
-    """Return a hash of 64 bits of a row's identity. Among a million different rows, the probability that two
+    """Return a 64-bit hash of a row's identity. Among a million different rows, the probability that two
     have the same hash is 3e-8."""
     ids, trained = _told(row)
     return int.from_bytes(hashlib.blake2b(ids + trained, digest_size=8).digest(), "little", signed=True)

@@ -69,12 +69,12 @@ _TEMPLATES = {
 
 
 def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
-    """Return the newest fingerprints that processes of a run recorded. If there are none, return those in
-    `fork.json`, which only a fork has. Return None if there are none there either.
+    """Return the newest fingerprints that processes of a run recorded. If no process recorded any, return
+    those in `fork.json`, which only a fork has. If `fork.json` has none, return None.
 
     Args:
-        step: count only processes whose first row has this number or a lower one. If none of them recorded
-            fingerprints, the first recorded ones count. None: count all processes.
+        step: leave out each process whose first row is later than row `step`. If no fingerprints remain,
+            return the oldest that a process recorded. None: leave out no process.
 
     Raises:
         ConfigError: `environment.json` cannot be read as a list of entries.

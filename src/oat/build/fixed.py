@@ -52,9 +52,9 @@ FORKS = (
     "learner.logits_chunk",
     "learner.max_updates",
 )
-"""Fields and sections that, besides those of `FREE`, may change in a fork. `_refused_in_forks` makes
-exceptions, such as the algorithm's name. All other fields decide what a checkpoint or a ledger contains, or
-were measured."""
+"""Fields and sections that may change in a fork. `_refused_in_forks` makes exceptions, such as the
+algorithm's name. The fields of `FREE` may change too. The other fields stay the same, because the checkpoint
+or the ledger depends on them, or because the run measured them."""
 
 CHOSEN = {
     ("compute", "threads"): None,
@@ -118,8 +118,8 @@ def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool
 def known_by_file(config: Config, file: Path) -> Config:
     """Return the configuration with functions and classes named as in the run's own configuration file.
 
-    If the run was begun from Python, its file has names such as `python:score`. If `config` has
-    `rewards.py:score` in the place of this name, the result has `python:score` (`plugins.same_by_file`).
+    The file of a run that was begun from Python has settings such as `python:score`. If such a setting is
+    `rewards.py:score` in `config`, it is `python:score` in the result (`plugins.same_by_file`).
 
     Args:
         file: the run's own configuration file.

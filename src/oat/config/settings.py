@@ -45,8 +45,8 @@ class ModelConfig:
     """The model that the policy starts from: a hub id `org/name`, or a directory in the layout of
     transformers."""
     reference: str | None = None
-    """The reference: a model as in `path`, or the directory of an adapter for `path`. None: the weights that
-    the policy starts from."""
+    """The reference: a hub id or a directory of a model, or the directory of an adapter for `path`. None: the
+    weights that the policy starts from."""
     reference_device: Literal["cpu"] | None = None
     """Device of a reference with its own weights; used if compute.profile is `gpu`. `cpu`: the reference is
     in the CPU's memory and computes there. None: it is on the policy's device."""
@@ -98,8 +98,8 @@ class PromptsConfig:
     """Column of the reference answer or response; None: there is none."""
     max_tokens: Count | None = None
     """Largest number of tokens in a prompt. If responses are recorded: in a prompt together with its longest
-    response. A longer record is left out and counted (`prompts/dropped`). If it has responses, it can be cut
-    instead (`too_long`). The setting also applies to `evaluation`."""
+    response. A longer record is left out and counted (`prompts/dropped`). `too_long` can have recorded
+    responses or their prompts cut to fit. The setting also applies to `evaluation`."""
     too_long: Literal["leave_out", "cut_prompt_start", "cut_response_end"] = "leave_out"
     """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: a record that
     exceeds `max_tokens` is left out; one that exceeds only the model's context is an error.
@@ -284,9 +284,9 @@ class EvaluationConfig:
     """Held-out prompts: one source as in `prompts.path`, with the columns that `prompts` names. The model
     responds to them, and an oracle is asked about the responses."""
     pairs: str | None = None
-    """Recorded pairs that are never learned: one source as in `prompts.path`, with the columns that
-    `prompts.responses` names (default: `chosen` and `rejected`). Evaluations measure the algorithm's loss on
-    them (`eval/pairs/...`), and ask no oracle."""
+    """Recorded pairs that are never learned: one source, written like a source in `prompts.path`. The columns
+    are those that `prompts.responses` names (default: `chosen` and `rejected`). Evaluations measure the
+    algorithm's loss on the pairs (`eval/pairs/...`), and ask no oracle."""
     split: str | None = None
     """Split to read, of `path` and of `pairs`; None: `train`. With a split, a `path` or `pairs` that is not a
     dataset is an error."""
@@ -307,8 +307,8 @@ class EvaluationConfig:
     max_prompts: Count | None = None
     """Number of records to read from the beginning of `path` and of `pairs`; None: all."""
     online: bool = False
-    """Also evaluates, as `eval/online`, responses that training sampled: those that the step before the
-    evaluation asked about. The oracle and the budget are those of the evaluation."""
+    """Also evaluates, as `eval/online`, the sampled responses that the last training step took answers about.
+    The evaluation's oracle is asked about them, within the evaluation's budget."""
     oracle: str | Component | None = None
     """Oracle of evaluations: a name, or a section with the name and the oracle's own options. If it is only a
     name, and training's oracle has this name, training's options hold too. None: the oracle of training."""

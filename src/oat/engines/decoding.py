@@ -151,8 +151,8 @@ class Decoding:
 
     def _groups(self) -> list[list[int]]:
         """Return groups of rows. The rows of a group have the same prompt and enter together. If shapes are
-        fixed, each row is a group. Otherwise the rows of a prompt are cut into groups with at most this
-        number of rows, whichever is smaller:
+        fixed, each row is a group. Otherwise the rows of a prompt are cut into groups. The largest size
+        of a group is the smaller of two numbers:
 
         * The median number of rows of a prompt. A decoding step computes each shared page for as many rows as
           the largest group has, so one large group would slow all steps.

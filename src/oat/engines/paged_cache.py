@@ -327,9 +327,9 @@ class PagedCache:
 
         Returns:
             Three arrays:
-            * The entries of all rows, one row after another. A row has one entry for each of its pages. For
-              an own page, the entry is the page's index in the block `own`. After these indices come the
-              entries of shared pages: each page of the block `shared` has one for each row that may read it.
+            * The entries of all rows, one row after another. A row has one entry, a number, for each of its
+              pages. For an own page, it is the page's index in the block `own`. Larger numbers stand for
+              shared pages: a page of the block `shared` has one number for each row that may read it.
             * (R,) the index of each row's first entry.
             * (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
               empty place.

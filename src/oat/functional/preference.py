@@ -55,8 +55,8 @@ def length_margin(
     alpha: float,
     beta: float,
 ) -> Float[Tensor, " U"]:
-    """Return the margin of length-regularised DPO (arXiv:2403.19159, Eq. 9). Its policy maximises the reward
-    less `alpha` per token. Solved for the reward, this adds alpha * length to the implicit reward of DPO.
+    """Return the margin of length-regularised DPO (arXiv:2403.19159, Eq. 9). The policy is to maximise the
+    reward minus `alpha` per token. So the implicit reward is that of DPO plus alpha * length.
 
     h' = h + (alpha / beta) (chosen_length - rejected_length),
     so that beta h' = beta h + alpha (chosen_length - rejected_length)

@@ -178,8 +178,8 @@ class Reader(Connection):
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
-        """Return the price that the budget did not allow, from the newest recorded take of a step up to
-        `step`. Return None if there is no such take, or if the budget allowed everything."""
+        """Return the price that the budget refused at the newest take of `step` or of an earlier step. Return
+        None if there is no such take, or if the budget refused nothing at this take."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
         (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
         return None if refused is None else Price(*json.loads(refused))

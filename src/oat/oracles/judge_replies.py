@@ -108,7 +108,7 @@ def probabilities(logps: dict[str, float], verdicts: Sequence[str]) -> dict[str,
 
 def verdict_in(text: str, verdicts: Sequence[str]) -> str | None:
     """Return the verdict at the beginning of a text. Punctuation before it is skipped. Return None if the
-    text begins with no verdict, or with a longer word or number."""
+    text begins with no verdict. "Also" does not begin with the verdict "A", nor "1.5" with "1"."""
     found = re.match(rf"\W*({'|'.join(map(re.escape, verdicts))})\b(?!\W?\d)", text)
     return found[1] if found else None
 

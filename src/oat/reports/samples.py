@@ -33,8 +33,8 @@ class JudgedResponse:
     """A response and the oracle's verdict.
 
     Attributes:
-        verdict: a score, a win, a loss or a tie. If the oracle gave none of these, it is the mark that says
-            why. If the response was cut off or aborted, the verdict says so.
+        verdict: a score, a win, a loss or a tie; without these, the answer's mark, such as `failed`. In
+            training, "cut off" or "aborted" may follow. In an evaluation, gold's verdict may follow.
     """
 
     verdict: str

@@ -33,7 +33,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def pointed(directory: Path) -> tuple[list[str], str | None]:
-    """Return the names of the checkpoints up to the one that the pointer (`latest`) names.
+    """Return the name that the pointer (`latest`) holds, and the names of all earlier checkpoints.
 
     Returns:
         The names, and a warning or None. If the pointer cannot be used, the names are those of all

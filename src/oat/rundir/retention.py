@@ -18,8 +18,8 @@ class Retention:
         keep_last: number of the newest checkpoints that stay.
         keep_best: number of the checkpoints with the highest `best_metric` that stay. If values are equal,
             the newer checkpoint counts as better.
-        max_gb: limit of the size of all checkpoints together, in 10^9 bytes. The oldest are removed first.
-            The newest checkpoint and the target of a roll back always stay. None: no limit.
+        max_gb: limit of the size of all checkpoints together, in 10^9 bytes. Above it, the oldest are
+            removed, also the best ones. The newest and the target of a roll back stay. None: no limit.
     """
 
     keep_last: int

@@ -345,8 +345,8 @@ class Renderer:
         Otherwise return the conversation unchanged.
 
         Raises:
-            TemplateError: there is a form, and the conversation has messages besides system messages and one
-                last user message.
+            TemplateError: there is a form, and the conversation has a wrong role. The last message must be
+                the user's, and all messages before it must be system messages.
         """
         if self._question is None:
             return messages
