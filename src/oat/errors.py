@@ -247,8 +247,8 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """Return the first `most` characters of a text, followed by three dots if the text is longer. No method
-    that a subclass of `str` overrides is called."""
+    """Return the first `most` characters of a text, followed by three dots if the text is longer. Only
+    methods of `str` itself are called, even if the class of `text` overrides them."""
     return str.__getitem__(text, slice(0, most)) + ("..." if str.__len__(text) > most else "")
 
 

@@ -245,8 +245,8 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
 
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the `reward_metrics` of the step's scores. Scores from which a comparison was made also count,
-    even if only one of the two responses has a score."""
+    """Return the `reward_metrics` of the step's scores. They include the scores that came with answers about
+    pairs. Of such a pair, one response may lack a score."""
     scores: list[list[float]] = []
     for item in feedback.items:
         if item.question.kind == "score":

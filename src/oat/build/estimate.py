@@ -321,8 +321,8 @@ def _sampling(
 
 
 def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """Use as much memory as the engine when it draws tokens. Truncation (top-k, top-p, min-p) needs values,
-    which these logits lack. Instead of it, make tensors of the sizes that truncation makes."""
+    """Use as much memory as the engine when it draws tokens. These logits have no values, so they cannot be
+    truncated (top-k, top-p, min-p). Tensors of the sizes that truncation makes are made instead."""
     drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
     if sampling.truncates:
         some_RV = drawable_RV.clone()

@@ -120,14 +120,14 @@ def weights_prefix(model: str) -> str:
 
 def take_up_policy(run: Run, run_dir: Path) -> int:
     """Load the newest checkpoint of another run of the same model into this run, and return the checkpoint's
-    step. The learner gets the weights of the main model, which is the policy or the reward model. If this
-    run's reference follows the policy, the other run's complete state of the learner is loaded instead. The
-    engine's slots get the weights that they had at the checkpoint.
+    step. If this run's reference follows the policy, the learner gets the complete state of the other run's
+    learner. Otherwise it gets only the weights of the main model, which is the policy or the reward model.
+    The engine's slots get the weights that they had at the checkpoint.
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.
-        CheckpointError: the other run has no usable checkpoint yet, or this run's frozen weights are not
-            those beside which the checkpoint's adapter was trained.
+        CheckpointError: the other run has no usable checkpoint yet, or the checkpoint's adapter was trained
+            with other frozen weights than this run's.
     """
     step, weights, tensors, state = policy_weights(run_dir)
     learner, name = run.parts["learner"], learned_model(tensors)

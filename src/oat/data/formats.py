@@ -380,7 +380,7 @@ def number_of(value: Any) -> float | None:
 
 def _formats(prompt: str, pair: tuple[str, str], single: str) -> tuple[Format, ...]:
     """Return the known formats, with a layout's names of columns. The formats with a column for the prompt
-    come before those without. Among both, formats with more columns come first."""
+    come before those without. In each of these two parts, formats with more columns come first."""
     return (
         Format(PREFERENCE, (prompt, *pair), prompt),
         Format(UNPAIRED, (prompt, single, "label"), prompt),

@@ -256,7 +256,7 @@ class TorchEngine:
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
         """Check that the cache can hold the longest request. If the engine is deterministic, the cache must
-        hold as many requests of this length as the engine decodes together at most.
+        hold `_max_rows` requests of this length, which are decoded together.
 
         Raises:
             EngineError: the cache is too small.

@@ -1,5 +1,5 @@
-"""Checks of what an explorer returns: its needs, plans and questions. A run makes these checks at every call
-of a user's explorer (`oat.build.explorers`), and so does `check_explorer`."""
+"""Checks of what an explorer returns: its needs, plans and questions. A run makes these checks of a user's
+explorer (`oat.build.explorers`); `check_explorer` makes the same checks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

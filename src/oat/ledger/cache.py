@@ -27,8 +27,8 @@ CacheKey = tuple[str, str, str]
 """Purpose, oracle, and a hash of the remaining parts of the key: the columns `purpose`, `oracle` and `item`
 of the table `cache`."""
 Asking = dict[CacheKey, tuple[ValueAddress, ...]]
-"""By the cache key of a query: where the answers to the questions that ask this query will have its value, in
-the order in which these questions were asked."""
+"""Maps the cache key of a query to the addresses of its value in the answers that will bring it. The address
+in the answer to the oldest question comes first."""
 
 
 class Cache:

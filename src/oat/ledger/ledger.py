@@ -267,9 +267,9 @@ class Ledger:
             self.store.add_take(purpose, step, [], refused=price)
 
     def refused(self, step: int, purpose: str) -> Price | None:
-        """Find the last step, up to `step`, with a recorded take or refusal of this purpose. Return the price
-        that the budget did not allow at this step. Return None if there is no such step, or if it could pay
-        for everything."""
+        """Find the last recorded take or refusal of this purpose at step `step` or before. Return the price
+        that the budget did not allow then. Return None if nothing is found, or if the budget allowed
+        everything."""
         return self.store.last_refused(purpose, step)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
@@ -286,9 +286,9 @@ class Ledger:
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories that only steps before `step - 1` read. These steps are never replayed. The
-        trajectories that step `step - 1` took stay, because row `step` of the metrics may need them. If
-        `keep_groups` is True, all trajectories stay.
+        """Drop the trajectories of rounds whose questions were all taken by steps before `step - 1`. These
+        steps are never replayed. The trajectories that step `step - 1` took stay, because row `step` of the
+        metrics may need them. If `keep_groups` is True, all trajectories stay.
         """
         if not self.keep_groups:
             with self.store.lock, self.store:
@@ -307,8 +307,7 @@ class Ledger:
         of questions keep them:
 
         * A question that the oracle kept. It is not submitted again.
-        * A question of a purpose with a budget. Only its other values will be asked for, because no price is
-          reserved for the values that it keeps.
+        * A question of a purpose with a budget, because no price was reserved for these values.
 
         Args:
             changed: oracles whose version has changed since they answered. New questions await no values from
@@ -404,9 +403,9 @@ class Ledger:
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
         """Return True if a step need not wait any longer.
 
-        Without `max_wait_s`, two kinds of questions must be answered: the next `count` questions of the steps
-        `oldest` to `step`, and all untaken questions of steps before `oldest`. With it, `count` answered and
-        paid questions of the steps `oldest` to `step` suffice.
+        If `max_wait_s` is infinite, two kinds of untaken questions must be answered: the first `count` of the
+        steps `oldest` to `step`, and all of steps before `oldest`. If `max_wait_s` is finite, it is enough
+        that `count` untaken questions of the steps `oldest` to `step` are answered and paid.
         """
         if self.max_wait_s == math.inf:
             return not self.store.lacks(purpose, step, count, oldest)

@@ -92,8 +92,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
 
 def cut(store: Store, step: int) -> None:
-    """Delete each change that was recorded after the first `step` steps of training had taken their answers.
-    Restore the versions before these changes. The caller holds the transaction."""
+    """Undo the changes of versions that were recorded when steps 0 to `step - 1` of training had taken their
+    answers: restore the earlier versions, and delete the records. The caller holds the transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
             _put_versions(store, change["before"])

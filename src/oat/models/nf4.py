@@ -44,7 +44,8 @@ class Nf4Linear(torch.nn.Linear):
         weight: (n / 2, 1) uint8, the n weights, two in each byte.
         scales: the scales of the blocks, in eight bits.
         scale_scales: the scales of `scales`.
-        offset: the mean of the blocks' scales, which was subtracted before `scales` were packed.
+        offset: the mean of the blocks' scales. It was subtracted from each scale before the scales were
+            packed.
         code, scale_code: tables that map each code of `weight` and of `scales` to its value.
     """
 

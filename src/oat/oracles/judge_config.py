@@ -109,8 +109,8 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
     """Check the judge's options, and return them.
 
     Raises:
-        ConfigError: an option is missing, has a value that it does not take, is not used in this
-            `mode`, or contradicts another option.
+        ConfigError: an option is missing, has a wrong value, belongs to the other `mode`, or contradicts
+            another option.
     """
     try:
         c = msgspec.convert(dict(options), JudgeConfig)

@@ -66,8 +66,8 @@ _AXES = {
 }
 """For each choice of the x axis: its column in the table, and its label."""
 _MOST_FIELDS = 3
-"""A line's name has all settings that differ between lines, up to this number. If more settings differ, the
-name has only enough of them to tell the lines apart."""
+"""If at most this many settings differ between lines, a line's name has all of them. If more differ, the name
+has only enough of them to tell the lines apart."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,8 +100,8 @@ def newest_state(directory: Path, step: int | None = None) -> tuple[str, dict[st
     is no such checkpoint. The tensors are not verified.
 
     Args:
-        step: only checkpoints of this step count. None: the checkpoints up to the one that
-            `checkpoints/latest` names.
+        step: only checkpoints of this step count. None: the checkpoint that `checkpoints/latest` names and
+            those before it count; if this file names no checkpoint that is there, all count.
     """
     if step is None:
         found, _ = pointed(directory)
