@@ -97,9 +97,12 @@ class Collector:
         return _reached(self.actor.work().since(before))
 
     def _bound(self, step: int) -> int:
-        """Return the number of questions that `fill` brings to disk: those of all steps up to this one, and
-        those to be asked ahead. The latter are left out if the open questions could use up the budget. If the
-        budget is used up, return 0."""
+        """Return the number of questions, of all steps together, that `fill` tries to have on disk:
+
+        * 0 if the budget is used up;
+        * `due` if the open questions could use up the budget;
+        * otherwise `due` plus the number of questions to ask ahead.
+        """
         if self.ledger.is_spent(step):
             return 0
         return self.due if self.ledger.is_spent(step, ahead=True) else self.due + self._ahead(step)

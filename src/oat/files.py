@@ -73,7 +73,7 @@ def replacing(path: Path) -> Iterator[Path]:
     removed.
 
     Raises:
-        OSError: as in `saying_what_is_free`.
+        OSError: see `saying_what_is_free`.
     """
     new = path.with_name(f".new-{path.name}")
     try:

@@ -79,8 +79,8 @@ class PairConfig:
     `half`: their loss is the mean of two losses, with the first and with the second response as the chosen
     one; `aot` refuses `half`. With `half` too, a tied pair of equal responses is left out."""
     abstentions: Undecided = "mask"
-    """Treatment of pairs on which the oracle abstains: `mask` or `half`, as in `ties`. Failed and unpaid
-    questions are always left out."""
+    """Treatment of pairs on which the oracle abstains. `mask` and `half` mean the same as for `ties`. Pairs
+    of failed and unpaid questions are left out with both values."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")

@@ -171,7 +171,7 @@ def load_learned(
 
     Raises:
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
-            or the frozen weights are not those beside which the adapter was trained.
+            or the frozen weights are not those with which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
             changed.
     """

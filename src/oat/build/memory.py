@@ -108,8 +108,8 @@ def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
 
 
 def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
-    """Return a number of bytes that is larger than a run can need, often many times larger. It is computed
-    from the shapes of the matrices, without an estimate."""
+    """Return a number of bytes that is larger than a run can need, often many times larger. A formula gives
+    it from the sizes of the models and the batches; `estimate` is not called."""
     config, plan = resolved.config, resolved.plan
     engine = resolved.engine
     weights, a_token = policy.weights, policy.a_token

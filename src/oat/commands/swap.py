@@ -96,8 +96,8 @@ def _stays(out: Path) -> bool:
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
     """Make a new folder in `home` for the body of the context. The folder is locked, so other processes see
-    that it is in use. At the end, the directory at the folder's path is removed. After an exchange, this is
-    the model's old directory.
+    that it is in use. At the end, the directory at the folder's path is removed. If the body has exchanged
+    the folder and the model's old directory, this removes the old directory.
 
     Raises:
         ConfigError: no folder can be made in `home`.

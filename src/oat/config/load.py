@@ -262,15 +262,14 @@ def where(path: tuple[str, ...], origins: Origins) -> str:
 
 @contextmanager
 def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
-    """Add to errors that are raised within this context the place where the field at fault was set.
+    """Within this context, add to the message of an error the place where the field at fault was set.
 
-    * DataError: the field at fault is `field`. The place is added at the end, since the message begins with
-      file and row.
-    * Any other error: if the message begins with the name of a field, this is the field at fault; otherwise
-      it is `field`. If the message begins with a place, nothing is added.
+    * DataError: `field` is at fault. The place is added at the end, since the message begins with file and
+      row.
+    * ConfigError, EngineError, ModelError, TemplateError: if the message begins with a place, nothing is
+      added. If it begins with the name of a field, that field is at fault. Otherwise `field` is at fault.
 
-    If the field at fault is `field`, and its value is a relative path that exists only in the configuration's
-    folder, the message says so.
+    Other errors are left alone. If `field` is at fault, the hint that `_beside` returns is added too.
     """
     value: Any = config
     for name in field.split("."):

@@ -191,8 +191,8 @@ class OracleConfig:
     leaves the others to later steps. None: a step waits until each of its questions is answered or past its
     deadline, so runs do not depend on when answers arrive."""
     max_answer_age: Whole | None = None
-    """Largest age of an answer, in steps since its question was asked. An older answer is counted and not
-    learned. None: no answer is too old."""
+    """Largest age of an answer, in steps since its question was asked. Older answers are counted (metric
+    `answers/expired`), and no step learns from them. None: no answer is too old."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """Seconds after which an unanswered question counts as failed."""
     repeats: Whole = 1

@@ -120,7 +120,8 @@ class Alarms:
 
     Args:
         alarms: the alarms by name.
-        max_roll_backs: largest number of roll backs in a run. An alarm that calls for one more ends the run.
+        max_roll_backs: largest number of roll backs in a run. With none left, an alarm that
+            would cause a roll back ends the run.
         oracle: name of the oracle that training asks; used in hints.
 
     Attributes:

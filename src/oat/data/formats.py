@@ -258,9 +258,9 @@ class Layout:
         )
 
     def _implicit(self, columns: dict[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Return the common beginning of both responses of a preference as the prompt, and the columns with
-        the responses after this beginning. If the common beginning of two texts ends with a space, the space
-        becomes part of the responses, as in TRL's `extract_prompt`."""
+        """Return the prompt of a preference, which is the common beginning of both responses, and the columns
+        with this beginning cut off from the responses. If the common beginning of two texts ends with a
+        space, the space stays in the responses, as in TRL's `extract_prompt`."""
         pair = [_field(columns, name, where, "prompts.responses") for name in self._pair]
         place = f"{where}: fields {self._pair[0]!r} and {self._pair[1]!r}"
         if all(isinstance(value, str) for value in pair):

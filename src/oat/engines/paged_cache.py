@@ -26,8 +26,7 @@ from oat.models.attention import Packed
 PAGE = 8
 """Number of tokens in a page."""
 _SLACK = 1.03
-"""The gaps of a block are closed if its pages, gaps included, are more than this number times its pages in
-use."""
+"""The gaps of a block are closed if `Pages.used` is more than this number times `Pages.live`."""
 _WHOLE = 8
 """With fixed shapes, the number of pages in the block `own` is rounded up to a multiple of this number. Then
 each thread of an elementwise kernel computes only complete SIMD vectors."""
@@ -63,7 +62,8 @@ class Pages:
         multiple: the number of pages of the block is rounded up to a multiple of this number.
 
     Attributes:
-        used: number of pages up to the last one in use, including free pages before it.
+        used: number of pages in use plus number of gaps. A gap is a page that was dropped and not taken
+            again.
         live: number of pages in use.
         rows_PG: (capacity, readers) indices of the rows that read each page; -1 fills the unused places.
     """

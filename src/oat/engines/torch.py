@@ -8,8 +8,8 @@
 3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends only
    on the request and the settings. Batches then have a fixed number of rows, at least 64. The prompts of a
    batch are padded to one width, a power of two, and share no page. At most two threads compute. With fewer
-   rows or more threads, an elementwise kernel could give a thread a part that ends with less than two
-   vectors. The end of such a part may be rounded differently.
+   rows or more threads, an elementwise kernel could cut a tensor so that the last elements of a thread's part
+   fill less than two SIMD vectors. Such elements may be rounded differently.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """

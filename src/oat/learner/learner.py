@@ -56,8 +56,8 @@ class Learner:
             the backward pass.
         max_updates: largest number of optimiser steps in an update that trains the policy or the reward
             model; None: no limit.
-        max_skips: largest number of optimiser steps in a row that are left out because a number is not
-            finite; 0 stops at the first.
+        max_skips: largest number of consecutive optimiser steps that are left out because a number is not
+            finite. The next such step ends the run.
         following: the rule by which the reference follows the policy; None: the reference is frozen.
         keep: folder to which the batch that stops the run is written; None: it is not written.
     """
@@ -159,8 +159,8 @@ class Learner:
         return report.values()
 
     def version(self, model: str) -> int:
-        """Return the number of updates that the reference has had, if it follows the policy. Return 0 for a
-        frozen reference and for all other models, also for the policy."""
+        """Return the number of updates that the reference has had, if `model` is "reference" and the
+        reference follows the policy. Return 0 in all other cases, even for a policy that was updated."""
         return self.following.updates if self.following is not None and model == "reference" else 0
 
     def tensors(self, model: str) -> dict[str, torch.Tensor]:

@@ -183,10 +183,11 @@ class Ledger:
 
         * In training, a question is too old if its round is more than `max_age` steps old. The step does not
           learn from it. If it is answered, it is recorded as expired.
-        * The call waits until the next `count` questions of rounds up to `step`, and all questions that are
-          too old, are answered or have failed. So the feedback does not depend on when answers come.
-        * If `max_wait_s` is set, a step of training waits less: at most `max_wait_s`, and only until `count`
-          paid questions that are not too old are answered.
+        * The call waits for all questions that are too old, and for the next `count` others of this step and
+          earlier ones, until each is answered or has failed. So the feedback does not depend on when answers
+          come.
+        * If `max_wait_s` is set, a step of training waits only until `count` paid questions that are not too
+          old are answered, and at most `max_wait_s`.
         * The step then takes the next `count` answered questions, in the order in which they were asked. If
           fewer are answered, it takes all of them. Unpaid questions count as answered.
 

@@ -47,7 +47,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     * Two calls with the same feedback and seed give different results.
     * `losses` or `metrics` read a value that `prepare` stored in the objective instead of in the batch.
     * A method fails for feedback without a usable answer.
-    * `reuses` is True, and `prepare` makes no rows of older feedback, or older feedback changes metrics that
+    * If `reuses` is True: `prepare` makes no rows of older feedback, or older feedback changes metrics that
       describe the step's own answers.
     * `load_state` does not restore the state that `state` returned.
 

@@ -60,7 +60,7 @@ def check_oracle(
         questions: the questions to ask; None: made-up questions about one prompt, with many kinds of texts.
         reference, columns: reference and columns of the made-up questions' prompt.
         options: options of the oracle. They need an `oracle` that is a class or a name.
-        seconds: limit for the last question's answer. Then the other answers together have as long again.
+        seconds: longest wait for the last question's answer, and then for all other answers together.
         tolerance: largest difference, relative or absolute, between two answers to the same question.
 
     Raises:

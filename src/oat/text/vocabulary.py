@@ -16,8 +16,8 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""If fewer embedding rows than this have no token, the check accepts the model: the number of rows was
-probably rounded up."""
+"""If the number of embedding rows without a token is below this, the check accepts the model: its number of
+rows was probably rounded up."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
 """Limits of the share of embedding rows that have a token. A share below the first limit gives a warning; a
 share below the second is an error."""
