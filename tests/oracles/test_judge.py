@@ -10,7 +10,7 @@ from faulty_server import Reply
 from fixtures import make_group, make_questions
 from openai_server import Says, Shown, completion, counts, judging
 
-from oat.errors import OatWarning, OracleError, OutageError
+from oat.errors import ConfigError, OatWarning, OracleError, OutageError
 from oat.oracles.judge import Judge
 from oat.oracles.judge_config import KEYS
 from oat.oracles.make import build_oracle
@@ -317,6 +317,12 @@ def test_a_question_whose_tries_all_fail_has_failed(judge: Callable[..., Judge],
         assert [answer.marks for answer in answers] == [("ok",), ("failed",)]
         most = oracle.price(asked[1])
         assert (answers[1].tokens, answers[1].cost) == (most.tokens, most.cost)
+
+
+def test_an_option_that_the_judge_lacks_is_refused() -> None:
+    """Also from Python, where no configuration is checked."""
+    with pytest.raises(ConfigError, match="has no option 'max_token'; did you mean `max_tokens`"):
+        Judge(url="http://127.0.0.1:1/v1", model="m", max_token=3)
 
 
 def test_one_refused_question_does_not_end_the_run(judge: Callable[..., Judge]) -> None:

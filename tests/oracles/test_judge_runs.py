@@ -144,11 +144,8 @@ def test_a_budget_is_never_passed(
     }[limit]
     counted = {"max_cost": spent.cost, "max_tokens": spent.tokens}[limit]
     assert 0 < took <= counted <= most
-    prices = [
-        Judge(**{**options, "url": url}).price(row.question)
-        for row in store.answered()
-        if "unpaid" in store.answer(row)[0].marks
-    ]
+    judge = Judge(**{name: value for name, value in options.items() if name != "name"} | {"url": url})
+    prices = [judge.price(row.question) for row in store.answered() if "unpaid" in store.answer(row)[0].marks]
     left = {
         "max_cost": min(price.cost for price in prices),
         "max_tokens": min(price.tokens for price in prices),

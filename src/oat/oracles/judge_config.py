@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from oat.config.ranges import Count, NonNegative, Positive, Share
-from oat.errors import ConfigError
+from oat.errors import ConfigError, did_you_mean
 
 KEYS = ("OAI_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the endpoint's key."""
@@ -109,9 +109,13 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
     """Check the judge's options, and return them.
 
     Raises:
-        ConfigError: an option is missing, has a wrong value, belongs to the other `mode`, or contradicts
-            another option.
+        ConfigError: an option is missing or unknown, has a wrong value, belongs to the other `mode`, or
+            contradicts another option.
     """
+    known = [each.name for each in fields(JudgeConfig)]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"the oracle judge has no option {option!r}; {did_you_mean(option, known)}")
     try:
         c = msgspec.convert(dict(options), JudgeConfig)
     except msgspec.ValidationError as error:
