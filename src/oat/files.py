@@ -208,7 +208,7 @@ def refuse_network(path: Path) -> None:
 
 
 def is_mounted(directory: Path) -> bool:
-    """Return True if a file system is mounted at exactly this directory, also as a bind mount.
+    """Return True if a file system is mounted at exactly this directory. A bind mount counts.
 
     Args:
         directory: absolute, without symbolic links.
@@ -265,9 +265,9 @@ def seen(path: str | Path) -> Path:
 
 
 def located(name: str) -> str:
-    """Return a path or hub id in the form that other libraries need, since they resolve paths against the
-    working directory. If the process has left the folder of `start`, and the name exists there as a path,
-    return the absolute path; otherwise return the name unchanged."""
+    """Return a path or hub id for other libraries, which resolve paths against the working directory. If the
+    working directory is not the folder `start()`, and `start()` contains a file or folder of this name,
+    return its absolute path. Otherwise return the name unchanged."""
     there = seen(name)
     return name if _is_here() or not there.exists() else str(there)
 

@@ -178,8 +178,8 @@ class Learner(Protocol):
     """The models, their optimisers, and the update.
 
     Attributes:
-        micro_batch_tokens: largest number of tokens in one forward pass; None: no limit. A unit that alone
-            exceeds this number is passed alone.
+        micro_batch_tokens: largest number of tokens in one forward pass; None: no limit. A unit
+            with more tokens has a forward pass of its own.
     """
 
     micro_batch_tokens: int | None

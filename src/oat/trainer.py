@@ -32,8 +32,8 @@ Callback = Callable[[int, dict[str, float]], bool | None]
 """A function that is called with the number of each new row, and the row as `metrics.jsonl` has it. If it
 returns True, the run ends after this row.
 
-Row 0 describes the start. If the run has evaluations, row 0 has the metrics of the one before the first step.
-Row k describes the k-th step.
+Row 0 describes the start. If the run has evaluations, row 0 has the metrics of the evaluation before the
+first step. Row k describes the k-th step.
 """
 
 

@@ -133,9 +133,8 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
 
 
 def _with_evaluation_oracles(config: Config) -> Config:
-    """Return the configuration. In it, `evaluation.oracle` and `evaluation.gold` are sections, even if the
-    user wrote only a name. If this is the name of training's oracle, the section gets that oracle's
-    options."""
+    """Return the configuration. In it, a name in `evaluation.oracle` or `evaluation.gold` has become a
+    section. If training's oracle has the same name, the section gets the options of training's oracle."""
     e = config.evaluation
     if e is None:
         return config

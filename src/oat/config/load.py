@@ -211,10 +211,10 @@ def unknown_field(path: tuple[str, ...], valid: Any, origins: Origins, hint: str
 
 def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
     """Return the dotted names of at most `_MOST` fields of other sections. The user may have meant one of
-    them.
+    these fields.
 
-    Their last part is that of `path`. If no field has this last part, and no field of the path's own section
-    has a similar name, they are the fields with the most similar last part.
+    They are the fields whose last part is equal to that of `path`. If there are none, they are the fields
+    with the most similar last part. But if a field of the path's own section has a similar name, return none.
 
     Args:
         names: the fields of the path's own section.

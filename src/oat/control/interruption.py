@@ -66,8 +66,8 @@ class Interruption:
             self._at_once = False
 
     def check_interrupt(self) -> None:
-        """If the run was asked to end and the context `at_once` is open, raise `Interrupted`. It may be
-        raised for a second time, because user code may have caught the first one.
+        """If the run was asked to end and the context `at_once` is open, raise `Interrupted`. This
+        may be the second time, because user code may have caught the first `Interrupted`.
 
         Raises:
             Interrupted: a signal or a callback has asked the run to end.

@@ -67,8 +67,8 @@ def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[I
       purpose.
 
     Args:
-        warned: the warnings given so far: "none" for the first one, the purpose for the second. This function
-            adds to the set.
+        warned: the warnings given so far. "none" stands for the first warning; a purpose stands for the
+            second warning of this purpose. This function adds to the set.
         purpose: the purpose of the questions: "train", "eval" or "gold".
         step: the step that learns from the items; for an evaluation, the number of steps before it.
         items: all items of the step or of the evaluation.

@@ -46,8 +46,8 @@ _CODE = (
 
 
 def cache_folders() -> list[Path]:
-    """Return the folder of indexes that all runs share, in a list; an empty list if the user has no home
-    folder."""
+    """Return a list of one folder, in which all runs share indexes. The list is empty if `XDG_CACHE_HOME`
+    is not an absolute path and the user has no home folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not named.is_absolute():
         try:

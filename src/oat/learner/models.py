@@ -244,8 +244,8 @@ def trained_hidden(
 
 
 def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
-    """Return the length of each row's prompt. Return None if too few tokens are saved when a prompt that
-    several rows share is computed only one time (`_SHARE_FROM`)."""
+    """Return the length of each row's prompt, so that a prompt of several rows is computed one time. Return
+    None if this saves too few tokens (`_SHARE_FROM`)."""
     prompts = [
         row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
         for row in rows

@@ -71,8 +71,8 @@ def changed_since(ledger: Path, versions: Mapping[str, str], step: int | None = 
 def changes_of(store: Reader) -> list[dict[str, Any]]:
     """Return the recorded changes as dicts, oldest first.
 
-    Each dict has three keys. `before` is the previous version of each changed oracle, by address. `train` and
-    `eval` are the first training step and the first evaluation that had no recorded take at the change.
+    Each dict has three keys. `before` is the previous version of each changed oracle, by address. `train` is
+    the first training step, and `eval` the first evaluation, whose take was not yet recorded at the change.
     """
     return list(_changes(store.db).values())
 

@@ -57,9 +57,9 @@ class Waves:
         )
 
     def begin(self) -> None:
-        """For each limited purpose that has no wave, record a first one. It contains all questions asked so
-        far: in a new run none, in a continued run those that were not asked in waves. It has no price,
-        because no wave decided which of them are paid. The caller holds the transaction."""
+        """For each limited purpose that has no wave, record a first wave without a price. It contains the
+        questions that were asked so far, which were not asked in waves. In a new run it is empty. The caller
+        holds the transaction."""
         for purpose in self.limited - self._ends.keys():
             (last,) = self.store.db.execute(
                 "SELECT COALESCE(MAX(id), 0) FROM questions WHERE purpose = ?", (purpose,)

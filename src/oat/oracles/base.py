@@ -113,8 +113,8 @@ class Oracle:
 
 
 class _HandedOn:
-    """A descriptor for one member of a wrapper. It returns this member of the wrapped oracle. If the wrapper
-    sets an attribute of the same name, the attribute counts instead."""
+    """A descriptor for one member of a wrapper. It returns this member of the wrapped oracle, unless the
+    wrapper itself sets an attribute of this name."""
 
     def __init__(self, member: str):
         self._member = member

@@ -174,8 +174,8 @@ class _AnswerReader:
         return neutral, tuple(str(mark) for mark in answer.marks)
 
     def scores(self, kind: Kind, marks: Collection[str]) -> tuple[float | None, ...]:
-        """Return the two scores from which the answer to a comparison was made; () if the answer has none. If
-        its mark is neither "ok" nor "tie", a score may be None."""
+        """Return the two scores from which the answer to a comparison was made; () if the answer has none. A
+        score may be None if the mark of the answer is "abstain" or "failed"."""
         scores = tuple(_number(score, "score") for score in self._answer.scores)
         lacks = any(score is None for score in scores) and {*marks} & {"ok", "tie"}
         is_pair = kind == "compare" and len(scores) == 2 and not lacks

@@ -201,10 +201,12 @@ class Judge(Oracle):
 
         Raises:
             OutageError: the endpoint has not answered for `max_outage_s`.
-            OracleError: every question would meet the same error. There are four cases: the endpoint refuses
-                the key, the model or the route; it refuses a request, has never answered any, and no other
-                call is under way; it gives no log-probabilities, and `reads` is "logprobs"; the HTTP client
-                fails.
+            OracleError: every question would meet the same error. There are four cases:
+                * The endpoint refuses the key, the model or the route.
+                * The endpoint has refused a request, it has answered none so far, and no other call is under
+                  way.
+                * `reads` is "logprobs", and the endpoint gives no log-probabilities.
+                * The HTTP client fails.
         """
         with self._changed:
             self._changed.wait_for(lambda: any(self._is_there(ticket) for ticket in tickets), timeout=seconds)

@@ -73,9 +73,13 @@ class Outcome:
         return [*idle, f"the run learned nothing: {cause}. It ended, since {reason}; {place}"]
 
     def nothing_learned(self) -> str | None:
-        """Return the likely cause if the run has learned nothing so far. Return None in these cases: it
-        learned something; it made no step, and none was left or this process reported none; rows are damaged
-        or missing."""
+        """Return the likely cause if the run has learned nothing so far. Return None in these cases:
+
+        * The run learned something.
+        * The run made no step, and no step was left to make.
+        * The run made no step, and this process reported no step.
+        * Rows are damaged or missing.
+        """
         file = self.directory / "metrics.jsonl"
         rows, damage = sound_rows(file.read_bytes() if file.exists() else b"")
         own = [row for _, row in rows if row["step"] > self.begins]

@@ -200,8 +200,8 @@ class _Check(Part):
         ]
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """Play the episodes with a new environment in a run's order, and return the turns of each episode. In
-        this order, all episodes begin first. Then, in each round, every episode makes one turn."""
+        """Play the episodes with a new environment, in the order of a run. First all episodes begin. Then, in
+        each round, every episode that goes on makes one turn. Return the turns of each episode."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
         playing = [
