@@ -87,8 +87,8 @@ RECOUNTS = (
         FROM questions q LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
         GROUP BY q.purpose""",
 )
-"""The statements that fill `waiting` and `purses` from the other tables. Rows that `waiting`
-already has stay as they are. A new row for an unanswered question gets the price of one query for each
+"""The statements that fill `waiting` and `purses` from the other tables. Existing rows of
+`waiting` stay as they are. A new row for an unanswered question gets the price of one query for each
 candidate."""
 
 MIGRATIONS = {
