@@ -210,8 +210,9 @@ class Direct(Objective):
         """Return the parts of the loss, by metric name, with (U,) terms. Row 2u is the chosen response of
         pair u, row 2u + 1 the rejected one.
 
-        Read the values of rows only through `View.row_sum` and `View.row_mean`. For a pair without a winner,
-        `losses` calls this method a second time, with a view that exchanges the two rows.
+        Read the values of rows only through `View.row_sum` and `View.row_mean`. If the batch has
+        pairs without a winner, `losses` calls this method a second time, with a view that exchanges the two
+        rows of every pair.
         """
         raise NotImplementedError
 

@@ -40,7 +40,7 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
         reference or null; `columns`, the other columns of the record.
 
     Raises:
-        DataError: the prompts cannot be read, the records have texts and no prompts, or a prompt leaves no
+        DataError: the prompts cannot be read; the records have texts without prompts; or a prompt leaves no
             room for a response of one token.
     """
     layout = Layout(prompt_key or speaker.prompt_key, speaker.reference_key if prompt_key is None else None)

@@ -114,7 +114,7 @@ class Pages:
         """If `used` is more than `slack` times `live`, move the last pages into free ones.
 
         Returns:
-            For each page, the page that has its content now; None if no page was moved.
+            For each page that was in use, the page that has its content now; None if nothing was to be done.
         """
         if self.used <= self.live * slack:
             return None
@@ -141,8 +141,8 @@ class Pages:
         return memory
 
     def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and its values in the pages of this block, (`block`, heads, PAGE, width)
-        each."""
+        """Return the keys and the values that a layer has in these pages, each of shape (number of pages,
+        heads, PAGE, width)."""
         keys, values = (
             self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
         )

@@ -76,7 +76,7 @@ class ExtraMetrics:
 
     Attributes:
         kl: True: estimate the KL divergence between the slot's weights and the reference.
-        intervals: True: add a 95 % interval to every mean and win rate.
+        intervals: True: add a 95 % interval to every mean score and win rate.
         pass_at, majority_at: the values of k for pass@k and majority@k.
         success: lowest value with which a response counts as a success for pass@k.
         extract: function that returns the answer in a text, or None; the majority vote uses it.

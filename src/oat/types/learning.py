@@ -38,8 +38,8 @@ class Requires:
             `reads_answers = False`.
         slots: engine slots that the objective needs, including those that it samples from.
         models: the learner's models that the objective reads or trains.
-        ratio_based: True if the loss has importance ratios. These divide by the probability with which a
-            token was sampled, so the run must know the sampled distribution exactly.
+        ratio_based: True if the loss has importance ratios. They are ratios of probabilities under the
+            distribution that was sampled from, so the run must know this distribution exactly.
     """
 
     feedback: Kind
