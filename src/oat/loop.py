@@ -61,7 +61,7 @@ class Run:
         parts: every part with a state, by name.
         start: metrics of row 0 in addition to those of its evaluation.
         notes: sentences for people, printed before the first step.
-        chosen: by (section, field), values that the build chose for settings that the configuration left out.
+        chosen: by (section, field), the settings that are fixed when a run is created, with their values.
         interruption: holds the request of a signal or a callback to end the run.
     """
 

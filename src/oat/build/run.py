@@ -325,7 +325,7 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
 
 def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]:
     """Return, by section and name, the settings that a run fixes when it is created, each with the value that
-    was set or measured. If `compute.threads` is not set, a run on a CPU measures it here."""
+    was set or measured. If `compute.threads` is not set, a run with weights on a CPU measures it here."""
     learner = computing.own_learner
     if config.compute.threads is None and config.compute.profile == "cpu" and computing.has_weights:
         torch.set_num_threads(choose_threads(learner, computing.objectives[0]))

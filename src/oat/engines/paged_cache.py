@@ -327,12 +327,12 @@ class PagedCache:
 
         Returns:
             Three arrays:
-            * The entries of all rows, one row after another. A row has one entry, a number, for each of its
-              pages. For an own page, it is the page's index in the block `own`. Larger numbers stand for
-              shared pages: a page of the block `shared` has one number for each row that may read it.
-            * (R,) the index of each row's first entry.
-            * (pages in the block `own`, PAGE) float32: 0 for each filled place of an own page, -inf for each
-              empty place.
+            * The entries of all rows, one row after another: one number for each page of a row. Own pages
+              have the numbers from 0 on. Shared pages have larger numbers: each shared page has as many
+              numbers as rows may read it, and each of these rows has another one of them as its entry.
+            * (R,) the place of each row's first entry in the first array.
+            * (number of own pages, PAGE) float32, the mask of attention: -inf for the empty places in the
+              last page of each row, else 0.
         """
         self._close_gaps(_SLACK)
         entries_RJ = self._entries_NJ[rows]

@@ -366,7 +366,7 @@ class Mixture(Oracle):
 
     def _weights(self, value: object, entry: Any) -> dict[str, float]:
         """Return the weights that an entry of the recipe gives to sources, by the source's label. If the
-        entry gives a label without a weight, the source has its own weight."""
+        entry gives a label without a weight, the weight that is set for the source counts."""
         given = (
             entry
             if isinstance(entry, Mapping)

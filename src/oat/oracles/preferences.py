@@ -53,8 +53,8 @@ class Preferences(Wrapper):
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
         """Collect scores, and return the comparisons made from them. If the scoring oracle gives an answer
-        that cannot be used, return the comparisons made from its other answers, and raise at every later
-        call.
+        that cannot be used, return the comparisons made from its other answers, if there are any. Raise at
+        every later call.
 
         Raises:
             OracleError: the scoring oracle breaks the contract.

@@ -230,9 +230,10 @@ class _Kept:
                 other._torch[setting] = put_back
 
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-        """Return two functions for each setting of torch: the first reads the setting, the second sets it
-        (inference mode cannot be set). The keys are the names of torch's functions. On threads other than the
-        main thread, the number of threads is left out, because the run may change it during their calls."""
+        """Return two functions for each setting of torch: the first reads the setting, the second sets it.
+        For inference mode, which cannot be set, the second function does nothing. The keys are the names of
+        torch's functions. Calls on the main thread also have torch's number of threads. Other calls lack it,
+        since the run may change it while they run."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:

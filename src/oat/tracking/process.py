@@ -74,7 +74,7 @@ def serve(order: Mapping[str, Any], rows: "SimpleQueue[Any]", told: BinaryIO) ->
     Args:
         order: the first frame.
         rows: queue of the frames that hold rows; None follows the last frame.
-        told: stream for the answers to training.
+        told: stream on which this process reports its progress to the training process.
     """
     doing = "be opened"
     try:

@@ -44,7 +44,7 @@ class Prompt:
 
     Attributes:
         row: line of the record in its file, from 1.
-        occurrence: number of prompts that the run had taken before this one.
+        occurrence: number of prompts that came before this one, in the run or in an evaluation.
         messages: the raw conversation, which oracles see.
         reference: the reference answer or response, if the data has one.
         columns: every further column of the record, by name.
