@@ -23,9 +23,9 @@ _OF_RESPONSES = {
 NAMES = {
     "alarms/raised": "alarms raised so far, whatever their action (docs/alarms.md)",
     "alarms/rolled_back": "1 if an alarm restored the learned parts from a checkpoint in this step, else 0",
-    "answers/abstained_frac": "share of the step's questions with a value on which the oracle abstained",
+    "answers/abstained_frac": "share of the step's questions that have at least one abstention",
     "answers/expired": "answers that came too late for this step to learn from (oracle.max_answer_age)",
-    "answers/failed_frac": "share of the step's questions with a value that failed, or past their deadline",
+    "answers/failed_frac": "share of the step's questions that failed in part, or passed their deadline",
     "answers/missing_frac": (
         "share of the values asked for in the step that are missing: abstained, failed or unpaid"
     ),
@@ -66,7 +66,7 @@ NAMES = {
         for name, meaning in _OF_RESPONSES.items()
     },
     "eval/gold_online": "as eval/online, but measured by the second oracle",
-    "eval/majority@k": "mean score over held-out prompts of the answer that most of k samples give",
+    "eval/majority@k": "mean over held-out prompts of the score of the most frequent answer among k samples",
     "eval/pairs/accuracy": (
         "share of the held-out pairs in which the chosen response has the higher reward, implicit or of a "
         "reward model (evaluation.pairs)"
@@ -156,8 +156,8 @@ NAMES = {
         "share of a judge's replies without a verdict, so far in this process (docs/oracles/judge.md)"
     ),
     "oracle/latency_s": (
-        "mean seconds from the first try of a question to an oracle over HTTP to its answer, so far in this "
-        "process"
+        "mean seconds between the first try of a question and its answer, for oracles over HTTP, so far in "
+        "this process"
     ),
     "oracle/outages": (
         "how often a URL of an oracle over HTTP has failed so many times in a row that it was left to rest, "
@@ -181,7 +181,7 @@ NAMES = {
         "mean over pairs of the squared error of the reward model's probability that the chosen response wins"
     ),
     "pairs/confidence": (
-        "mean over pairs of the reward model's probability that the response with the higher score wins; "
+        "mean over pairs of the reward model's probability that the response which it scores higher wins; "
         "equal to the accuracy if the model is calibrated"
     ),
     "pairs/empty_frac": (
@@ -235,9 +235,7 @@ NAMES = {
         "share of this machine's limit that generation reached: the least time that its work needs, divided "
         "by the time that it took (docs/performance.md)"
     ),
-    "roofline/padded_keys": (
-        "share of empty places among the places for cached keys with which generation computed"
-    ),
+    "roofline/padded_keys": ("share of empty places among all places for cached keys that generation reads"),
     "roofline/update": (
         "share of this machine's rate of matrix products that the update, and the passes of `prepare` before "
         "it, reached (docs/performance.md)"

@@ -6,11 +6,11 @@ metric are passed over. A raised alarm is counted and printed, and its action fo
 again after its metric has been within bounds, or after a roll back. Alarms depend only on recorded metrics
 and on settings. So a continued run raises the same alarms at the same steps.
 
-The metrics of a step are measured before its update, so they describe the weights of the checkpoint before
-the step. This checkpoint is proven good if no alarm with the action `roll_back` is out of bounds in the step.
-(If the second oracle has such an alarm, the weights must also have been evaluated.) A roll back goes to the
-newest proven checkpoint that `checkpoint.every` made. Until there is one, a roll back goes to the state
-before the first step that the run took with such an alarm.
+The metrics of a step come from the forward passes of its update; the first pass uses the weights of the
+checkpoint before the step. This checkpoint is proven good if no alarm with the action `roll_back` is out of
+bounds in the step. (If the second oracle has such an alarm, the weights must also have been evaluated.) A
+roll back goes to the newest proven checkpoint that `checkpoint.every` made. Until there is one, a roll back
+goes to the state before the first step that the run took with such an alarm.
 
 An evaluation after step k and the metrics of step k + 1 describe the same weights. So the second oracle's
 scores are checked together with step k + 1.
@@ -176,7 +176,7 @@ class Alarms:
 
         Args:
             step: number of steps that are done, this one included.
-            values: the step's metrics, measured before its update.
+            values: the step's metrics.
             is_saved: True if the state before this step was saved because of `checkpoint.every`.
 
         Returns:
