@@ -19,9 +19,9 @@ HEAD = f"""# Metrics
 
 This page lists the metrics in `metrics.jsonl`, by name. A row has its number (`step`), and the metrics that
 apply to its step, to the algorithm and to the oracle; your own objective adds names under `user/`. The unit
-`–` means that the number has no unit. In `loss/*`, "averaged" means averaged over an optimiser step, as the table at the
-head of `src/oat/learner/reduction.py` says. The last two tables are for readers who know the names of TRL, or
-of the predecessor (the dormant package `oat-llm`).
+`–` means that the number has no unit. In `loss/*`, "averaged" means averaged over an optimiser step, as the
+table at the head of `src/oat/learner/reduction.py` says. The last two tables are for readers who know the
+names of TRL, or of the predecessor (the dormant package `oat-llm`).
 
 Two equal runs have the same numbers in their rows, even if one of them was killed and continued, except for
 the metrics in the list below. These depend on clocks, on machines, or on what a process has asked since it
