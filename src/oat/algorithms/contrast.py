@@ -179,8 +179,8 @@ class AOT(WithReference):
     """Ranks the values of a step, and compares values of equal rank (`AOTConfig.form`).
 
     * `paired`: a value is log p(chosen) - log p(rejected) of a pair. The values under the policy and those
-      under the reference are ranked separately. For each pair, column `matched_U` has the reference's value
-      whose rank is that of the pair's value under the policy.
+      under the reference are ranked separately. If a pair's value under the policy has rank r, its entry in
+      column `matched_U` is the value of rank r under the reference.
     * `unpaired`: a value is the log-ratio of a response. Chosen and rejected responses are ranked separately.
       A unit is a chosen and a rejected response of equal rank, mostly to different prompts.
     """

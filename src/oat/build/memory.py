@@ -144,8 +144,8 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
-    """Yield pairs (changes in words, changed configuration), with changes that may lower the memory that the
-    part `part` of a step needs. The last configuration has all of these changes together."""
+    """Yield pairs (changes in words, changed configuration). Each change may lower the memory of `part`, a
+    part of a step. The last configuration has all of the changes."""
     learner = config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config

@@ -149,8 +149,8 @@ def _ask(
     """Ask the oracle about groups that have the responses of both models, and return its answers.
 
     Args:
-        ours, theirs: the groups of the first model, and those of the second model. Each is a list per mode,
-            with one group per prompt. In the joined groups, the first model's responses come first.
+        ours, theirs: the groups of the first model, and those of the second. For each mode there is a list
+            with one group for each prompt. In the joined groups, the first model's responses come first.
     """
     oracle = evaluation.oracle
     for round, (mode, mine, others) in enumerate(zip(evaluation.modes, ours, theirs, strict=True)):

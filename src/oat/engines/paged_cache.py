@@ -4,9 +4,9 @@ A page belongs to one row, or holds a piece of a prompt that several rows share.
 blocks in one memory: pages of single rows at its front, shared pages at its end. The blocks grow towards each
 other, so `engine.cache_gb` limits both together.
 
-A step computes attention by matrix products over the two blocks, and copies no page. Nearly all padding is
-the empty rest of each row's last page. The attention of a row is summed in the order of the row's pages, so
-other rows in the cache do not change this order.
+A decoding step computes attention by matrix products over the two blocks, and copies no page. Nearly all
+padding is the empty rest of each row's last page. The attention of a row is summed in the order of the row's
+pages, so other rows in the cache do not change this order.
 
 In a measurement on two cores, pages of 8 tokens were as fast as pages of 16 or 32. The empty rests of last
 pages were less than a tenth of all keys.
@@ -90,7 +90,7 @@ class Pages:
         return bool(self._free)
 
     def at(self, pages: np.ndarray) -> np.ndarray:
-        """Convert the numbers of pages in this block to their indices in the storage."""
+        """Convert page numbers within this block to indices in the storage."""
         return self.storage.capacity - 1 - pages if self.backwards else pages
 
     def within_block(self, pages: np.ndarray) -> np.ndarray:

@@ -64,8 +64,8 @@ def sampled_logps(
     num_tokens: int,
     kept: KeptTokens | None = None,
 ) -> Float[Tensor, " K"]:
-    """Return the sampled log-probability of one id for each token, under the distribution that the sampler
-    drew from. This is the softmax of logits divided by temperature, over the token's kept set.
+    """Return the sampled log-probability of each token's id in `ids_K`. The distribution is the softmax of
+    the logits divided by the temperature, over the token's kept set.
 
     Args:
         logits_KV: any floating-point type, with grad.

@@ -92,8 +92,8 @@ def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:
 
 
 def cut(store: Store, step: int) -> None:
-    """Undo the changes of versions that were recorded when steps 0 to `step - 1` of training had taken their
-    answers: restore the earlier versions, and delete the records. The caller holds the transaction."""
+    """Undo the changes of versions that were recorded after the takes of all training steps before `step`:
+    restore the earlier versions, and delete the records. The caller holds the transaction."""
     for name, change in reversed(_changes(store.db).items()):
         if change["train"] >= step:
             _put_versions(store, change["before"])

@@ -243,7 +243,7 @@ class Rows:
         self.starts = torch.from_numpy(np.searchsorted(np.sort(numbers), np.arange(count))).to(device)
 
     def take(self, matrix: Tensor) -> Tensor:
-        """Return the selected rows of a matrix (`count`, ...), in the order of `numbers`."""
+        """Return the selected rows in the order of `numbers`. The matrix is (`count`, ...)."""
         if self.is_every:
             return matrix
         taken: Tensor = _Take.apply(matrix.flatten(1), self)

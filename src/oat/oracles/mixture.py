@@ -73,7 +73,7 @@ class _Round:
     Attributes:
         questions: the questions, by the mixture's ticket.
         said: the answers so far, by the mixture's ticket and the source's label.
-        open: number of answers of sources that are still to come.
+        open: number of sources' answers that are still to come.
     """
 
     questions: dict[str, Question]

@@ -52,8 +52,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "made_of": (_is_mapping, dict, "a dict of plain values by file and field"),
     "metrics": (_is_mapping, dict, "numbers by name"),
 }
-"""The optional members of a user's oracle, without its methods and without `name`. For each member: a check
-of its type, a conversion to the type that a run reads, and the type in words."""
+"""The optional attributes of a user's oracle, except methods and `name`. For each attribute: a check of its
+type, a conversion to the type that a run reads, and the type in words."""
 
 
 class UsersOracle(Wrapper):

@@ -47,8 +47,8 @@ def without_json_escapes(text: str) -> str:
 
 
 def marked_ids(encoder: Encoder, text: str) -> np.ndarray:
-    """Return the ids, (T,) int32, of a text in which control tokens are marked. A marked token is read as
-    ordinary text.
+    """Return the ids, (T,) int32, of a text. Control tokens that `marked` has marked are read as ordinary
+    text.
 
     Raises:
         TemplateError: the tokenizer cannot encode the text.

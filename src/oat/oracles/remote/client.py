@@ -159,8 +159,8 @@ class RemoteOracle(Oracle):
         self._client.close()
 
     def _ended(self, tickets: Sequence[str]) -> dict[str, BaseException | None]:
-        """Return, for each question of `tickets` that has ended, its error, or None if it has an answer.
-        Leave out refused questions that are still unclear (`_is_unclear`)."""
+        """Return, by ticket, the error of each call of `tickets` that has ended; None if the call brought an
+        answer. Refused questions that are still unclear (`_is_unclear`) are left out."""
         return {
             ticket: self._calls[ticket].future.exception()
             for ticket in tickets

@@ -82,11 +82,11 @@ class Refused(Exception):
 
 
 class MosecClient:
-    """The client of Mosec, which hands requests to its workers.
+    """A client of Mosec. Mosec hands requests to worker processes.
 
     Args:
         port: the port of Mosec's loopback address.
-        secret: the beginning of each body that is sent to be scored.
+        secret: bytes that are put before the body of each request to the workers.
         answer_s: seconds for one request, including its time in the queue.
     """
 
