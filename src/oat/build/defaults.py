@@ -20,7 +20,7 @@ class _Default(NamedTuple):
     Attributes:
         field: the setting, as "section.field".
         applies: True if the setting, when left open, follows from `source` in this run.
-        value: its value in this run; None if it has none.
+        value: the value that the setting has in this run, or None.
         source: the setting from which the value follows, in words.
     """
 

@@ -96,7 +96,7 @@ def _pipe_lines() -> Iterator[str]:
 
 
 def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
-    """Drop the earliest turns of a conversation until there is room for an answer, and return the
+    """Drop the earliest turns of a conversation until there is room for a response, and return the
     conversation. The room is `max_new_tokens` tokens, or a quarter of the context if that is less. The last
     message is kept even if the room after it is smaller.
 

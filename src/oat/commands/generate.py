@@ -20,8 +20,8 @@ from oat.rollout.actor import Actor
 from oat.types import Group
 
 _PROMPTS = 512
-"""Largest number of prompts that are answered together. Their lines are yielded after all of them are
-answered."""
+"""Largest number of prompts whose responses are sampled in one call. Their lines are yielded after the
+call."""
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:

@@ -243,7 +243,7 @@ class LearnerConfig:
     """Largest number of rows in a forward pass. It changes memory and speed, not the result. A unit, such as
     the two rows of a pair, is never split. None: 8, or no limit if micro_batch_tokens is set."""
     micro_batch_tokens: Count | Literal["auto"] | None = None
-    """Largest number of tokens in a forward pass. A pass with one unit only may have more. `auto`: the number
+    """Largest number of tokens in a forward pass. A pass of a single unit may have more. `auto`: the number
     that fits into compute.memory_gb; it is measured when the run is created, and then kept. None: no
     limit."""
     gradient_checkpointing: bool = False

@@ -1,8 +1,8 @@
 """SIGTERM and Ctrl-C ask a run to end early.
 
 * While a step samples or waits for answers, and during an evaluation, the first signal ends the run at once.
-  No recorded question or answer is lost. The loop saves the other states as they were before the interrupted
-  part.
+  No recorded question or answer is lost. The loop saves the other states as they were before the sampling or
+  the evaluation.
 * If an evaluation was interrupted, the checkpoint also has the known metrics of its row. The next process
   evaluates again and completes the row.
 * If a step has begun to learn, it completes its update before the run ends.

@@ -289,8 +289,8 @@ class Pass:
 
 
 def worker(arguments: Mapping[str, Any]) -> Callable[[bytes], dict[str, Any]]:
-    """Return the function that a worker process calls with each encoded block. The function returns
-    `Pass.result` of the block."""
+    """Return the function that a worker process calls with each block of records, encoded. The
+    function returns `Pass.result` of the block."""
     layout = Layout(*arguments["layout"])
     layout.format = Format(arguments["format"][0], tuple(arguments["format"][1]), arguments["format"][2])
     renderer = unpacked(arguments["renderer"])

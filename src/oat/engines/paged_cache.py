@@ -447,8 +447,8 @@ class Step:
 
 
 def _by_entry(values: Tensor, readers: int) -> Tensor:
-    """Turn values of P pages into values of P * readers entries, where `readers` is the number of rows that
-    may read a page. The shape (P, key heads, readers * query heads per key head, ...) becomes
-    (P * readers, X); the axis X has all values of an entry, one key head after another."""
+    """Regroup values of P pages by page and reader; `readers` rows may read each page. The shape
+    (P, key heads, readers * query heads per key head, ...) becomes (P * readers, X). Index p * readers + r
+    of the result has all values of page p for reader r, one key head after another."""
     values = values.unflatten(2, (readers, -1)).transpose(1, 2)
     return values.reshape(len(values) * readers, -1)

@@ -35,7 +35,7 @@ class Following:
 
     @torch.no_grad()
     def step(self, policy: Model, reference: Model) -> None:
-        """Count one more step of the policy. If the reference is due, change its weights in place."""
+        """Count one more update of the policy. If an update of the reference is due, make it in place."""
         self.steps += 1
         if self.steps % self.every:
             return

@@ -104,10 +104,10 @@ def unpack(data: bytes) -> list[Group]:
 
 
 def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
-    """Append each array of a segment to its column in `parts`.
+    """Append each array of a segment to its list in `parts`. The lists are in the order of `_COLUMNS`.
 
     Returns:
-        A bit mask of the arrays that the segment has: bit i for column i, and the highest bit for kept sets.
+        What the segment has, as bits: bit i for array i of `_COLUMNS`, and the highest bit for kept sets.
     """
     bits = 0 if s.kept is None else 1 << len(_COLUMNS)
     for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):

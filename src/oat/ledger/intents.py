@@ -58,12 +58,12 @@ class ValueAddress(NamedTuple):
 @dataclass(frozen=True)
 class Awaited:
     """A value that is not asked for, because an oracle is already being asked about an equal response (or
-    pair). The answer to that earlier query will bring the value.
+    pair). `_brought` makes the value from the values that the attributes name.
 
     Attributes:
-        brought_by: the addresses of the awaited values. The mean of these values and of `known` becomes the
-            value.
-        known: the answers that are stored already; empty unless `oracle.repeats` is above 1.
+        brought_by: the addresses of values that have not come yet.
+        known: values of equal responses (or pairs) that are stored already; empty unless `oracle.repeats` is
+            above 1.
     """
 
     brought_by: tuple[ValueAddress, ...]

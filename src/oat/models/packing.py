@@ -31,7 +31,7 @@ def pack(
     Args:
         sequences: the ids of each sequence; at least one sequence.
         width: number of tokens to which each sequence is padded on the right; None: no padding.
-        rows: if `width` is given, the row is padded at its end to at least `rows` * `width` tokens.
+        rows: if `width` is given, the result is padded at its end to at least `rows` * `width` tokens.
 
     Returns:
         Ids (1, T); positions (1, T); and the span of each sequence, without its padding.

@@ -101,9 +101,9 @@ def bare(what: str) -> str:
 
 
 class _Raising(AbstractContextManager[None, None]):
-    """A context that turns an exception of users' code into the error that `refuse` makes. It is a class,
-    because a context made by `contextlib.contextmanager` would let a StopIteration pass unchanged if `refuse`
-    makes a RuntimeError."""
+    """A context that turns an exception of users' code into the error that `refuse` makes. It is a class
+    because of StopIteration: if `refuse` makes a RuntimeError, a context made by `contextlib.contextmanager`
+    would let the StopIteration pass unchanged."""
 
     def __init__(self, refuse: Refuse, place: Place | None):
         self._refuse, self._place = refuse, place

@@ -237,7 +237,7 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
 
 
 def _running_maximum(values: Any) -> list[float]:
-    """Return the running maximum of a cumulative count by row. A row without the count has the value 0."""
+    """Return, for each row, the largest value of this row and all rows before it."""
     return list(np.maximum.accumulate(np.array([*values], dtype=float)))
 
 

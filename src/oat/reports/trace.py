@@ -95,11 +95,11 @@ class _Trace:
 
 
 def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
-    """Decorate the methods of the boxes that a step calls.
+    """Decorate the main method of each box that a step uses, such as the learner's `update`.
 
     Args:
-        within: function that gets the name of an activity and returns a decorator. For example,
-            `record_function` does this.
+        within: function that gets the name of an activity, such as "sample", and returns a decorator; for
+            example `record_function`.
     """
     named: list[tuple[Any, str, str]] = [
         (run.collector, "fill", "sample"),

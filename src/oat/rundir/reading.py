@@ -183,7 +183,7 @@ def table(rows: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> Table:
 
 
 def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
-    """Make a row of the table of questions from a row that the query `_QUESTIONS` selects.
+    """Turn one result of the SQL query `_QUESTIONS` into a row of the table of questions.
 
     Args:
         texts: the texts of the candidates, by hash.

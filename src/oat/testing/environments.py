@@ -200,8 +200,9 @@ class _Check(Part):
         ]
 
     def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """Play the episodes with a new environment, in the order of a run. First all episodes begin. Then, in
-        each round, every episode that goes on makes one turn. Return the turns of each episode."""
+        """Play the episodes with a new environment, in the order of a run. First all episodes begin. Then
+        each makes its first turn, then each that goes on makes its second, and so on. Return the turns of
+        each episode."""
         environment = self.fresh()
         begun = [self.begun(environment, episode) for episode in episodes]
         playing = [
