@@ -25,8 +25,8 @@ from oat.types.budget import Budget
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""The most expensive prompts are priced a second time, now with the longest responses: this number by
-queries, as many by tokens, and as many by money."""
+"""Number of the most expensive prompts, in each of queries, tokens and money, that are priced again with the
+longest responses."""
 _TOKENS = 512
 """Number of tokens whose texts are compared: those with the longest names in the vocabulary."""
 _LONGEST = 3

@@ -23,7 +23,7 @@ class ModelOutline:
         weights: number of weights in all matrices and vectors.
         a_token: number of values that go into and come out of all matrices, per token.
         heads: number of attention heads in all layers together.
-        keys: number of values in the keys and values of all layers, per token.
+        keys: how many numbers the keys and values of one token have in all layers together.
         context_length: largest number of tokens in a sequence; None: no limit.
     """
 

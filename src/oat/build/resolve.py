@@ -164,8 +164,8 @@ def _with_stop(config: Config) -> Config:
 
 
 def _with_responses(config: Config, objective: Objective) -> Config:
-    """Return the configuration with the default of `prompts.responses`. With the oracle `recorded`, these are
-    the columns that TRL uses."""
+    """Return the configuration. If the oracle is `recorded` and `prompts.responses` is empty, set it to the
+    names of the columns that TRL uses."""
     if config.oracle.name != "recorded" or config.prompts.responses:
         return config
     names = ("chosen", "rejected") if objective.requires.feedback == "compare" else ("completion",)

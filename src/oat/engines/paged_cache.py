@@ -322,14 +322,14 @@ class PagedCache:
             values[where.page, :, where.offset] = value_THd[where.source]
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the index by which a decoding step finds the pages of rows. If a block has many gaps
-        (`_SLACK`), they are closed first.
+        """Return the index by which a decoding step finds the pages of rows. If there are many gaps
+        (`_SLACK`) among the own or the shared pages, they are closed first.
 
         Returns:
             Three arrays:
-            * The entries of all rows, one row after another: one number for each page of a row. Own pages
-              have the numbers from 0 on. Shared pages have larger numbers: each shared page has as many
-              numbers as rows may read it, and each of these rows has another one of them as its entry.
+            * The entries of all rows, one row after another. A row has one entry for each of its pages. The
+              entry for an own page is the page's number, from 0 on. The entry for a shared page is a larger
+              number, and rows that share a page have different entries for it.
             * (R,) the place of each row's first entry in the first array.
             * (number of own pages, PAGE) float32, the mask of attention: -inf for the empty places in the
               last page of each row, else 0.

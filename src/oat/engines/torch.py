@@ -308,7 +308,7 @@ class TorchEngine:
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:
         """Yield the indices of requests that can get a token, as lists to decode together. If the engine is
-        deterministic, a list has at most `_max_rows` requests, and their prompts have one padded width."""
+        deterministic, a list has at most `_max_rows` requests, whose prompts are padded to one width."""
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:

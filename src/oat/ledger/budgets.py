@@ -155,11 +155,8 @@ class Spending:
         return self.waves.outlook(purpose, step, self.store.take_refused(purpose, step - 1), self._intent)
 
     def _quote(self, question: Question, asking: Asking) -> tuple[Quote, Asking]:
-        """Return the quote of a question, and the queries that would be sent for it.
-
-        The queries have the form of `Asking`: for each cache key, the addresses from `asking`, followed by
-        the question's own addresses.
-        """
+        """Return the quote of a question, and the queries that the question would send, as `Cache.find`
+        returns them."""
         if question.oracle == UNASKED:
             return Quote(), {}
         oracle = self._oracle(question.oracle)

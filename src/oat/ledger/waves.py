@@ -136,8 +136,8 @@ class Waves:
         self.held.pop(purpose, None)
 
     def as_asked(self, intent: Intent, is_unpaid: Callable[[Key], bool] | None = None) -> Intent:
-        """Return a question as it is asked. If it awaits a value from an unpaid question, it asks for this
-        value itself.
+        """Return a question as it is asked: each value that it awaits from an unpaid question becomes a
+        value to ask for.
 
         Args:
             is_unpaid: a function that returns True for the key of an unpaid question; None: use the ledger's
@@ -165,10 +165,10 @@ class Waves:
         """Return the spending before a step that has no take yet, for a purpose that is asked in waves. The
         result depends only on what earlier steps took and asked.
 
-        The spending is the price of all taken answers, plus the highest price of each waiting question of an
-        earlier step. If the highest price of a question and the price of all taken answers together exceed
-        the budget, this question counts as refused and adds nothing. If the spending exceeds a limit of the
-        budget, it is lowered to this limit.
+        The spending is the price of all taken answers, plus the highest prices of the questions that earlier
+        steps asked and that still wait. A waiting question counts as refused, and adds nothing, if its
+        highest price and the price of all taken answers together exceed the budget. If the spending exceeds a
+        limit of the budget, it is lowered to this limit.
 
         Args:
             refused: the price of the cheapest question that the previous step could not pay; None if it could

@@ -195,7 +195,7 @@ class Mixture(Oracle):
             source.oracle.check_columns(columns, has_reference)
 
     def price(self, question: Question) -> Price:
-        """Return the sum of the highest prices of the sources that are asked about the question's row."""
+        """Return the sum of the highest prices of the sources that are asked this question."""
         total = Price()
         for label in self._chosen(question):
             total = total + self._sources[label].oracle.price(question)

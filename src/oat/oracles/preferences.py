@@ -52,9 +52,9 @@ class Preferences(Wrapper):
         return self.oracle.submit([replace(question, kind="score") for question in questions])
 
     def collect(self, tickets: Sequence[str], seconds: float) -> list[tuple[str, Answer]]:
-        """Collect scores, and return the comparisons made from them. If the scoring oracle gives an answer
-        that cannot be used, return the comparisons made from its other answers, if there are any. Raise at
-        every later call.
+        """Collect scores, and return the comparisons made from them. If an answer of the scoring oracle
+        cannot be used, return the comparisons made from its other answers, and raise at every later call. If
+        no other answer can be used, raise at this call too.
 
         Raises:
             OracleError: the scoring oracle breaks the contract.

@@ -68,7 +68,7 @@ class Task:
     Attributes:
         train: sums for training, with both orders of each pair of numbers.
         heldout: held-out sums, with one order of each pair of numbers.
-        demonstrations: sums with the teacher's answers, in the order in which the start learns them.
+        demonstrations: sums with the teacher's answers, in the order in which the model `start` learns them.
     """
 
     train: tuple[Sum, ...]

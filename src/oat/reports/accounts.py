@@ -297,8 +297,8 @@ class _Responses:
         """Return the responses that a question is about.
 
         Raises:
-            _SeveralTurns: a response has several turns, or its trajectory was dropped, so it may have
-                several.
+            _SeveralTurns: a response has several turns. Or it may have several, and its trajectory was
+                dropped.
         """
         question = intent.question
         if self.columns:
