@@ -374,7 +374,8 @@ def save(
 
 
 def restore(run: Run) -> tuple[int, Mapping[str, float] | None]:
-    """Load the newest checkpoint, if there is one, into the parts that it has and into every slot.
+    """If there is a checkpoint, load the newest one into the parts whose states it contains. Then load the
+    slots' weights, also in a new run.
 
     Returns:
         The next step, and the metrics of the row that the run must still complete; None if it need not

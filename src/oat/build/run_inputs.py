@@ -101,7 +101,7 @@ def gather_inputs(
         folder: the run directory, for indexes and for copies of data that can only be read in order; None:
             there is no directory.
         has_opponent: True if an evaluation compares responses with those of another model. A comparing oracle
-            then needs no references.
+            then needs no reference responses in the data.
         known: the fingerprints of the run whose checkpoint is used. A model, tokenizer or template with
             another fingerprint is refused. None: nothing is compared.
 

@@ -131,9 +131,9 @@ class Pages:
         return places
 
     def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values (`Storage.of`). When a page joins the block
-        for the first time, set its memory to zero. The memory could hold NaN, and even with weight 0 a NaN
-        makes sums NaN."""
+        """Return the memory of a layer's keys and of its values (`Storage.of`). First set the memory
+        of pages that are new in this block to zero. It could hold NaN, and even with weight 0 a NaN makes
+        sums NaN."""
         memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
         for tensor in memory if clean < self.block else ():
             self._part(tensor, clean, self.block).zero_()
@@ -271,8 +271,8 @@ class PagedCache:
         self._count_N[row] = self.lengths_N[row] = 0
 
     def _page(self, pages: Pages) -> int:
-        """Take a free page of `pages` (`own` or `shared`), and return it. If `pages` has no gap, and `own`
-        and `shared` together fill the storage, close all gaps first."""
+        """Take a free page of `pages` (`own` or `shared`), and return it. If the storage is full and
+        `pages` has no gap to reuse, first close the gaps of both `own` and `shared`."""
         if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()

@@ -98,7 +98,8 @@ class _Table:
 
     Attributes:
         values_BG: (B, G) values; one half for a tie, NaN for a response without a value.
-        groups: by a prompt's index in `values_BG`, the group of its responses, without the reference.
+        groups: by a prompt's index in `values_BG`, the group of the sampled responses. The data's reference
+            response is left out.
         marks: mark of each response, by (index of the prompt, index of the response).
     """
 

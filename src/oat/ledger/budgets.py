@@ -98,7 +98,7 @@ class Spending:
 
         Args:
             ahead: True if the question would be asked ahead, for a later step. If training asks in waves,
-                waiting questions count at their highest price with True, and not at all with False.
+                waiting questions count only if this is True, each at its highest price.
         """
         spent = self.spent_before(step)
         if "train" in self.waves.limited and not self.store.has_take("train", step):

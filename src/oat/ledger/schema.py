@@ -88,8 +88,8 @@ RECOUNTS = (
         GROUP BY q.purpose""",
 )
 """The statements that fill `waiting` and `purses` from the other tables. Existing rows of
-`waiting` stay as they are. A new row for an unanswered question gets the price of one query for each
-candidate."""
+`waiting` stay as they are. In a new row, the price of an unanswered question is its number of candidates,
+in queries, without tokens and money."""
 
 MIGRATIONS = {
     2: ("ALTER TABLE questions ADD COLUMN again INTEGER NOT NULL DEFAULT 0",),

@@ -184,9 +184,9 @@ class Packed:
         """Put the spans into buckets.
 
         Returns:
-            The buckets, and three selections. The first selects the tokens that are queries of the buckets.
-            The second selects the tokens that are their keys. The third selects, from the outputs of all
-            buckets, the output of each token.
+            The buckets, and three selections. The first selects the tokens whose queries go into the buckets.
+            The second selects the tokens whose keys and values go into the buckets. The third selects, from
+            the outputs of all buckets, the output of each token.
         """
         groups: dict[tuple[int, int], list[int]] = {}
         before = [0 if span.prefix is None else _length(self.spans[span.prefix]) for span in self.spans]

@@ -76,8 +76,8 @@ class Outcome:
         """Return the likely cause if the run has learned nothing so far. Return None in these cases:
 
         * The run learned something.
-        * The run made no step, and no step was left to make.
-        * The run made no step, and this process reported no step.
+        * The run made no step, because none was left to make.
+        * The run made no step, and this process reported no row, not even row 0.
         * Rows are damaged or missing.
         """
         file = self.directory / "metrics.jsonl"

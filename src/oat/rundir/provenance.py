@@ -5,8 +5,9 @@ The file has no environment variables. The values of flags with a secret's name,
 out. Names of users or machines occur only if the command line has them.
 
 When entries are written:
-* A process writes its entry immediately before its first row. So re-running a finished run changes no file.
-* A new run writes its entry when it opens its files, before the evaluation of row 0.
+* A process that begins at step 0 writes its entry when it opens the run's files, before the evaluation.
+* Any other process writes its entry immediately before its first row. So re-running a finished run changes no
+  file.
 * If a process imports files of the user later, it adds them to its entry before the next checkpoint. A
   continued run starts from a checkpoint, so this is early enough.
 

@@ -37,8 +37,8 @@ def cheerful(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text. A sentence ends at the end of a line, or at . ! or ? before a blank.
-    Closing quotes and brackets between the mark and the blank are left out. The text after the last end is a
+    """Return the sentences of a text. A sentence ends at the end of a line, or at . ! or ? and a blank.
+    Closing quotes and brackets between these two are removed. The text after the last end is a
     sentence too. Pieces without a letter are dropped."""
     return [piece.strip() for piece in _SENTENCE.split(text) if _LETTER.search(piece)]
 
