@@ -202,11 +202,11 @@ def _phases(
     loads: Mapping[str, _Load],
     live: LiveBytes,
 ) -> dict[str, int]:
-    """Return, for each part of a step, the largest number of bytes that are alive together.
+    """Return the peak bytes of each phase of a step, by name.
 
-    The parts are imitated in this order: two updates, sampling, evaluation. So the optimiser's moments, which
-    exist from the first update on, are counted. If `stop.max_steps` is 1, the order is: sampling, one update,
-    evaluation.
+    The phases are imitated in this order: two updates, sampling, evaluation. So the optimiser's moments,
+    which exist from the first update on, are counted. If `stop.max_steps` is 1, the order is: sampling, one
+    update, evaluation.
     """
     sampling, engine = make_sampling(resolved), resolved.engine
     has_one_step = resolved.config.stop.max_steps == 1

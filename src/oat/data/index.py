@@ -42,8 +42,8 @@ _PATIENCE_S = 600.0
 _NO_LIMIT_GB = 1e5
 
 Item = tuple[int, int, Any]
-"""Place, row and content of a record, as a `RecordReader` yields them. If the record cannot be parsed, the
-content is a DataError."""
+"""A record as a `RecordReader` yields it: place, row (the number that messages show), and content. If the
+record cannot be parsed, the content is a DataError."""
 
 
 @dataclass
@@ -51,7 +51,8 @@ class Index:
     """The result of a pass over all records of a source, or over a block of them.
 
     Attributes:
-        places, rows, checksums: for each kept record, its place and row, and the checksum of its prompt.
+        places, rows, checksums: for each kept record, its place, its row (the number that messages
+            show), and the checksum of its prompt.
         read: number of well-formed records.
         skipped: number of malformed records that are left out.
         malformed: row and error of the first three malformed records.

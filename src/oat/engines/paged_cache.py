@@ -441,7 +441,7 @@ class Step:
         return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
 
     def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
-        """Return for each of the R rows the sum or the maximum (`mode`) over the row's pages, (R, ...)."""
+        """Return for each of the R rows the sum or the maximum (`mode`) of its pages' values, (R, ...)."""
         table = values[0] if len(values) == 1 else torch.cat(list(values))
         return F.embedding_bag(self.entries, table, self.starts, mode=mode)
 

@@ -186,8 +186,8 @@ class Evaluation:
         metrics. If the budget of the first oracle does not suffice, the only metric is `eval/skipped`.
 
         Args:
-            feedback: the feedback of the last step. If `extra.online` is True, its responses are evaluated
-                too.
+            feedback: the feedback of the last step. If the setting `evaluation.online` is True, its responses
+                are evaluated too.
 
         Raises:
             OatError: sampling, the first oracle, the extraction of answers or the writing of records failed.

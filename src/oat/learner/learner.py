@@ -113,7 +113,7 @@ class Learner:
 
     def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
         """Learn from a batch. If the batch has no rows, no trained weight changes. A reference that follows
-        the policy counts every update of the policy as a step, even if the batch has no rows.
+        the policy is updated after a fixed number of updates of the policy; updates without rows count too.
 
         Returns:
             The batch's own metrics; those of its optimiser steps, most of them as means; the numbers of

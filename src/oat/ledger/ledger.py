@@ -214,8 +214,8 @@ class Ledger:
         return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
-        """Return how often the versions of oracles changed in the run before a row of metrics got its
-        answers. Oracles that change together count as one change.
+        """Return how often versions of oracles had changed before the takes that a row of metrics describes.
+        Oracles that change together count as one change.
 
         Args:
             row: the row's number, which is the number of training steps before it.

@@ -65,8 +65,11 @@ def as_read(question: Question, prompt: str) -> Question:
 
 
 def text_names(row: Sequence[Any]) -> tuple[str, ...]:
-    """Return the names of the texts in a row of `QUESTION_COLUMNS`: the prompt's name, then the candidates'
-    names."""
+    """Return the names (`text_name`) of a question's texts: first the prompt's, then the candidates'.
+
+    Args:
+        row: the question's values of `QUESTION_COLUMNS`.
+    """
     return (row[8], *json.loads(row[9]))
 
 

@@ -24,8 +24,8 @@ class Settling:
             question's own. In both cases a probability of exactly one half gives no label.
 
     Attributes:
-        awaiting: for each unanswered question, the intents that await values from its answer, each under its
-            own id.
+        awaiting: for the key of an unanswered question, the intents that await values from its answer, by
+            intent id.
     """
 
     def __init__(self, store: Store, seeds: Seeds, labels: Literal["threshold", "bernoulli"]):

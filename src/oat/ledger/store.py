@@ -43,7 +43,8 @@ class Store(Reader):
 
         Args:
             members: for each question, the index of its group in `groups`.
-            quotes: for each question, its quote; None: no value is known, and no question costs anything.
+            quotes: for each question, which values are known or awaited, and the highest price of the others.
+                None: no value is known, and every price is 0.
 
         Returns:
             The recorded questions, equal to those that a later read gives.

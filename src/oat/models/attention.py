@@ -262,8 +262,8 @@ class _Take(torch.autograd.Function):
 
 
 def _attend(bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return the attention outputs of a bucket, (count * queries, heads, value width). The query heads that
-    share a key head form an axis. Keys and values are expanded along this axis, without a copy."""
+    """Return the attention outputs of a bucket, (spans * queries of a span, heads, value width). For query
+    heads that share a key head, keys and values are not copied, but expanded along an axis."""
     heads, key_heads = query.shape[1], key.shape[1]
     query = (
         query.view(bucket.count, bucket.queries, key_heads, heads // key_heads, -1)

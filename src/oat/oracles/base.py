@@ -43,11 +43,11 @@ class Oracle:
     not use answers of another version again. None: the oracle states no version. The version of a user's
     function or class is then the hash of its file (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
-    """The facts that `version` depends on, as plain values. Keys are a file and a field; facts that are in no
-    file have "options" in place of the file. A continued run compares them with the recorded facts
-    (`build/fingerprints.py`):
+    """The facts that `version` depends on, as plain values. The outer key is a file, or "options" for
+    facts that are in no file. The inner key names the fact. A continued run compares the facts with the
+    recorded ones (`build/fingerprints.py`):
 
-    * If they are unchanged and not empty, the recorded version stays, even if `version` differs.
+    * If the facts are unchanged and not empty, the recorded version stays, even if `version` differs.
     * If a file has changed since the oracle answered, the run goes on only if the user accepts the change.
     """
 

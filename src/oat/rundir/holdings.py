@@ -75,12 +75,12 @@ class Holdings:
 
 
 class _Claim(NamedTuple):
-    """A claim that the ledger has the take of a step, or of an evaluation.
+    """A statement of a checkpoint, or of a row of metrics, that the ledger has a certain take.
 
     Attributes:
-        by: the checkpoint or the row that makes the claim, for messages.
-        held: the facts of `Holdings.before` about one purpose. `last` is always there; the other facts may be
-            missing.
+        by: the checkpoint or the row, in words for messages.
+        held: facts about the take, as `Holdings.before` returns them for a purpose. `last`, the take's step,
+            is always there; other facts may be missing.
     """
 
     by: str

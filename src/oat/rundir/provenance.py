@@ -99,13 +99,13 @@ def add_entry(file: Path, entry: Mapping[str, Any]) -> None:
 
 
 def recorded_inputs(found: Sequence[Any], first_row: int | None = None) -> dict[str, Any] | None:
-    """Return the inputs with which a run's rows were made, from the last entry that has `inputs`; None if no
-    entry has `inputs`.
+    """Return the inputs with which a run's rows of metrics were made: those of the last entry that has
+    `inputs`. Return None if no entry has them.
 
     Args:
         found: the entries of `environment.json`.
-        first_row: use only entries that begin at this row or before it; if there are none, use the first
-            entry with `inputs`. None: use all entries.
+        first_row: use only entries that begin at this row of metrics or before it; if there are none, use the
+            first entry with `inputs`. None: use all entries.
     """
     told = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("inputs"), dict)]
     by_then = [entry for entry in told if first_row is None or entry["first_row"] <= first_row] or told[:1]
