@@ -237,8 +237,8 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 def place_of(error: BaseException) -> str | None:
     """Find the last frame of an error's traceback that is in the user's code, and return its place, such as
-    "line 7 of file.py"; None if there is no such frame. The user's code is the
-    files that `load_symbol` has loaded, and all files below their folders; but not installed packages."""
+    "line 7 of file.py"; None if there is no such frame. The user's code is the files that `load_symbol` has
+    loaded, and all files below their folders, without installed packages."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
     return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
 

@@ -62,7 +62,8 @@ From feedback to weights:
 
     objective       an algorithm, made with its settings, that learns from feedback
     batch           the rows that an objective prepares of feedback, with their columns
-    row             of a batch: a trajectory. Of metrics: a line of `metrics.jsonl`. Of data: a record's place
+    row             of a batch: a trajectory. Of metrics: a line of `metrics.jsonl`. Of data: the number by
+                    which messages name a record
     unit            rows of a batch that stay in one forward pass, such as the two of a pair
     column          a tensor of a batch. The last letter of its name names its first axis, along which it
                     is cut into mini-batches and micro-batches
