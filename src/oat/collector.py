@@ -63,8 +63,8 @@ class Collector:
         self.due = state["due"]
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask questions until enough are on disk: those of this step and of earlier steps, and those to be
-        asked ahead.
+        """Ask questions until the ledger has all that this step and earlier ones need, and those to be
+        asked ahead for later steps.
 
         The method asks fewer questions in four cases:
 

@@ -268,7 +268,7 @@ def evaluate(run: Run, row: Row, *, is_last: bool) -> None:
 
 
 def write_row(run: Run, row: Row) -> None:
-    """Write the row. If an oracle has changed, the row also has the number of changes so far."""
+    """Write the row. If versions of oracles have changed, the row also has the number of changes so far."""
     changes = run.ledger.changes(row.number, is_evaluated=row.is_evaluated)
     if changes:
         row.metrics.add({"oracle/changes": changes})

@@ -40,8 +40,8 @@ from oat.errors import ConfigError, warn
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
 
 _VERSION = 2
-"""Version of the state's format. The first format had no version number; its optimiser and its prior were
-other ones."""
+"""Version of the state's format. The first format had no version number, and belongs to another optimiser
+and another prior."""
 
 
 @dataclass(frozen=True)

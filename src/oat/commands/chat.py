@@ -118,7 +118,7 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
 
 
 def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
-    """Print an answer while it is generated, and return its text. In a terminal, Ctrl-C ends the generation;
+    """Print a response while it is generated, and return its text. In a terminal, Ctrl-C ends the generation;
     the text that was printed until then is returned."""
     shown = ""
     try:

@@ -34,7 +34,7 @@ SLOT = "policy"
 
 
 def compare_models(first: str, second: str, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Let both models answer held-out prompts, and compute how often the first model's responses win.
+    """Let both models respond to held-out prompts, and compute how often the first model's responses win.
 
     Args:
         first, second: a run directory, a configuration file, or a model (a directory or a hub id). Prompts,
@@ -106,7 +106,7 @@ def _common_prompts(inputs: Sequence[RunInputs]) -> list[Prompt]:
 
 
 def _build(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[Run, int]:
-    """Build a run that answers with a contender's policy. Return the run, and the number of updates that the
+    """Build a run that samples with a contender's policy. Return the run, and the number of updates that the
     policy has had."""
     run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0

@@ -1,10 +1,10 @@
 """`oat check --show-tokens`: show a prompt and its responses token by token, and how the model continues
 prompts.
 
-If responses are sampled, this part of `oat check` loads the weights, to see how the model continues a prompt.
-A response ends at once if its first token is a stop id. It ends soon if a stop id follows within a few
-tokens. Some small models end soon, since they first write the name of their end-of-text token in ordinary
-tokens.
+If the run samples responses, `--show-tokens` loads the weights, to see how the model continues a prompt. A
+response ends at once if its first token is a stop id. It ends soon if a stop id follows within a few tokens.
+Some small models' responses end soon, since these models first write the name of their end-of-text token in
+ordinary tokens.
 """
 
 from collections.abc import Sequence

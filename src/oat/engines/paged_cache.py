@@ -348,12 +348,8 @@ class PagedCache:
         return entries, np.concatenate([[0], np.cumsum(counts_R)[:-1]]), empty_PC.astype(np.float32)
 
     def _common(self, rows: Sequence[int], length: int) -> int:
-        """Return the number of pages that rows with equal tokens share: the number of pages that `length`
-        tokens fill completely; 0 for a single row, or if the cache shares no pages.
-
-        Args:
-            length: number of tokens, from the first on, that all rows have in common.
-        """
+        """Return the number of pages that rows share if their first `length` tokens are equal: as many as
+        these tokens fill completely. Return 0 for a single row, or if the cache shares no pages."""
         return length // PAGE if len(rows) > 1 and self.shared.readers > 1 else 0
 
     def _take(self, row: int) -> None:

@@ -267,8 +267,8 @@ class Evaluation:
     def _questions(
         self, oracle: EvaluationOracle, step: int, round: int, groups: Sequence[Group]
     ) -> tuple[Sequence[Group], list[Question]]:
-        """Return the groups, and the questions about them. If the oracle compares, the reference is appended
-        to each group, and each sample is compared with the reference."""
+        """Return the groups, and the questions about them. If the oracle compares, each group gets a further
+        response, the reference of its prompt, and each sample is compared with this response."""
         if oracle.kind == "compare":
             groups = [
                 replace(group, trajectories=(*group.trajectories, _recorded(group.prompt)))
@@ -452,8 +452,8 @@ class Evaluation:
 
 
 def learned_from(feedback: Feedback) -> list[Mode]:
-    """Return the mode `online` in a list. Its responses are those that a step's questions were about. Each
-    group is cut to the size of the smallest group. Return an empty list if the step took no feedback."""
+    """Return a list of one `Mode`, "online", with the responses that a step's questions were about. Each
+    group is cut to the size of the smallest group. The list is empty if the step took no feedback."""
     responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
     size = min(map(len, responses), default=0)
     groups = [

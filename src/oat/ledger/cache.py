@@ -52,14 +52,15 @@ class Cache:
         self.asking: Asking = {}
 
     def find(self, question: Question, asking: Asking) -> tuple[tuple[Value, ...], Asking]:
-        """Return which values of a question's answer are known, awaited or to be asked for.
+        """Find which values of a question are known, awaited, or to be asked for.
 
         Args:
             asking: the queries that other questions ask.
 
         Returns:
-            The state of each value, and the queries that the question would send. Each query has its
-            addresses from `asking`, followed by an address in the question's answer.
+            The state of each value, and the queries that this question has to ask. Each query comes with all
+            addresses of its value: those in `asking`, then the one in the answer to this question. If the
+            oracle's answers may not be used again, all values are to be asked for, and no query is returned.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}

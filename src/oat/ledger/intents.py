@@ -191,7 +191,7 @@ def values_of(answer: Answer) -> list[Known]:
 
 
 def mean(answers: Sequence[Known]) -> Known:
-    """Return the mean of several answers about one item. Its mark is `tie` if all of them are ties, else
+    """Return the mean of several values of one query. Its mark is `tie` if all these values are ties, else
     `ok`."""
     mark: Mark = "tie" if all(answer.mark == "tie" for answer in answers) else "ok"
     made_of = [tuple(score for score in answer.scores if score is not None) for answer in answers]

@@ -239,11 +239,11 @@ class Ledger:
         return items
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step that failed, such as an evaluation whose oracle raised.
+        """Close a step or an evaluation that failed, for example because its oracle raised.
 
-        The step is recorded with no answers to learn from. Unanswered questions of this purpose are recorded
-        as failed, and their answers are not fetched. Answers that came before go into the cache, for later
-        equal questions.
+        A take without usable answers is recorded for it. Unanswered questions of this purpose are recorded as
+        failed, and their answers are not fetched. Answers that came before go into the cache, for later equal
+        questions.
         """
         with self._collecting, self.store.lock:
             with self.store:

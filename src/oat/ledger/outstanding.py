@@ -91,8 +91,8 @@ class Outstanding:
         return self.oracles[name]
 
     def submit(self, intents: Sequence[Intent]) -> None:
-        """Send questions to their oracles, in one call for each oracle. Of each question only the unknown
-        part is sent.
+        """Send questions to their oracles, in one call for each oracle. A question for scores is sent with
+        only those candidates whose values are unknown.
 
         Raises:
             OracleError: an oracle raises, or returns tickets that break the contract.

@@ -165,8 +165,8 @@ class Reader(Connection):
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:
-        """Return the price of all answers that steps have taken, up to and including this step. If an older
-        version of oat wrote the record, return the price of all answers that had come by then."""
+        """Return the price of all answers that this step and earlier ones have taken. If an older version of
+        oat recorded this step's take, return the price of all answers that had come by that time."""
         sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
         return Price(*self.db.execute(sql, (purpose, step)).fetchone())
 

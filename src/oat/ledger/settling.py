@@ -51,8 +51,8 @@ class Settling:
         )
 
     def complete(self, intents: Iterable[Intent]) -> None:
-        """Complete the answers whose awaited values are all recorded, and add the other intents to
-        `awaiting`. The caller holds the transaction."""
+        """Complete the answer to each question whose awaited values are all recorded. Add the remaining
+        questions to `awaiting`. The caller holds the transaction."""
         for intent in intents:
             keys = intent.others | ({intent.question.key} if intent.is_sent else set())
             found = {key: self.store.values(key) for key in keys}

@@ -7,8 +7,8 @@ have one digit. In three cases the text is read instead (judge_replies.py): `rea
 `auto`, and the endpoint gives no log-probabilities; or a score can have more digits. The texts that are sent
 are in judge_prompts.py.
 
-If a reply has no verdict, the option `invalid` says what follows: the judge is asked again, the question
-abstains, or it is a tie. No verdict is drawn at random.
+If a reply has no verdict, the option `invalid` says what follows: the judge is asked again, or the value
+is marked `abstain` or `tie`. No verdict is drawn at random.
 
 If the judge has a budget, the most that a question can cost is set aside before it is asked. This is the
 price of `tries` tries for each call. Each try counts with the most tokens that it can take:

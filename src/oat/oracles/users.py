@@ -63,8 +63,8 @@ class UsersOracle(Wrapper):
         oracle: the user's object; it has `answers`, `durable`, `submit` and `collect`.
 
     Raises (each optional member):
-        OracleError: the user's code raised, or a value has a wrong type. There are two exceptions: `close`
-            gives a warning, and a wrong `name` counts as missing.
+        OracleError: the user's code raised, or a value has a wrong type. But an error in
+            `close` only gives a warning, and a wrong `name` counts as missing.
     """
 
     oracle: Any

@@ -1,17 +1,17 @@
-"""The program of one worker: a process that makes a function once, and then answers calls of the function
+"""The program of one worker: a process that makes a function once, and then serves calls of the function
 until its input ends. `plugins/pool.py` starts the process and may kill it.
 
 Messages: Both sides send frames: a length in four bytes, then plain data in MessagePack. Nothing is pickled.
 The first frame to the worker names the function's factory and the limits. The worker's first frame says
 whether it could make the function. Each later frame to the worker holds the arguments of a call, and the
-answer is one of
+worker's reply is one of
 
     {"value": ...}      the return value of the function
     {"error": text}     the function raised an `OatError`: a person must repair something
     {"failure": text}   the function raised another exception, or an `OatError` that was caused by a
                         MemoryError, RecursionError or SystemExit
 
-The function's prints go to stderr, because stdout carries the answers.
+The function's prints go to stderr, because stdout carries the replies.
 
 Limits: The kernel limits the memory of every worker, and the seconds and the processor seconds of each call.
 When the seconds of a call are over, SIGALRM ends the process, even if the parent process has ended. Workers

@@ -161,8 +161,8 @@ def supervise(
     rate rises during the first 20 steps and falls during the last 30 % of the steps.
 
     Args:
-        report: called with (step, loss) after each step. The loss is the mean over the tokens of the answers,
-            in nats.
+        report: called with (step, loss) after each step. The loss is the mean over the tokens of the
+            demonstrated responses, in nats.
     """
     prompts, answers, mask = _token_ids(tokenizer, demonstrations)
     steps = len(demonstrations) // batch_size

@@ -28,7 +28,7 @@ class Retention:
     max_gb: float | None = None
 
     def ranked(self, directory: Path, names: list[str]) -> list[str]:
-        """Return those of `names` whose row has a finite value of the metric, the best name last."""
+        """Return those of `names` whose checkpoint has a finite `best_metric`, the best checkpoint last."""
         values = {
             name: value
             for name in names

@@ -11,8 +11,8 @@ class Example:
     """A worked example.
 
     Attributes:
-        worked: the complete response to the question, with the answer in it.
-        answer: the answer alone.
+        worked: the complete response to `question`, with the final answer in it.
+        answer: the final answer alone.
     """
 
     question: str

@@ -13,10 +13,10 @@ _READ = 1 << 16
 
 
 class Upstream:
-    """A client of one port of the loopback.
+    """A client of a server on this machine.
 
     Args:
-        port: the port of the loopback.
+        port: the server's port.
         answer_s: seconds for a request, including the time to connect.
     """
 

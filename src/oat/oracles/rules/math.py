@@ -65,10 +65,10 @@ Prove = Callable[[str, str], bool | None]
 
 
 class MathRule(CallableOracle):
-    r"""The oracle `math`: 1.0 for a right answer, otherwise 0.0. If there is no reference, there is no reward
-    (None).
+    r"""The oracle `math`: 1.0 for a right answer, otherwise 0.0. None if the prompt's
+    record has no reference answer.
 
-    The reference is a final answer (`\frac{1}{2}`), or a complete solution with its answer boxed.
+    A reference answer is a final answer (`\frac{1}{2}`), or a complete solution with its answer boxed.
 
     Args:
         timeout_s: seconds that one comparison by math-verify may take.
@@ -233,8 +233,8 @@ def verifier() -> Callable[[str, str], bool]:
 
 
 def _all_agree(ones: Sequence[str], others: Sequence[str], prove: Prove) -> bool | None:
-    """Compare two lists of answers, place by place. Return False if the lengths differ, or if the answers at
-    a place are unequal. Otherwise return None if a place is undecided, else True."""
+    """Compare two lists of expressions, place by place. Return False if the lengths differ, or if the
+    expressions at a place are unequal. Otherwise return None if a place is undecided, else True."""
     if len(ones) != len(others):
         return False
     verdicts = {agree(one, other, prove) for one, other in zip(ones, others, strict=True)}
