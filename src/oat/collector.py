@@ -100,7 +100,8 @@ class Collector:
         """Return the number of questions, of all steps together, that `fill` tries to have on disk:
 
         * 0 if the budget is used up;
-        * `due` if the open questions could use up the budget;
+        * `due`, the questions in the plans of this and all earlier steps, if the open questions could use up
+          the budget;
         * otherwise `due` plus the number of questions to ask ahead.
         """
         if self.ledger.is_spent(step):

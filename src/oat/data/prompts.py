@@ -140,7 +140,7 @@ class Prompts:
 
     def all(self) -> list[Prompt]:
         """Return every prompt in stored order, one source after another. The occurrence of a prompt is its
-        index in this list. The cursor does not move."""
+        index in this list. What `take` returns next stays the same."""
         prompts = [prompt for pool in self._pools for prompt in pool.prompts]
         return [replace(prompt, occurrence=place) for place, prompt in enumerate(prompts)]
 

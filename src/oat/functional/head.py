@@ -24,8 +24,8 @@ from oat.errors import ConfigError, ShapeError
 from oat.functional.products import add_product, linear, product
 
 _BLOCK = 2**20
-"""Largest number of logits in a block of rows; a block of one row may have more. Several elementwise
-operations process one block before they take the next."""
+"""Largest number of logits in a block, which has the logits of one or several tokens; a block of one token
+may have more. Several elementwise operations process a block before they take the next."""
 
 
 def linear_functionals(

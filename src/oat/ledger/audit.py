@@ -141,11 +141,11 @@ def _other_texts(store: Reader) -> Iterator[str]:
 
 
 def _made_up(store: Reader) -> Iterator[str]:
-    """Yield a sentence for each cached value without a matching answer.
+    """Yield a sentence for each cached value that no answer gave.
 
-    Each cached value names the step that took it. If this step has n answers with a value, and the cache has
-    more than n such entries, there is a sentence for each entry after the first n. Responses are not
-    compared, because a cache key is a hash that does not show the response.
+    A cached value names the step that took it, the oracle and the mark. If a value appears in the cache more
+    often than in this step's answers of this oracle with this mark, there is a sentence for each time too
+    many. Responses are not compared, because a cache key is a hash that does not show the response.
     """
     given: Counter[tuple[Any, ...]] = Counter()
     sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks

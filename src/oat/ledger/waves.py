@@ -209,8 +209,8 @@ class Waves:
     def _spent(self, purpose: str) -> Price:
         """Return the price of a purpose's answers so far. All waves must be settled.
 
-        The price that is recorded with a wave is that of all answers before the wave. So the newest recorded
-        price is read, and the prices of all answers from its wave on are added."""
+        A wave may be recorded with the price of all answers before it. So this price is read from the newest
+        wave that has one, and the prices of the answers from that wave on are added."""
         wave = (
             "SELECT first, queries, tokens, cost FROM waves WHERE purpose = ? AND cost IS NOT NULL "
             "ORDER BY number DESC LIMIT 1"

@@ -398,8 +398,8 @@ def _label(path: str, config: Any, label: int | None) -> int:
 
 
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
-    """Return the largest number of tokens in a row: `given`, or else the lower of the tokenizer's limit and
-    the model's number of positions. Return None if there is no limit.
+    """Return the largest number of tokens of an input: `given`, or else the lower of the tokenizer's limit
+    and the model's number of positions. Return None if there is no limit.
 
     DeBERTa's positions may be relative, and then are no limit. RoBERTa's begin at the pad id plus 1, so fewer
     are left for tokens.

@@ -117,9 +117,9 @@ class CallableOracle(Oracle):
         return self.given
 
     def _wait_for(self, due: Sequence[str], seconds: float) -> None:
-        """Call the function again for each ticket in `due` whose call failed. If `_ready` has no answer to a
-        ticket in `due`, wait at most `seconds` for a call that brings one. Put the answers of ended calls
-        into `_ready`."""
+        """Call the function again for each ticket in `due` whose call failed. If `_ready` has no answer to
+        any ticket in `due`, wait at most `seconds` until the first of their calls ends. Put the answers of
+        ended calls into `_ready`."""
         begun = {ticket for tickets, _ in self._calls for ticket in tickets} | self._ready.keys()
         if new := [ticket for ticket in due if ticket not in begun]:
             self._begin(new)

@@ -91,8 +91,8 @@ class _Url:
 
     Attributes:
         outstanding: number of tries that are under way.
-        failures: number of faults in a row, of both kinds (see the head of this file). An answer or a reply
-            429 sets it to 0.
+        failures: number of faults in a row, of both kinds (see the head of this file). A reply that is no
+            fault sets this number to 0, and so does a reply 429.
         rests_until: the time, in monotonic seconds, before which the URL is not tried.
     """
 

@@ -218,8 +218,8 @@ class _Kept:
                     self.lost = f"left torch in another state ({setting}) that cannot be put back"
 
     def _tell_others(self, setting: str, left: Any, put_back: Any) -> None:
-        """Correct the value of a setting in the states that other calls in progress restore at their end. A
-        call that began while this call had changed the setting has stored the changed value.
+        """Prevent other calls in progress from restoring a setting that this call has changed. A call that
+        began after the change has stored `left`, to restore it at its end; it gets `put_back` instead.
 
         Args:
             left: value of the setting at the end of this call.

@@ -236,8 +236,8 @@ class Display:
         )
 
     def _changes(self) -> list[tuple[str, str, str]]:
-        """Return a list with one line: how often oracles changed, and before which step first. Return an
-        empty list if none changed."""
+        """Return a list with one line of the table: the number of changes of oracles, and the step before
+        which the first change came. Return an empty list if no oracle has changed."""
         rows = [row for row in self.rows if "oracle/changes" in row]
         if not rows:
             return []

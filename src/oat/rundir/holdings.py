@@ -177,8 +177,8 @@ def _take(db: sqlite3.Connection, names: Sequence[str], purpose: str, step: int)
 
 
 def _sum(db: sqlite3.Connection, purpose: str, step: int) -> str:
-    """Return the SHA-256 of the questions and answers of a take, in the take's order. Row numbers and clock
-    times are left out."""
+    """Return the SHA-256 of the questions and answers of a take, in the take's order. Ids of database
+    rows and clock times are left out."""
     sql = """SELECT t.position, q.step, q.round, q.occurrence, q.number,
             q.kind, q.oracle, q.prompt, q.candidates, a.vals, a.marks, a.label
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id

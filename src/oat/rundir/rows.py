@@ -11,7 +11,7 @@ from oat.errors import DataError, warn
 from oat.files import parse_json
 
 _NAMED = 5
-"""The largest number of stretches of lines or steps (`_Spans`) that a message names."""
+"""A message lists at most this many stretches of lines or steps (`_Spans`), such as "3 to 5"."""
 
 _BOUND = 2**63
 """The bound of whole numbers in a row: their absolute value must be smaller, as SQLite requires."""

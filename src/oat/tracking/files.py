@@ -106,11 +106,11 @@ class Tracking:
             sink.row(step, metrics, shown)
 
     def flush(self) -> None:
-        """Force both streams to disk. The run calls this before it writes a checkpoint, because a continued
-        run needs the row of the checkpoint's step.
+        """Force `metrics.jsonl` and `samples.jsonl` to disk. The run calls this before it writes a
+        checkpoint, because a continued run needs the row of the checkpoint's step.
 
         Raises:
-            DirectoryError: as in `row`.
+            DirectoryError: see `row`.
         """
         self._refuse_lost()
         if self.told is not None:
