@@ -20,7 +20,7 @@ from oat.learner.limits import GB
 from oat.seeds import Seeds
 
 SURE = 0.85
-"""The smallest ratio of the memory that a run takes to the memory that was estimated."""
+"""A run takes at least this share of the memory that was estimated for it."""
 TOGETHER = "all of these together"
 _COPIES = 20
 """More copies of the weights than any run holds."""

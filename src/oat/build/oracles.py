@@ -55,9 +55,9 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
 def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
     """Make the oracles that evaluations ask, by the purpose of the questions.
 
-    Each section is compared with the first section that names the same oracle (training's included). If their
-    options are equal, both get the same oracle. Otherwise the section gets an oracle of its own, whose
-    address is the name followed by the purpose.
+    The section of each of these oracles is compared with the first section that has the same `name`;
+    training's section counts as the first of all. If their options are equal, both get the same oracle.
+    Otherwise the later section gets an oracle of its own, whose address is the name followed by the purpose.
 
     Args:
         trained: the oracle that the section `oracle` names.

@@ -254,7 +254,8 @@ def _ledger(
 
 
 def _plans(objective: Objective, explorer: Explorer) -> Plans:
-    """Return a function that returns the plan of a step, with the samples that the explorer adds."""
+    """Return a function that returns the plan of a step, with the numbers of prompts and samples that the
+    explorer chooses from."""
 
     def plans(step: int) -> Plan:
         return explorer.widen(objective.plan(step))

@@ -26,8 +26,8 @@ _ENDS_SEEN = 16
 _SOON = 8
 """A response with at most this number of tokens counts as one that ends soon."""
 _MUCH = 0.25
-"""Limit of two probabilities, each a mean over the prompts: of an empty response; and of the greedy response,
-where 0 is taken if it does not end soon. Above this limit, a line names a remedy."""
+"""Limit of two means over the prompts: the probability of an empty response, and the probability of the
+greedy response (0 if the response does not end soon). If a mean is above the limit, a line names a remedy."""
 _LIKELIEST = 4
 """Number of the most probable first tokens that are shown."""
 _END_SHOWN = 6

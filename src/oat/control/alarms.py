@@ -29,7 +29,8 @@ LENGTH = "response/length"
 LEVEL_ROWS = 3
 """The number of first steps whose mean response length is the start level of the alarm `length`."""
 GOLD = ("eval/gold_sampled", "eval/gold_greedy")
-"""The metrics of an evaluation's second oracle. The alarm watches the first of them that the run reports."""
+"""The metrics of an evaluation's second oracle. The alarm `gold` watches the first of them that the run
+reports."""
 
 METRICS = {
     "kl": ("kl/reference",),

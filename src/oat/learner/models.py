@@ -219,8 +219,8 @@ def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> 
 
 
 def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
-    """Return a context. If `enabled`, matrix products in the context are computed in bfloat16, for weights in
-    float32 and bfloat16."""
+    """Return a context. If `enabled`, matrix products in the context are computed in bfloat16, whether the
+    weights are in float32 or in bfloat16."""
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 

@@ -27,8 +27,8 @@ CacheKey = tuple[str, str, str]
 """Purpose, oracle, and a hash of the remaining parts of the key: the columns `purpose`, `oracle` and `item`
 of the table `cache`."""
 Asking = dict[CacheKey, tuple[ValueAddress, ...]]
-"""Maps the cache key of a query to the addresses of its value in the answers that will bring it. The address
-in the answer to the oldest question comes first."""
+"""Maps the cache key of a query to addresses, one for each time that the query is asked, from the oldest
+question to the newest. Each address says where an answer will have a value of the query."""
 
 
 class Cache:

@@ -404,9 +404,10 @@ class Ledger:
     def _is_enough(self, purpose: str, step: int, count: int, oldest: int) -> bool:
         """Return True if a step need not wait any longer.
 
-        If `max_wait_s` is infinite, two kinds of untaken questions must be answered: the first `count` of the
-        steps `oldest` to `step`, and all of steps before `oldest`. If `max_wait_s` is finite, it is enough
-        that `count` untaken questions of the steps `oldest` to `step` are answered and paid.
+        Questions that were taken do not count. If `max_wait_s` is infinite, the first `count` questions of
+        the steps `oldest` to `step`, and all questions of steps before `oldest`, must be answered or unpaid.
+        If `max_wait_s` is finite, any `count` questions of the steps `oldest` to `step` must be answered and
+        paid.
         """
         if self.max_wait_s == math.inf:
             return not self.store.lacks(purpose, step, count, oldest)

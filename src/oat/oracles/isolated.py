@@ -29,11 +29,11 @@ from oat.types import Answer, Kind, Mark, Question
 
 @dataclass
 class _Open:
-    """A question that waits for the answers about its items. An item is a candidate, or the pair of a
-    comparison.
+    """A question that was sent to the workers as one question for each of its items. An item is a candidate,
+    or the pair of a comparison.
 
     Attributes:
-        found: the answers so far, by the index of the item; None if the call for the item failed.
+        found: the answers about items so far, by the item's index; None for an item whose call failed.
     """
 
     question: Question

@@ -109,12 +109,12 @@ def oracle_options(name: str) -> set[str] | None:
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:
-    """Return the place of a function's or class's source, the hash of the source, and the hash of its code.
+    """Return the place of a function's or class's source, the hash of the source, and a second hash.
 
     The source is the whole file, and the place is the file's name. For an object that was given from Python,
-    the source is the object's own lines, and the place is `name`. The two hashes are equal, except for a
-    lambda: the second is then of its compiled code, because the source may hold other code too. If the source
-    cannot be read, the place is `name`, and both hashes are "".
+    the source is the object's own lines, and the place is `name`. The second hash equals the first, except
+    for a lambda: then it is the hash of the compiled code, because the source may hold other code too. If the
+    source cannot be read, the place is `name`, and both hashes are "".
     """
     try:
         if name.startswith("python:"):

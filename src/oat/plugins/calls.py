@@ -232,8 +232,8 @@ class _Kept:
     def _settings(self) -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
         """Return two functions for each setting of torch: the first reads the setting, the second sets it.
         For inference mode, which cannot be set, the second function does nothing. The keys are the names of
-        torch's functions. Calls on the main thread also have torch's number of threads. Other calls lack it,
-        since the run may change it while they run."""
+        torch's functions. For a call on the main thread, torch's number of threads is included. For another
+        call it is left out, since the run may change this number during the call."""
         torch: Any = sys.modules["torch"]
 
         def deterministic() -> tuple[bool, bool]:

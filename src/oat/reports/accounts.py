@@ -275,7 +275,7 @@ _Messages = list[dict[str, Any]]
 
 
 class _SeveralTurns(Exception):
-    """A response has several turns. Or it may have several, and its trajectory was dropped."""
+    """A response has several turns, or its number of turns is unknown because its trajectory was dropped."""
 
 
 class _Responses:

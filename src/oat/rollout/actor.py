@@ -171,7 +171,7 @@ class Actor:
         return scores
 
     def work(self) -> Work:
-        """Return the work that the engine has done to sample since the first call of this method."""
+        """Return the work of the engine's `generate`, counted from the first call of this method."""
         return self.engine.work()
 
     def _logps(self, groups: Sequence[Group], slot: str) -> list[np.ndarray]:

@@ -187,8 +187,8 @@ class Checkpoints:
                 raise CheckpointError(_OTHER.format(self.directory / name))
 
     def load(self) -> Loaded | None:
-        """Return the newest checkpoint that is not damaged. Checkpoints after the one that the pointer names
-        are left out. If there are no checkpoints, return None.
+        """Return the newest checkpoint that is not damaged. Checkpoints after the one that
+        `checkpoints/latest` names are left out. If there are no checkpoints, return None.
 
         Raises:
             CheckpointError: there are checkpoints, and none of them can be used.

@@ -11,8 +11,8 @@ took. For each purpose, a checkpoint stores four facts:
 Records that the ledger gets later do not change these facts. So the ledger may have more takes than the
 checkpoint, for example after a kill or after a roll back.
 
-Row n of `metrics.jsonl` is written after the n-th step took its answers. So the last row shows a loss after
-the newest checkpoint.
+Row n of `metrics.jsonl` is written after the n-th step took its answers. So the last row reveals a ledger
+that lacks takes after the newest checkpoint.
 
 The check finds a ledger that is missing, that lacks its end (an older copy, a lost or cut `-wal`), or that
 belongs to another run. It does not find rows that were changed inside the ledger (`ledger/audit.py` looks for
