@@ -270,8 +270,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _plain(found: Any) -> Any:
-    """Return a dataset that gives plain values instead of arrays or tensors. Return other records
-    unchanged."""
+    """If `found` is a dataset, return it in the form that gives plain values instead of arrays or tensors.
+    Otherwise return `found` unchanged."""
     return found.with_format(None) if hasattr(found, "with_format") else found
 
 

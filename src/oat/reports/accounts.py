@@ -10,8 +10,8 @@ as an empty text.
 
 Two kinds of answers are left out, and a warning says how many:
 
-* Answers about an episode that had several turns, or whose trajectory was dropped. The answer itself has only
-  the last message of an episode.
+* Answers about an episode that had several turns, or whose trajectory was dropped. Without the trajectory,
+  the ledger has only the last response of an episode.
 * Answers about texts without a prompt.
 
 The ledger's file is opened read only, so a report can be made while the run writes to the file.

@@ -1,4 +1,4 @@
-"""Functions that make control tokens in messages ordinary text, so data cannot end a turn or begin another.
+"""Functions that turn control tokens in messages into ordinary text, so data cannot end or begin a turn.
 
 A template renders messages to one text. In this text, a control token from the template cannot be told from a
 control token in a message. So the control tokens in messages are marked before rendering: one special

@@ -107,13 +107,14 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """The spending of a run at the moment when a step has taken its answers.
+    """The spending of a purpose at the moment when a step has taken its answers.
 
     Attributes:
-        price: the price of all answers taken so far, plus the most that open questions may still cost.
+        price: the price of all answers taken so far, plus the most that open questions may still cost; at
+            most the budget.
         refused: lowest price of the questions that the budget did not allow, among the questions that the
             step took and those that wait for a later step. None if the budget allowed all of them.
-        open: number of questions that are paid for and that no step has taken yet.
+        open: number of questions that no step has taken yet and that the budget can still pay.
     """
 
     price: Price = field(default_factory=Price)

@@ -260,8 +260,8 @@ def _arguments(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """Return the text without full stops and row ends at its end. If the text has an environment, remove
-    commas and semicolons at its end too."""
+    """Remove blanks, full stops and LaTeX's line breaks from the end of a text. If the text has an
+    environment of LaTeX, remove commas and semicolons there too."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text
