@@ -9,7 +9,7 @@ formats (huggingface.co/docs/trl/dataset_formats), plain or conversational, are 
 | preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of both |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`; its score is the label |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: `completions` is not read |
-| language modelling | `messages` | messages before the assistant's first answer | `completion`: the rest |
+| language modelling | `messages` | messages before the first learned one (departure 2) | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
 The columns:
@@ -28,8 +28,8 @@ The columns:
 Departures from TRL:
 1. Only the assistant's messages of a conversation are learned. A message of weight 0 (OpenAI's `weight`) is
    not learned. An assistant's message before the first message of a user or a tool is part of the prompt.
-2. If no recorded responses are read, the last message of a conversation is dropped, and the policy answers
-   instead.
+2. In the format language modelling, the assistant's last message is dropped if the run reads no recorded
+   responses: the policy answers instead. The prompt then has all earlier messages.
 3. The column `tools` is accepted and not rendered. The template also gets further fields of a message.
 4. A column that the run does not read may be missing, and may hold anything that can be stored.
 5. A response may be an empty text or one empty message, because a policy may end immediately. An empty
