@@ -67,8 +67,7 @@ class Ledger(Protocol):
 
     @property
     def reasked(self) -> int:
-        """The number of questions that the run asked again, since a process was killed before their answers
-        came."""
+        """How often the run asked a question again because a process was killed before the answer came."""
 
     @property
     def reported(self) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ formats (huggingface.co/docs/trl/dataset_formats), plain or conversational, are 
 | preference with an implicit prompt | `chosen`, `rejected` | the common beginning | the rest of both |
 | unpaired preference | `prompt`, `completion`, `label` | that column | `completion`; its score is the label |
 | stepwise supervision | `prompt`, `completions`, `labels` | that column | none: `completions` is not read |
-| language modelling | `messages` | messages before the first learned one (departure 2) | `completion`: the rest |
+| language modelling | `messages` | messages before the first learned one | `completion`: the rest |
 | language modelling, plain text | `text` | none | `completion`: the text |
 
 The columns:

@@ -85,8 +85,8 @@ def first_learned(messages: tuple[Message, ...]) -> int:
 
 
 def _is_empty_system(entry: Any) -> bool:
-    """Return True if an entry is a system message without text. Some tables store a conversation that has no
-    system message in this way."""
+    """Return True if an entry is a system message without text. Some tables store one in every
+    conversation that has no system message."""
     if role_of(entry) != "system":
         return False
     text = entry.get("value" if entry.get("from") is not None else "content", "?")
