@@ -372,12 +372,12 @@ class Tracking(Protocol):
     """The writer of metrics: it writes each row, and sends it to the trackers of the run."""
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Prepare to write the row after row `step`. Delete the later rows, which an earlier process wrote.
-        If `step` is 0, delete every row.
+        """Delete the rows that the run will write again, and prepare to write the first of them.
 
         Args:
-            is_closed: True if row `step` is complete and stays. If False, row `step` is deleted too, and is
-                the next row to be written.
+            step: number of steps that are done. If it is 0, every row is deleted.
+            is_closed: True: rows 0 to `step` stay. False: row `step` is deleted too. Without effect if `step`
+                is 0.
         """
 
     def row(self, step: int, values: Mapping[str, float], feedback: Feedback | None = None) -> None:

@@ -14,8 +14,8 @@ Departures from the paper:
    prompts. So the same pairs are held out in every pass over the data, after a restart, and in a fork with
    the same `held_out`. A step measures its held-out pairs before its update.
 
-The learner holds the model `reward` beside the policy, so the backbone is in memory twice. With an adapter,
-the two models share the frozen weights.
+The learner holds two models, `reward` and the policy. With an adapter, they share the frozen weights.
+Without an adapter, the backbone is in memory twice.
 
 Not handled: more than one pair per group; scores of every token.
 """
