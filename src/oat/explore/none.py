@@ -13,8 +13,8 @@ class NoExploration:
     """An explorer that asks one question about every group: to score all responses, or to compare the two.
 
     If the two responses of a comparison are equal, the question goes to the oracle "none" and costs nothing.
-    Sampled responses are compared by their texts if `reads_text` is True, and otherwise by their tokens.
-    Recorded responses are compared by their tokens.
+    Sampled responses count as equal if they have the same text (if `reads_text` is False: the same tokens).
+    Recorded responses count as equal if they have the same tokens.
 
     Args:
         reads_text: True if the oracle reads texts. False if the values are recorded in the data, or are the

@@ -3,8 +3,8 @@
     W x + (alpha / rank) B A x
 
 PEFT puts the layers into the model's own module, so a model with an adapter is a `CausalLM` like any other.
-If the reference is the base model, it is the same module with the adapter off. B starts at zero. PEFT draws
-the initial A from a seed. The adapter has neither dropout nor biases.
+If the reference is the base model, it is the same module with the adapter off. In a new adapter, B is
+zero, and PEFT draws A from a seed. An adapter has neither dropout nor biases.
 
 To begin with an existing adapter, the setting `model.adapter` names the adapter's directory, and `model.path`
 names its base model. Tokenizer and context length come from the base model. When such a configuration is

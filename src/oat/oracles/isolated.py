@@ -1,13 +1,14 @@
 """The oracle `isolated`: a user's reward function in worker processes. If a call hangs, crashes or fills the
-memory, one response has no score, and the run goes on.
+memory, one response or one pair has no value, and the run goes on.
 
-Each call is about one response, or one pair. So a hostile response cannot spoil the calls for others, and a
-function that compares the responses of a batch cannot be isolated. Each worker asks a `CallableOracle` of its
-own; the function is called as that class describes.
+Each call is about one response to be scored, or about one pair to be compared. So a hostile response cannot
+spoil the calls about others. A function whose score of a response depends on the other responses of a batch
+cannot be isolated. Each worker asks a `CallableOracle` of its own; the function is called as that class
+describes.
 
-A response is marked "failed" if its call runs past `timeout_s`, exceeds `memory_gb`, recurses too deeply,
-exits or crashes. Failed responses are counted, and nothing is learned from them. Any other exception of the
-function ends the run.
+The value of a call is marked "failed" if the call runs past `timeout_s`, exceeds `memory_gb`, recurses too
+deeply, exits or crashes. Failed values are counted, and nothing is learned from them. Any other exception of
+the function ends the run.
 """
 
 import sys

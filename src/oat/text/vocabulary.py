@@ -3,12 +3,13 @@ the number of rows of the model's embeddings.
 
 Many published models have more rows than tokens. Rows without a token are never sampled. Examples:
 
-* rows rounded up to a multiple: OPT has 50,272 rows for 50,265 tokens, HyenaDNA has 16 for 12;
+* rows rounded up to a multiple: OPT has 50,272 rows for 50,265 tokens, HyenaDNA, which reads DNA, has 16 for
+  12;
 * room for later tokens: BLOOM has 250,880 rows for 250,680 tokens, DeepSeek's first models have 102,400 for
   100,015.
 
-Among the language models that were examined, the lowest share of rows with a token is 0.977. SELFormer, which
-reads molecules, has 800 rows for 428 tokens.
+Among the language models that were examined, the lowest share of rows with a token is 0.977. Other models
+have lower shares: SELFormer, which reads molecules, has 800 rows for 428 tokens.
 """
 
 from typing import Any

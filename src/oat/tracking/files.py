@@ -22,13 +22,13 @@ because other settings limit their numbers of tokens."""
 
 
 class Tracking:
-    """The writer of the run's two streams, `metrics.jsonl` and `samples.jsonl`. Row n describes the state
-    after n steps, so row 0 describes the start.
+    """The writer of the run's two streams, `metrics.jsonl` and `samples.jsonl`. Row n of
+    `metrics.jsonl` describes the state after n steps, so row 0 describes the start.
 
     Args:
         samples: largest number of groups that are written for each step.
         told: writer of `environment.json`; None: the file is not written.
-        sinks: the processes of the sinks, which also get the rows.
+        sinks: the processes of the sinks, which also get the lines of both streams.
         standing: files and folders that must exist whenever a row is written.
     """
 
