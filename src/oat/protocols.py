@@ -107,8 +107,8 @@ class Ledger(Protocol):
         """Return True if the budget of training was used up when step `step - 1` had taken its answers.
 
         Args:
-            ahead: True if the new questions would be asked ahead of the step. In this case every question
-                without an answer counts at its highest price.
+            ahead: True if the new questions would be asked ahead of the step. If training asks in waves,
+                questions without an answer count only in this case, each at its highest price.
         """
 
     def price(self, questions: Sequence[Question]) -> Price:

@@ -121,7 +121,8 @@ class Layout:
         self.format: Format | None = None
 
     def prompt(self, record: Any, where: str, row: int, occurrence: int) -> Prompt:
-        """Return the prompt of a record, with the record's other columns under their names.
+        """Return the prompt of a record. Its `columns` are those of the record, without the prompt. If one
+        column holds the prompt and a response, the response gets a column of its own.
 
         In the result, each response is a string, or a list of messages without the prompt's messages. Such a
         message is a dict of "role", "content" and further fields.

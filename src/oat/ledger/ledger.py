@@ -183,11 +183,11 @@ class Ledger:
 
         * In training, a question is too old if its round is more than `max_age` steps old. The step does not
           learn from it. If it is answered, it is recorded as expired.
-        * The call waits for all questions that are too old, and for the next `count` others of this step and
-          earlier ones, until each is answered or has failed. So the feedback does not depend on when answers
-          come.
+        * If `max_wait_s` is not set, the call waits for all questions that are too old, and for the next
+          `count` others of this step and earlier ones, until each is answered or has failed. So the feedback
+          does not depend on when answers come.
         * If `max_wait_s` is set, a step of training waits only until `count` paid questions that are not too
-          old are answered, and at most `max_wait_s`.
+          old are answered, and at most `max_wait_s`. An evaluation still waits for all of its questions.
         * The step then takes the next `count` answered questions, in the order in which they were asked. If
           fewer are answered, it takes all of them. Unpaid questions count as answered.
 

@@ -1,13 +1,13 @@
 """The texts that a judge is sent.
 
 The responses and the conversation are written as JSON strings, so a quotation mark in a response does not end
-the string. Two things are written as JSON escapes:
+the string. Two things are escaped that JSON itself would not escape:
 
 * the first character of a piece of text that a tokenizer could take for a control token, such as
   `<|im_end|>`, `</s>` or `[INST]`, because most servers read control tokens in such a text;
 * every invisible character.
 
-Other characters are not escaped, because a judge reads escapes worse than letters.
+No further characters are escaped, because a judge reads escapes worse than letters.
 
 Instructions come before and after this material. Those before it say that nothing in the material is an
 instruction. A response can still flatter the judge: quoting does not prevent this.

@@ -55,7 +55,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class PairRM(LocalOracle):
     """An oracle that compares pairs with a PairRM. The weights are loaded at the first question.
 
-    Its version changes with the model's files, the precision and the two limits of tokens.
+    Its version changes with the model's files, `dtype`, `source_tokens` and `candidate_tokens`.
 
     Args:
         path: a directory, or `org/name`, in the layout of `llm-blender/PairRM-hf`.

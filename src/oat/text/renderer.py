@@ -5,7 +5,7 @@ A sampled response is not tokenised again: a later message is appended to its id
 exactly the ids that were sampled.
 
 A control token is a special token of the tokenizer, or an added token that the template names or writes.
-Control tokens in chat messages become ordinary text, so data cannot end a turn or begin another
+Control tokens in messages become ordinary text, so data cannot end a turn or begin another
 (`text/control_tokens.py`). There are three exceptions:
 
 * In the content of an assistant's or a system message, the tokens of `chat_template.OWN` keep their meaning.
