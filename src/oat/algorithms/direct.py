@@ -28,9 +28,9 @@ Departures from the papers:
    them.
 4. IPO takes the mean over a response's tokens. The paper takes the sum; so does `normalize: sum`.
 5. SLiC's hinge is applied to h, which is relative to the reference. The paper's regulariser is left out.
-6. BNF compares the two responses of a pair; the paper needs no pairs. By default both scores are divided by
-   the length of the shorter response. With `normalize: own`, each score is divided by the length of its own
-   response.
+6. BNF compares the two responses of a pair; the paper needs no pairs. The scores of a response's tokens are
+   added. By default both sums are divided by the length of the shorter response. With `normalize: own`, each
+   sum is divided by the length of its own response.
 
 `logps/reference_gap` is the mean of |log policy - log reference| over the trained tokens of the batch. It is
 0 if the two models are equal. It is no estimate of a KL, even if the policy sampled the responses: ties are

@@ -1,7 +1,7 @@
 """Conversion of settings that are Python objects into plain values. Functions and classes become names.
 Models and records become paths of files.
 
-A run with such settings is continued by the same lines of Python that began it. So models and records are
+A run with such settings can be continued by the same lines of Python that began it. So models and records are
 written into the run's directory, and functions and classes are recognised by their names.
 """
 

@@ -151,7 +151,7 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
 
     Raises:
         ModelError: the reference's embeddings have fewer rows than the policy's tokenizer has tokens, or far
-            more (`check_vocabulary`). Or the reference's tokenizer gives tokens other ids.
+            more (`check_vocabulary`). Or the two tokenizers give a token different ids.
     """
     if renderer.num_tokens > reference.vocab_rows:
         raise ModelError(

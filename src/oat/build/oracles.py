@@ -55,9 +55,10 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
 def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
     """Make the oracles that evaluations ask, by the purpose of the questions.
 
-    The section of each of these oracles is compared with the first section that has the same `name`;
-    training's section counts as the first of all. If their options are equal, both get the same oracle.
-    Otherwise the later section gets an oracle of its own, whose address is the name followed by the purpose.
+    The section of each of these oracles is compared with the first earlier section that has the same `name`;
+    training's section comes before all others. If their options are equal, both get the same oracle. If their
+    options differ, the later section gets an oracle of its own, with the address `NAME/PURPOSE`. If there is
+    no earlier section with this name, the address is the name.
 
     Args:
         trained: the oracle that the section `oracle` names.

@@ -95,7 +95,8 @@ class Layout:
     Args:
         prompt_key: column of the prompt, or of a conversation.
         reference_key: column of the reference answer, which is a string, a number, or a response.
-        responses: columns of the recorded responses, the best first; empty if none are read.
+        responses: columns of the recorded responses; empty if none are read. If `score_key` is None, the
+            first response counts as the best.
         score_key: column of the responses' scores; None: see `scores_of`.
         numbers: further columns that must hold a number in every record. Each has the name of the setting
             that chose it, for messages.

@@ -4,7 +4,7 @@ Why a process: a sink's library may hang, crash, print, exit or start other proc
 training, each of these would disturb training.
 
 Messages: training sends frames on stdin (`plugins/child.py` defines them). The first frame holds the sink,
-its options and the run; each later frame is a row. This process answers on stdout with one of
+its options and the run; each later frame is a row. This process writes these to stdout:
 
     {"next": step}      the sink has all rows before this step
     {"failed": text}    the sink raised an error; no further message follows

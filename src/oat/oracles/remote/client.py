@@ -41,7 +41,7 @@ class RemoteOracle(Oracle):
 
     The run ends in three cases:
 
-    * the server refuses a question with any other status;
+    * the server refuses a question with a status other than 400, 413 and 422;
     * the server gives no answer at all for `max_outage_s`;
     * the server refuses a question with 400, 413 or 422 before it has answered any question, and no other
       question is under way.
