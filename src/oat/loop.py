@@ -176,7 +176,7 @@ def steps(run: Run, report: Report) -> str:
 
 
 def begin(run: Run, report: Report) -> Row:
-    """Restore the newest checkpoint. If the run is new, write row 0.
+    """Restore the newest checkpoint, if there is one. If there is none, or it is that of step 0, write row 0.
 
     Returns:
         The newest row. If its checkpoint was saved before the row was written, `is_closed` is False, and the

@@ -249,7 +249,7 @@ class Evaluation(Protocol):
         """Return the metrics of held-out pairs under the learner's weights. This asks no oracle."""
 
     def run(self, step: int, queries: int = 0, feedback: Feedback | None = None) -> dict[str, float]:
-        """Evaluate the slot's weights on the held-out prompts. Return metrics.
+        """Evaluate the weights in `slot` on the held-out prompts. Return metrics.
 
         Args:
             step: number of updates so far.

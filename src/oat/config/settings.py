@@ -104,8 +104,8 @@ class PromptsConfig:
     """Treatment of recorded data that exceed `max_tokens` or the context. `leave_out`: a record that
     exceeds `max_tokens` is left out; one that exceeds only the model's context is an error.
     `cut_prompt_start`: the first tokens of the prompt are cut off. `cut_response_end`: the last tokens of
-    each response that is too long are cut off. Cuts are counted (`prompts/cut`). A record that no cut makes
-    short enough is left out. The setting also applies to `evaluation.pairs`
+    each response that is too long are cut off. Cuts are counted (`prompts/cut`). A record that the
+    cut cannot make short enough is left out. The setting also applies to `evaluation.pairs`
     (docs/data.md#records-that-are-too-long)."""
     epochs: Count | None = None
     """Number of passes over the prompts; None: no limit. With several sources, a pass takes as many prompts
@@ -118,9 +118,9 @@ class PromptsConfig:
     With the oracle `recorded`, the default is TRL's columns: `chosen` and `rejected`, or `completion`. With
     any other oracle the default is empty: the policy responds."""
     score_key: str | None = None
-    """Column of the scores of recorded responses, for the oracle `recorded`. None: the first response has a
-    score of 1 and the others 0. If a record has one response and a `label`, the score is 1 for a true label
-    and 0 for a false one."""
+    """Column of the scores of recorded responses, for the oracle `recorded`. None: if a record has one
+    response and a `label`, the score is 1 for a true label and 0 for a false one; in any other record, the
+    first response has a score of 1 and further ones 0."""
 
 
 @dataclass(frozen=True)

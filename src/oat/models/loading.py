@@ -218,7 +218,7 @@ def module_from_files(
     mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING,
     **options: Any,
 ) -> Any:
-    """Make a module with its weights. The files must have every tensor of the module.
+    """Make a module with its weights, which must include every tensor of the module.
 
     Args:
         where: the directory or hub model to load from; None: `options` contains the weights.

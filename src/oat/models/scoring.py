@@ -202,7 +202,7 @@ class Scorer:
         """Return the scores of padded rows, (N,) float32 on the CPU.
 
         Args:
-            input_ids: (N, T). A decoder ignores ids whose mask is 0; padding may be on either side.
+            input_ids: (N, T). For a decoder, padding may be on either side, and ids with mask 0 are ignored.
             attention_mask: (N, T), 1 for tokens and 0 for padding; at least one token in each row.
             token_type_ids: (N, T), or None if the model does not read them.
         """

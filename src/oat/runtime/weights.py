@@ -75,8 +75,9 @@ class Weights:
             self.reference_version = version
 
     def restore(self, learner: Learner) -> None:
-        """Load into every slot except `policy` the weights that it had at the checkpoint. In a new run, load
-        the learner's initial weights. The learner's state must be loaded before this call."""
+        """Load into each synced slot the weights that it had at the checkpoint; in a new run, the learner's
+        initial weights. Update the slot `reference` as `follow` does. The learner's state must be loaded
+        before this call."""
         self.follow(learner)
         if not self.kept:
             self.sync(learner, self.sampler_version)

@@ -41,9 +41,9 @@ class Row:
 
 
 class Sink(Protocol):
-    """Another place for the rows of a run. A sink is constructed from its options, is opened, gets rows in
-    the order of the steps, and is closed. If a sink raises, the user is warned once, and the run goes on
-    without the sink.
+    """A place, in addition to `metrics.jsonl`, for the rows of a run. A sink is constructed from its
+    options, is opened, gets rows in the order of the steps, and is closed. If a sink raises, the user is
+    warned once, and the run goes on without the sink.
 
     When a run is continued, the sink is opened again and gets the rows that it has not had. So a sink gets
     each row at most once, with two exceptions:

@@ -88,8 +88,8 @@ class Tracking:
         """Write the row of a step and its samples.
 
         Raises:
-            DirectoryError: the run directory or one of the two files was moved, removed or replaced, so the
-                row would be lost.
+            DirectoryError: the run directory, `metrics.jsonl` or `samples.jsonl` was moved, removed or
+                replaced, so the row would be lost.
         """
         self._refuse_lost()
         if self.told is not None:
