@@ -187,8 +187,8 @@ def tree_of(model: Any, oracle: Any, prompts: Any, algorithm: Any, sections: Map
 
 
 def merged(before: Any, changes: Any) -> Any:
-    """Return a section with some fields changed. If the changes name another part, they replace the whole
-    section. If the changes set a `path`, the old `split` is dropped."""
+    """Return a section with some fields changed. If the changes name another part than the section does,
+    they replace the whole section. If the changes set a `path`, the old `split` is dropped."""
     if not (isinstance(before, Mapping) and isinstance(changes, Mapping)) or changes.get(
         "name", before.get("name")
     ) != before.get("name"):

@@ -209,8 +209,8 @@ class Layout:
     def _split(
         self, record: dict[str, Any], form: Format, where: str
     ) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """Return the messages of the prompt, and the other columns. If one column holds the prompt and a
-        response, the response gets a column of its own in the result."""
+        """Return the messages of the prompt, and the record's columns without the prompt. If one column holds
+        the prompt and a response, the response gets a column of its own in the result."""
         columns = {name: value for name, value in record.items() if name != form.prompt}
         if self._is_whole(record, form):
             return self._implicit(columns, where)

@@ -6,14 +6,14 @@ the query's value under this key: a score, or the probability that one of the tw
 marked `ok` or `tie` are stored. A purpose uses only its own answers, so training never uses an answer of an
 evaluation.
 
-The setting `oracle.repeats` is the number of answers that are bought for a query. Once they are stored, their
-mean is the value of every later equal query. An answer is never used again if `repeats` is 0, or if its
-oracle has `cacheable = False` because its answers are not a function of the question.
+The setting `oracle.repeats`, if positive, is the number of answers that are bought for a query. Once they are
+stored, their mean is the value of every later equal query. An answer is never used again if `repeats` is 0,
+or if its oracle has `cacheable = False` because its answers are not a function of the question.
 
-An answer is stored when a step takes it, which may be long after it comes. If enough answers to a query are
-stored or are being asked for, an equal query is not sent, but gets its value from those answers. So recorded
-rounds and takes alone decide which queries are sent, and a continued run sends the same queries as the
-unbroken one.
+An answer is stored when a step or an evaluation takes it, which may be long after the answer comes. If enough
+answers to a query are stored or are being asked for, an equal query is not sent, but gets its value from
+those answers. So recorded rounds and takes alone decide which queries are sent, and a continued run sends the
+same queries as the unbroken one.
 """
 
 import hashlib

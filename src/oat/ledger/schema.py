@@ -140,5 +140,5 @@ CANONICAL = (
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
 )
 """The SQL queries whose results a digest covers. They leave out row numbers, tickets and clock times. They
-also leave out answers that no step has taken, because chance decides which of these have come when a run
-ends."""
+also leave out answers that no step or evaluation has taken, because chance decides which of these have come
+when a run ends."""

@@ -109,8 +109,8 @@ def judge_config(options: Mapping[str, Any]) -> JudgeConfig:
     """Check the judge's options, and return them.
 
     Raises:
-        ConfigError: an option is missing or unknown, has a wrong value, belongs to the other `mode`, or
-            contradicts another option.
+        ConfigError: an option is missing or unknown, has a wrong value, is not read in the set `mode`,
+            or contradicts another option.
     """
     known = [each.name for each in fields(JudgeConfig)]
     for option in options:

@@ -1,10 +1,10 @@
 """Reads a chat completion: its verdict or score, and the number of tokens that it took.
 
-A verdict is read from the log-probabilities of the first generated token that is not blank, and of the
-alternatives that the endpoint reports for this token. Alternatives that differ only in blanks are one
-verdict, and their probabilities are added. A verdict that is not among the alternatives has probability 0. If
-the endpoint gives no log-probabilities, the verdict is read from the text. If a reply contains `</think>`,
-only the part after it counts.
+The oracle `judge` reads a verdict or score from log-probabilities or from the text; the head of `judge.py`
+says when. The log-probabilities are those of the first generated token that is not blank, and of the
+alternatives that the endpoint reports for this token. Alternatives that differ only in blanks are one, and
+their probabilities are added. A verdict or score that is not among the alternatives has probability 0. If a
+reply contains `</think>`, only the part after it counts.
 """
 
 import math
