@@ -121,7 +121,7 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
 
     Raises:
         CheckpointError: the checkpoint is damaged, or was removed meanwhile.
-        LedgerError: the run's ledger lacks answers that the run had taken by the checkpoint.
+        LedgerError: the other run's ledger lacks answers that were taken before the checkpoint.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step

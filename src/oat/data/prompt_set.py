@@ -69,11 +69,11 @@ class Source:
 class PromptSet:
     """A sequence of the prompts of one source, read on demand.
 
-    If no cache has the source's index, the constructor reads, checks and renders every record once
-    (`data/index.py`). Afterwards, it keeps three numbers of each prompt in memory: the place from which its
-    record is read, the row that messages name, and a checksum. It reads a record when its prompt is needed.
-    The records of a list or a JSON array stay in memory too. The data must not change: reading a prompt that
-    has changed is an error.
+    If no cache has the source's index, the constructor makes it (`data/index.py`): it reads and checks the
+    records once and, if `fit` is given, renders them. Afterwards, the set keeps three numbers of each prompt
+    in memory: the place from which its record is read, the row that messages name, and a checksum. It reads a
+    record when its prompt is needed. The records of a list or a JSON array stay in memory too. The data must
+    not change: reading a prompt that has changed is an error.
 
     Args:
         layout: the columns of the records.

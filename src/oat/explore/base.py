@@ -10,7 +10,7 @@ from oat.types import Group, Key, Plan, Question
 
 Scores = Mapping[str, Sequence[np.ndarray]]
 """The scores that an explorer reads, by name: for each name, one array per group. If the name is a slot, the
-array is (G,), the log-probability of each sample in nats. `Actor.score` describes the others."""
+array is (G,), the log-probability of each sample in nats. `Actor.score` describes the other arrays."""
 
 
 class Explorer(Protocol):

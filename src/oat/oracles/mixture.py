@@ -16,9 +16,9 @@ The questions of a round are asked together; a budget may split them into waves.
 answered, the mixture returns all answers of the round or wave together. The ledger records them in one
 transaction. So after a kill, all of these questions are asked again, or none.
 
-With `group` or `batch`, a score depends on other candidates too. Therefore no answer of the mixture is used
-again (`cacheable`). An evaluation by this mixture is refused (`is_relative`), because the mean of the
-normalised scores is always 0.
+If a source has `group` or `batch`, its normalised scores depend on other candidates too, and their mean is
+0. Then no answer of the mixture is used again (`cacheable`), and the mixture cannot judge evaluations
+(`is_relative`).
 
 Scores cannot be normalised by a running mean over the run. The ledger does not record the sources' scores, so
 the running mean could not be restored from a checkpoint. Use `fixed` instead, with a mean and a std that are
