@@ -51,7 +51,7 @@ never returns to Python."""
 
 
 def main() -> None:
-    """Run a sink for the process that writes to stdin and reads from stdout."""
+    """Run a sink in this process. The training process writes to its stdin, and reads from its stdout."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # these are for training; stdin ends with it
     asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

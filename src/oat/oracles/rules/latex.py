@@ -261,7 +261,7 @@ def _arguments(text: str) -> str:
 
 def _without_end(text: str) -> str:
     """Remove blanks, full stops and LaTeX's line breaks from the end of a text. If the text has an
-    environment of LaTeX, remove commas and semicolons there too."""
+    environment of LaTeX, also remove commas and semicolons from its end."""
     behind = _BEHIND_MATRIX if r"\end" in text else _BEHIND
     found = behind.match(text[::-1])
     return text[: len(text) - found.end()] if found else text
