@@ -228,7 +228,8 @@ def _elsewhere(path: tuple[str, ...], names: Sequence[str]) -> list[str]:
 
 
 def _field_names(cls: Any = Config, above: str = "") -> Iterator[str]:
-    """Yield the dotted names of the fields in all sections, and of the fields of our algorithms and engines."""
+    """Yield the dotted names of the fields in all sections, and of the settings of our algorithms and
+    engines."""
     types, registries = get_type_hints(cls), {"algorithm": ALGORITHMS, "engine": ENGINES}
     for f in dataclasses.fields(cls):
         name = f"{above}{f.name}"

@@ -184,7 +184,8 @@ def whole(
 
 
 def values_of(answer: Answer) -> list[Known]:
-    """Return the values of an answer in their order, each with its mark and the answer's scores."""
+    """Return the values of an answer in their order, each as a `Known` with its own mark and with all of the
+    answer's scores."""
     return [
         Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)
     ]
