@@ -129,7 +129,7 @@ class Objective(Protocol):
     scores or labels."""
     numbers: Mapping[str, str] = {}
     """Columns of the data that `prepare` reads as numbers, each with the setting that names the column. A
-    record without this number is malformed (`prompts.on_bad_record`)."""
+    record that lacks a number in such a column is malformed (`prompts.on_bad_record`)."""
     setting_for: Mapping[str, str] = {}
     """For each need, the setting of the algorithm that an error message proposes. The needs are "answers" (to
     learn from answers), "held_out" (to hold out pairs), and names of metrics (to report the metric)."""

@@ -28,7 +28,8 @@ _DEAREST = 3
 """Number of the most expensive prompts, in each of queries, tokens and money, that are priced again with the
 longest responses."""
 _TOKENS = 512
-"""Number of tokens whose texts are compared: those with the longest names in the vocabulary."""
+"""Number of tokens whose texts `longest_responses` compares. They have the longest names in the
+vocabulary."""
 _LONGEST = 3
 """Number of tokens that `longest_responses` takes for each of its measures of length, such as characters."""
 _UNITS = ("queries", "tokens", "cost")

@@ -107,7 +107,7 @@ def default_lines(resolved: Resolved) -> Lines:
 
 
 def sink_lines(resolved: Resolved) -> Lines:
-    """Yield a line with the sinks to which rows of metrics are also sent. Without sinks, yield nothing."""
+    """Yield one line that names all sinks of the run. Without sinks, yield nothing."""
     if named := told_of(resolved.config.tracking):
         yield "sinks", Hider({}).text(", ".join(named))
 

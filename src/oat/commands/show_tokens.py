@@ -162,7 +162,7 @@ def _after_prompts(lm: CausalLM, renderer: Renderer, prompts: Sequence[Prompt]) 
 
 
 def _quoted(text: str) -> str:
-    """Return a text in quotes. If it consists only of spaces, each is replaced by a visible character."""
+    """Return a text in quotes. If it consists only of spaces, replace each space by a visible character."""
     return repr(text.replace(" ", _SPACE) if text and not text.strip(" ") else text)
 
 

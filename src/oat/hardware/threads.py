@@ -18,8 +18,8 @@ _ROUNDS = 3
 LARGE = 200_000_000
 """A model with more parameters than this number counts as large."""
 _GAIN = 0.95
-"""A larger number of threads is chosen only if it takes at most this fraction of the time that the number
-chosen so far takes."""
+"""A larger number of threads is chosen only if the work then takes at most this fraction of its time on the
+number chosen so far."""
 
 
 @contextmanager

@@ -37,8 +37,8 @@ class OpenRounds:
         return self.intents[id]
 
     def close(self, id: int) -> Intent:
-        """Return the question with this id, which a step takes. If the question is in memory, drop it
-        there."""
+        """Return the question with this id, which a step takes. Do not keep the question in memory any
+        longer."""
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:

@@ -221,7 +221,7 @@ class Packed:
         return buckets, queries, keys, Rows(back_T, place, like.device)
 
     def _shape(self, before: int, own: int) -> tuple[int, int]:
-        """Return the padded lengths of a prefix of `before` tokens and of its span of `own` tokens."""
+        """Return the padded lengths of a span's prefix (`before` tokens) and of the span (`own` tokens)."""
         if self.width is not None:
             return before, self.width
         return (before, own) if before + own > _NEAR_UP_TO else (_near(before), _near(own))

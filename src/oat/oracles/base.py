@@ -131,7 +131,7 @@ class Wrapper(Oracle):
         self.oracle = oracle
 
     def read(self, member: str) -> Any:
-        """Return the attribute of the wrapped oracle that has the name `member`."""
+        """Return the wrapped oracle's attribute with the name `member`."""
         return getattr(self.oracle, member)
 
 

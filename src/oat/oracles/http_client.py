@@ -413,7 +413,7 @@ class HttpClient:
             ) from None
 
     def _of_token(self) -> str:
-        """A hint about the token, for the message about a refusal with 401 or 403."""
+        """A hint about the bearer token, for the message about a refusal with status 401 or 403."""
         if self._token is None:
             return (
                 f"; no token was sent, since the environment has no {self._token_from}"

@@ -58,7 +58,8 @@ class JudgeConfig:
     rubric: str = ""
     """The criteria, in words for the judge. The default is quality and relevance."""
     reference: bool = False
-    """True: the judge sees the question's reference. If the question has none, nothing is shown."""
+    """True: the judge sees the question's reference. A question without a reference is
+    shown without one."""
     orders: Literal["both", "random", "one"] = "both"
     """`both`: the judge sees a pair in both orders, and the answers are averaged. `random`: the judge sees it
     in one order, which a hash of the model's name and the two texts decides. `one`: the judge sees it in the

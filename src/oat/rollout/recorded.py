@@ -39,8 +39,8 @@ class RecordedActor:
         address: Sequence[str | int],
         sampling: Sampling | None = None,
     ) -> list[Group]:
-        """Return one group for each prompt, with its recorded responses in the order of `columns`. The
-        arguments other than `prompts` are not used."""
+        """Return one group for each prompt, with its recorded responses in the order of `columns`. Ignore
+        `samples`, `address` and `sampling`."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:

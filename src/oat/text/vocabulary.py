@@ -17,8 +17,8 @@ from typing import Any
 from oat.errors import ModelError, warn
 
 _MULTIPLE = 128
-"""If the number of embedding rows without a token is below this, the check accepts the model: its number of
-rows was probably rounded up."""
+"""The check accepts a model if fewer than this number of its embedding rows lack a token. The number of
+embedding rows was probably rounded up."""
 _DOUBTFUL, _IMPOSSIBLE = 0.9, 0.5
 """Limits of the share of embedding rows that have a token. A share below the first limit gives a warning; a
 share below the second is an error."""
