@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the server's address, and for the token that requests must have."""
+    """Add the arguments for the server's address, and for the file of the secret that requests must have."""
     add = parser.add_argument
     add(
         "--host",

@@ -36,8 +36,8 @@ class Known(NamedTuple):
     scores: tuple[float | None, ...] = ()
 
     def turned(self, is_turned: bool = True) -> "Known":
-        """Return the value for the two texts in reverse order. If `is_turned` is False, return the value
-        unchanged."""
+        """Return the value that a comparison has if its two texts change places. If `is_turned` is False,
+        return the value unchanged."""
         return Known(1.0 - self.value, self.mark, self.scores[::-1]) if is_turned else self
 
 

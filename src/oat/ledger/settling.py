@@ -35,8 +35,8 @@ class Settling:
         self.awaiting: dict[Key, dict[int, Intent]] = {}
 
     def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
-        """Record answers of oracles. In the same transaction, complete every answer that lacked nothing
-        but values from these."""
+        """Record answers of oracles. In the same transaction, complete the answers that awaited values from
+        them and await no others."""
         with self.store.lock, self.store:
             self.add(answers)
             intents: dict[int, Intent] = {}

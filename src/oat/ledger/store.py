@@ -260,7 +260,7 @@ class Store(Reader):
             self.db.execute(statement)
 
     def forget_judgements(self) -> None:
-        """Delete the cached answers of evaluations, and the recorded prices that budgets of evaluations did
-        not allow. The caller holds the transaction."""
+        """Delete the cached answers of evaluations. In the records of their takes, delete the prices that the
+        budget refused. The caller holds the transaction."""
         self.db.execute("DELETE FROM cache WHERE purpose != 'train'")
         self.db.execute("UPDATE takes SET refused = NULL WHERE purpose != 'train'")

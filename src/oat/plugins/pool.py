@@ -32,7 +32,7 @@ _GRACE = 1.5
 _MAX_BYTES = 64 * 2**20
 """Largest number of bytes in an answer."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
-"""Environment variables that a confined worker inherits. Variables with secret keys are not passed on."""
+"""The environment variables that a confined worker inherits. Others may hold secrets."""
 
 
 class Outcome(NamedTuple):

@@ -1,4 +1,4 @@
-"""The oracle of the quickstart's controls. It gives each response the reward of a random response."""
+"""The oracle of the quickstart's controls. In training, it shuffles the rewards among the responses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
