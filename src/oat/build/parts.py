@@ -26,7 +26,7 @@ REGISTRIES: Mapping[str, Registry] = {
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The settings of a part that has none."""
+    """Takes the place of `Config` for a part that has no such class, and so no options."""
 
 
 def find_part(config: Config, section: str, origins: Origins) -> Any:

@@ -64,8 +64,8 @@ class ModelConfig:
     """Directory of an adapter for `path`, written by PEFT or `oat export --adapter`. The policy starts with
     this adapter and trains it further. The adapter's files then set `lora`."""
     quantize: Literal["nf4"] | None = None
-    """Precision of the frozen weights beside an adapter. `nf4`: four bits (QLoRA), which needs
-    `oat-align[quantize]`. None: the precision of `dtype`."""
+    """`nf4`: the frozen linear layers, except the head, are stored in four bits (QLoRA). This needs an
+    adapter and `oat-align[quantize]`. None: all weights have the precision of `dtype`."""
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class Pass:
     skip: bool = False
 
     def place(self, row: int) -> str:
-        """Return the place of a record, for messages."""
+        """Return a record's source and row in the form for messages, such as `prompts.jsonl:7`."""
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
     def run(self, items: Iterable[Item]) -> Index:

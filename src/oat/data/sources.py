@@ -65,8 +65,8 @@ class RecordReader(Protocol):
     is_json: bool
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield place, row and content of each record. If a record cannot be parsed, its content is a
-        DataError."""
+        """Yield of each record: the place at which `at` finds it, its row (the number in messages), and its
+        content. The content is a DataError if the record cannot be parsed."""
 
     def at(self, place: int, row: int) -> Any:
         """Return the record at a place, or a DataError if the record cannot be parsed. Read all records in

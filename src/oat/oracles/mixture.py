@@ -331,8 +331,8 @@ class Mixture(Oracle):
         return found
 
     def _scaled(self, source: _WeightedOracle, round: _Round) -> dict[str, list[float]]:
-        """Return the normalised scores of a source in a round, by ticket. A candidate without a score gets
-        0."""
+        """Return a source's normalised scores for questions that were asked together, by ticket. A candidate
+        without a score gets 0."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
         sound = {
             ticket: [value for value, mark in zip(own.values, own.marks, strict=True) if mark == "ok"]

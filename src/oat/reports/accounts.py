@@ -383,7 +383,8 @@ def _write_parquet(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def _without_nulls(rows: list[dict[str, Any]]) -> str:
-    """Return rows as text, without the nulls that Parquet adds for fields that only other messages have."""
+    """Return rows as JSON text, without the null fields of messages. Parquet gives each message every field
+    that some message has, and fills the missing ones with nulls."""
 
     def bare(value: Any) -> Any:
         return (

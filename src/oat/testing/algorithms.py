@@ -302,8 +302,7 @@ class _Check(Part):
         )
 
     def state(self) -> None:
-        """Check that a new objective, after it has loaded the state of another objective, makes an equal next
-        step."""
+        """Load the state of an objective into a new one, and check that both then make equal next steps."""
         one, two = self.after_two_steps(), self.fresh()
         saved = one.state
         hint = "return a flat dict of tensors and JSON values by name"
