@@ -59,7 +59,8 @@ class Collector(Protocol):
     """The box that fills the ledger with the questions of training."""
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
-        """Ask questions until those of all steps up to this one are on disk. Return metrics of sampling."""
+        """Ask the questions that the ledger lacks for this step and earlier ones, or fewer if the prompts or
+        the budget are used up. Return metrics of sampling."""
 
 
 class Ledger(Protocol):

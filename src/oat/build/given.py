@@ -30,7 +30,7 @@ _FILES = (
     ("evaluation", "path", "evaluation.jsonl"),
     ("evaluation", "pairs", "pairs.jsonl"),
 )
-"""For each setting whose object becomes a file: its section, its field, and the name of the file."""
+"""The settings whose Python object is written to a file: section, field, and name of the file."""
 
 
 class Given:

@@ -25,8 +25,8 @@ from oat.types.budget import Budget
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""Number of the most expensive prompts, in each of queries, tokens and money, that are priced again with the
-longest responses."""
+"""Number of prompts that are priced again with the longest responses: this many with the most queries, with
+the most tokens and with the highest cost in money."""
 _TOKENS = 512
 """Number of tokens whose texts `longest_responses` compares. They have the longest names in the
 vocabulary."""

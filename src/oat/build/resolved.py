@@ -80,7 +80,7 @@ class Resolved:
 
     @cached_property
     def widened(self) -> Plan:
-        """The plan of the first step, with the samples that the explorer adds."""
+        """The plan of the first step, as the explorer's `widen` returns it."""
         return self.explorer.widen(self.plan)
 
     @cached_property

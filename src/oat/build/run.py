@@ -173,7 +173,8 @@ def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadMode
 
 
 def _wired(config: Config, box: Any) -> Any:
-    """Return a box as other boxes call it. If `compute.serialise` is set, it is behind the wire encoding."""
+    """Return the box. If `compute.serialise` is set, return it behind the wire encoding: arguments and
+    results of its methods are encoded and decoded."""
     return over_wire(box) if config.compute.serialise else box
 
 

@@ -1,4 +1,4 @@
-"""`oat export`: write the model that a run trained as a model directory."""
+"""`oat export`: write the trained model of a run to a directory."""
 
 import argparse
 from pathlib import Path

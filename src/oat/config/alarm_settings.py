@@ -108,7 +108,7 @@ class AlarmsConfig:
     """The oracle's values have no variance, so nothing is learned."""
     unanswered: UnansweredAlarm = UnansweredAlarm()
     """Too many of the values that were asked for are missing: the oracle abstains or fails, or the budget
-    does not allow its questions."""
+    does not allow the questions."""
     wasted: WastedAlarm = WastedAlarm()
     """Tokens or money are spent on questions that get no value."""
     gold: GoldAlarm = GoldAlarm()

@@ -307,8 +307,8 @@ class EvaluationConfig:
     max_prompts: Count | None = None
     """Number of records to read from the beginning of `path` and of `pairs`; None: all."""
     online: bool = False
-    """Also evaluates, as `eval/online`, the sampled responses that the last training step took answers about.
-    The evaluation's oracle is asked about them, within the evaluation's budget."""
+    """Also evaluates, as `eval/online`, the sampled responses whose answers the last training step took. The
+    evaluation's oracle is asked about them, within the evaluation's budget."""
     oracle: str | Component | None = None
     """Oracle of evaluations: a name, or a section with the name and the oracle's own options. If it is only a
     name, and training's oracle has this name, training's options hold too. None: the oracle of training."""

@@ -47,8 +47,8 @@ _OTHER_KINDS = (
     "alora_invocation_tokens",
     "arrow_config",
 )
-"""Fields of PEFT's configuration. An adapter with one of these fields set is refused, since this code does
-not compute its kind."""
+"""Fields of PEFT's configuration. An adapter with one of these fields set is refused, since this code
+cannot compute such an adapter."""
 
 
 class LoadPlain(Protocol):
