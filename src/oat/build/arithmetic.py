@@ -231,8 +231,8 @@ def _each(prompts: int, size: int, *, is_exact: bool) -> str:
 
 
 def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
-    """Describe in words the largest number of questions that a step learns from with a replay buffer, and the
-    optimiser steps of this step."""
+    """Describe in words what a step learns from with a replay buffer: at most how many questions, in at most
+    how many optimiser steps."""
     questions = resolved.widened.questions
     takes = math.ceil(buffer.questions / questions)
     fullest = min(takes, buffer.clear_every or takes)

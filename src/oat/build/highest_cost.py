@@ -31,7 +31,7 @@ _TOKENS = 512
 """Number of tokens whose texts `longest_responses` compares. They have the longest names in the
 vocabulary."""
 _LONGEST = 3
-"""Number of tokens that `longest_responses` takes for each of its measures of length, such as characters."""
+"""`longest_responses` takes this number of the longest tokens by each measure, such as characters."""
 _UNITS = ("queries", "tokens", "cost")
 
 

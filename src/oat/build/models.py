@@ -196,8 +196,8 @@ def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) 
 
 
 def has_own_reference(model: ModelConfig) -> bool:
-    """Return True if the reference has weights of its own. Return False if it shares the frozen weights
-    beside the policy's adapter."""
+    """Return True if the reference has weights of its own. Return False if the policy has an adapter,
+    and the reference uses the frozen weights of the policy."""
     return model.lora is None or not (
         model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
     )

@@ -116,8 +116,8 @@ class Speaker:
 
     @property
     def remembers(self) -> bool:
-        """True if a prompt may contain earlier turns. False if prompts are plain text, or if the run puts
-        each question into a form (`render.question`)."""
+        """True if a prompt may contain earlier turns. False if prompts are plain text, or if the
+        setting `render.question` puts each prompt into a form."""
         return self.is_chat and self.renderer.definition["question"] is None
 
     def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Completion]:

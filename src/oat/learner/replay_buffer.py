@@ -80,7 +80,7 @@ class Buffer:
         return {"buffer/questions": float(len(ages)), "buffer/age": sum(ages) / max(1, len(ages))}
 
     def reach(self, step: int) -> int:
-        """Return the earliest step whose feedback step `step`, or a later one, may still learn from."""
+        """Return the oldest step from whose feedback the run may still learn, in step `step` or later."""
         if self.config is None:
             return step
         found = 0

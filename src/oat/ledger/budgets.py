@@ -89,7 +89,7 @@ class Spending:
         return price
 
     def refused(self, intents: Iterable[Intent]) -> Price | None:
-        """Return the lowest price of these questions, which are all unpaid; None if there is no question."""
+        """Return the price of the cheapest of some unpaid questions; None if there are none."""
         return min(map(self._price_of, intents), key=in_order, default=None)
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:

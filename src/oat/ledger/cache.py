@@ -124,8 +124,8 @@ class Cache:
                 self.store.add_cached(*key, number, known.turned(is_turned), step)
 
     def _keys(self, question: Question) -> list[tuple[CacheKey, bool]]:
-        """Return a pair for each value: its cache key, and True if the question has the key's two texts in
-        reverse order."""
+        """Return, for each value, its cache key, and True if the question compares two texts and the key has
+        them in reverse order."""
         about = [*filter(None, [self.versions.get(question.oracle)]), text_name(prompt_text(question))]
         names = [text_name(text) for text in question.candidates]
         place = question.key.purpose, question.oracle

@@ -454,8 +454,8 @@ class Judge(Oracle):
         return Price(queries, prompt_tokens + completion_tokens, cost)
 
     def _warn_of(self, calls: Sequence[_Call]) -> None:
-        """Warn of failed calls, of replies without a verdict, and of tokens above the bound. A judge gives
-        each of these three warnings at most once."""
+        """Warn of failed calls, of replies without a verdict, and of calls that took more tokens than were
+        set aside. A judge gives each of these three warnings at most once."""
         name, found = f"the judge {self.config.model}", dict[str, str]()
         for call in calls:
             if call.error is not None:

@@ -170,8 +170,8 @@ class Checkpoints:
             raise ended
 
     def refuse_others(self) -> None:
-        """Refuse a run that has checkpoints of another schema version. Damaged checkpoints are not refused
-        here.
+        """Refuse the run if one of its checkpoints has another schema version than `SCHEMA_VERSION`. A
+        checkpoint whose version cannot be read is passed over.
 
         Raises:
             CheckpointError: a checkpoint has another schema version.

@@ -164,7 +164,7 @@ class _Asking(Part):
             raise ContractError(str(error)) from error
 
     def _check(self, question: Question, answer: Any) -> Answer:
-        """Check an answer against its question and the oracle's price. Return it with numbers of Python."""
+        """Check an answer against its question and the oracle's price. Return it with plain numbers."""
         price = self.oracle.price(question)
         most = Budget.of(price) if self.oracle.names_price else Budget(price.queries)
         sound: Answer = self.hold(checked, answer, question, self.name, most)
