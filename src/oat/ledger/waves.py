@@ -57,9 +57,9 @@ class Waves:
         )
 
     def begin(self) -> None:
-        """For each limited purpose that has no wave, record a first wave without a price. It contains the
-        questions that were asked so far, which were not asked in waves. In a new run it is empty. The caller
-        holds the transaction."""
+        """For each limited purpose that has no wave, record a first wave without a price. All questions that
+        the purpose has asked so far belong to it. In a new run it is empty. The caller holds the
+        transaction."""
         for purpose in self.limited - self._ends.keys():
             (last,) = self.store.db.execute(
                 "SELECT COALESCE(MAX(id), 0) FROM questions WHERE purpose = ?", (purpose,)

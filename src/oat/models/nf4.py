@@ -126,7 +126,8 @@ def _packed(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _outlined(weight_OI: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what `_packed` returns, but for a weight of an outline: tensors without memory."""
+    """Do for a weight of an outline what `_packed` does for a loaded weight; the returned tensors have no
+    memory."""
     functional_of_bitsandbytes()
     scales = -(-weight_OI.numel() // _BLOCK)
     shapes = {

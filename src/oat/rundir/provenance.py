@@ -123,7 +123,7 @@ class Told:
             far.
 
     Attributes:
-        untold: number of the process's first row, from `begin` until the entry is written; otherwise None.
+        untold: number of the process's first row. It is None before `begin`, and after the entry is written.
     """
 
     def __init__(

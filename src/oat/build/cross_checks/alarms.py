@@ -1,5 +1,5 @@
-"""Checks of the section `alarms`. The run must report a metric of each alarm that is set, and the alarm
-`gold` must have a bound."""
+"""Checks of the section `alarms`. The run must report the metric of each alarm that is set (one of them if
+the alarm can watch several), and the alarm `gold` must have a bound."""
 
 from oat.build.resolved import Resolved
 from oat.config.alarm_settings import AlarmsConfig
