@@ -424,7 +424,7 @@ def is_noticed(test: Callable[[str, Figure], None]) -> bool:
 
 
 @pytest.mark.fault("R22")
-def test_a_broken_loss_breaks_the_laws(figure: Figure) -> None:
+def test_a_broken_loss_breaks_the_laws() -> None:
     """The laws find each of five broken losses: it reads its neighbour, depends on a common constant, doubles
     its gradient, loses digits in bfloat16, or overflows."""
     dpo = LAWS["dpo"]
