@@ -17,8 +17,9 @@ from checkpoint_files import loaded_step, on_disk, save
 from fixtures import World, forked, oat
 
 from oat.commands.export import digest_run
-from oat.errors import CheckpointError
+from oat.errors import CheckpointError, DirectoryError
 from oat.files import write_atomically
+from oat.rundir import checkpoints as checkpoints_module
 from oat.rundir.checkpoint_files import verify
 from oat.rundir.checkpoints import Checkpoints
 
@@ -187,6 +188,36 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(
 
 
 @pytest.mark.slow(instead="tests/faults/test_full_disk.py", seconds=2.5)
+@pytest.mark.parametrize(
+    "last_call",
+    ["safetensors.torch.save_file", "write_manifest", "sync_to_disk", "write_atomically", "verify"],
+)
+def test_a_folder_that_vanishes_while_a_checkpoint_is_written_is_named(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, last_call: str
+) -> None:
+    """Wherever the writer is, the message says that the folder is gone, and not that the disk is at fault.
+
+    Args:
+        last_call: the folder is moved right before the writer makes this call.
+    """
+    save(checkpoints, 1)
+    elsewhere = checkpoints.directory.with_name("elsewhere")
+    module, name = (safetensors.torch, "save_file") if "." in last_call else (checkpoints_module, last_call)
+    call = getattr(module, name)
+
+    def move_first(*arguments: Any) -> Any:
+        if checkpoints.directory.exists():
+            checkpoints.directory.rename(elsewhere)
+        return call(*arguments)
+
+    monkeypatch.setattr(module, name, move_first)
+    with pytest.raises(DirectoryError, match="no checkpoint is written"):
+        save(checkpoints, 2)
+    assert not checkpoints.directory.exists()
+    monkeypatch.undo()
+    assert loaded_step(Checkpoints(elsewhere, every=1, keep_last=2)) == (2 if last_call == "verify" else 1)
+
+
 def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_path: Path) -> None:
     """If a checkpoint cannot be written, the run ends with an error instead of the line that it finished.
     This includes the last checkpoint. The same command continues the run."""

@@ -313,7 +313,7 @@ class Checkpoints:
             safetensors.torch.save_file(dict(tensors), new / "tensors.safetensors")
             (new / "state.json").write_bytes(text)
             write_manifest(new)
-            self._standing.refuse_lost(DirectoryError)
+            self._refuse_lost()
             self._prune(self._publish(new, step), keep)
         except Exception as error:  # the caller's next `wait` raises it
             self._error = self._failure(
@@ -331,7 +331,7 @@ class Checkpoints:
             needed: number of bytes of the checkpoint.
         """
         try:
-            self._standing.refuse_lost(DirectoryError)
+            self._refuse_lost()
         except DirectoryError as lost:
             return lost
         if isinstance(error, CheckpointError | DirectoryError):
@@ -351,16 +351,20 @@ class Checkpoints:
         Raises:
             DirectoryError: the folder, or the run's folder, was moved or removed.
         """
+        self._refuse_lost()
+        if not self._is_made:
+            self.directory.mkdir(exist_ok=True)
+            sync_to_disk(self.directory.parent)
+            self._is_made = True
+
+    def _refuse_lost(self) -> None:
+        """Refuse to go on if the folder of checkpoints, or the run's folder, was moved or removed."""
         self._standing.refuse_lost(DirectoryError)
         if self._is_made and not self.directory.exists():
             raise DirectoryError(
                 f"{self.directory}: was moved or removed while a run worked with it, and no checkpoint is "
                 "written; put it back, and the same command goes on from the last one in it"
             )
-        if not self._is_made:
-            self.directory.mkdir(exist_ok=True)
-            sync_to_disk(self.directory.parent)
-            self._is_made = True
 
     def _publish(self, new: Path, step: int) -> Path:
         again = [place_of(name)[1] for name in self._names() if place_of(name)[0] == step]
