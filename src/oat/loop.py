@@ -6,9 +6,10 @@ is the last one. Every box has a protocol (`protocols.py`). No algorithm has a l
 Rows of metrics are numbered from 0, the start. Row n + 1 closes step n: it has the metrics of this step, and
 those of the evaluation after its update. The checkpoint of step n has the state before step n.
 
-If a run is interrupted while it samples or evaluates, its last checkpoint has the state from before the
-sampling or the evaluation. An interrupted evaluation leaves a row that is not closed. The checkpoint then
-also has the metrics of this row that are known.
+If a signal or an outage ends the run while a step samples or asks, the loop saves the state before this
+step. If it happens during the evaluation after a step, the loop saves the state before this evaluation. The
+row that closes the step is not written yet then. So the checkpoint also stores the metrics of this row that
+are known, and the continued run writes the row.
 """
 
 import time

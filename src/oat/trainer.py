@@ -190,7 +190,8 @@ class Trainer:
                 docs/ledger.md ("Forks") says what a fork may change.
 
         Raises:
-            ConfigError: as for `Trainer`, or this run was begun with another model or other records.
+            ConfigError: as for `Trainer`, or the run in this trainer's directory was begun with another model
+                or other records than this trainer has.
         """
         with seen_from(self._start):
             if (seen(self.run_dir) / "config.yaml").exists():

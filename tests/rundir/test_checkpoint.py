@@ -187,7 +187,6 @@ def test_an_error_of_the_writer_is_raised_once_at_the_next_call(
         checkpoints.due(3)
 
 
-@pytest.mark.slow(instead="tests/faults/test_full_disk.py", seconds=2.5)
 @pytest.mark.parametrize(
     "last_call",
     ["safetensors.torch.save_file", "write_manifest", "sync_to_disk", "write_atomically", "verify"],
@@ -218,6 +217,7 @@ def test_a_folder_that_vanishes_while_a_checkpoint_is_written_is_named(
     assert loaded_step(Checkpoints(elsewhere, every=1, keep_last=2)) == (2 if last_call == "verify" else 1)
 
 
+@pytest.mark.slow(instead="tests/faults/test_full_disk.py", seconds=2.5)
 def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_path: Path) -> None:
     """If a checkpoint cannot be written, the run ends with an error instead of the line that it finished.
     This includes the last checkpoint. The same command continues the run."""

@@ -1,9 +1,9 @@
 """The number of threads to compute with.
 
 For small models one thread is often faster than two. On a busy machine, where threads wait for each other,
-one thread is many times faster. So on the CPU, if the settings leave the number open, the fastest number is
-measured once, when a run is created. The run keeps this number, because the rounding of some results depends
-on it.
+one thread is many times faster. So on the CPU, if the settings leave the number open and the model is not
+large, the fastest number is measured once, when a run is created. The run keeps this number, because the
+rounding of some results depends on it.
 """
 
 import os

@@ -75,7 +75,7 @@ class Waves:
         return purpose in self._ends
 
     def is_held(self, intent: Intent) -> bool:
-        """Return True if an unanswered question is in no wave yet."""
+        """Return True if this unanswered question must wait for a later wave."""
         purpose = intent.question.key.purpose
         return self.covers(purpose) and intent.id > self._ends[purpose]
 

@@ -42,11 +42,11 @@ class JudgedResponse:
 
 
 def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[str]:
-    """Yield one printable text for each question of training, or for each prompt of an evaluation. Long lines
-    are not cut.
+    """Yield one printable text for each question that training has learned from, or for each prompt of an
+    evaluation. Long lines are not cut.
 
     Args:
-        step: show only this step; None: show all steps.
+        step: number of a row of metrics; only what belongs to this row is shown. None: all rows.
         evaluations: True: show evaluations instead of training.
 
     Raises:

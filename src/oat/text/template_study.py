@@ -75,7 +75,8 @@ def study_turn(chat: ChatTemplate) -> Turn:
 
 def study_control(chat: ChatTemplate, template: str) -> set[str]:
     """Return the texts of a template's control tokens: the tokenizer's special tokens, and the added tokens
-    that the template names or writes. An added token that is a plain word is not a control token.
+    that the template names or writes. An added token that is a plain word is a control token only if
+    it is also a special token.
 
     Args:
         template: the template's text, before a date is written into it.

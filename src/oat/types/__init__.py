@@ -15,8 +15,9 @@ Words. Models and log-probabilities:
     policy          the model that is learned
     sampler         the weights that produced the tokens: the policy's, or those of some steps ago
     reference       the model that the policy is tied to: frozen, or following the policy
-    version         the number of updates that a model has had
-    slot            the name under which an engine holds weights: `sampler`, `policy`, `reference`
+    version         of a policy: the number of steps so far; of a reference: the number of its updates
+    slot            the name under which an engine or a scorer holds weights: `sampler`, `policy`,
+                    `reference`, `ensemble`
     receipt         version of the weights in a slot, and checksums that the engine computes after a load
     log-probability float32, nats. `raw`: at temperature 1, over the whole vocabulary. `sampled`: under the
                     distribution that was drawn from, after temperature, top-k, top-p and min-p

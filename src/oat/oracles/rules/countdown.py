@@ -178,7 +178,8 @@ def _task_of_json(reference: Any) -> tuple[_Number, list[_Number]] | None:
 
 
 def _of_json(text: Any) -> Any:
-    """Return the value of a JSON text; None if the argument is no text, is no JSON, or is too long."""
+    """Return the value of a JSON text; None if the argument is no text, or if the text is no JSON, is
+    too long, or is nested too deeply."""
     if not isinstance(text, str) or len(text) > _MAX_JSON_CHARACTERS:
         return None
     try:
