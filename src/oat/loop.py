@@ -323,7 +323,8 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
 
     Args:
         step: the step of the checkpoint, which is the number of steps done before the body.
-        row: metrics of the row that is not closed yet; None if there is no such row.
+        row: if the body evaluates: the metrics so far of the evaluation's row, which is not written yet.
+            Otherwise None.
     """
     before, known = states(run), None if row is None else dict(row)
     try:

@@ -222,8 +222,8 @@ class GroupPolicyGradient(Objective):
         )
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the adapted weight of the KL. A fork with another `kl_coef`, or without `kl_target`,
-        ignores the saved weight."""
+        """Restore the adapted weight of the KL. A fork ignores the saved weight if `kl_target` is not set, or
+        if its `kl_coef` differs from that of the original run."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
 

@@ -71,7 +71,7 @@ def as_begun(resolved: Resolved) -> Resolved:
     directory has no run, return the configuration unchanged.
 
     Raises:
-        ConfigError: the directory holds a run of another configuration.
+        ConfigError: the directory has a run, and settings that must stay the same differ from the run's.
     """
     file = Path(resolved.config.run_dir) / "config.yaml"
     if not file.exists():

@@ -98,7 +98,7 @@ class Given:
             is_checked: see `_write_records`.
 
         Raises:
-            ConfigError: the run was begun with another model or other records.
+            ConfigError: the given model or records differ from those with which the run was begun.
             DataError: a record cannot be written, or is refused.
         """
         is_begun = (seen(self._run_dir) / "config.yaml").exists()

@@ -180,7 +180,7 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
         given: the names of the algorithm's options that the user set.
 
     Raises:
-        ConfigError: the user set another number.
+        ConfigError: the user set `algorithm.samples`, but not to this number.
     """
     config, samples = resolved.config, resolved.config.algorithm.options.get("samples")
     recorded = len(config.prompts.responses)

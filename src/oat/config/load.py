@@ -294,7 +294,7 @@ def blaming(config: Config, origins: Origins, field: str) -> Iterator[None]:
 
 
 def refuse_misplaced(path: str | None, origins: Origins) -> None:
-    """Refuse the relative path of a model that exists in the configuration's folder, but not in the working
+    """Refuse a model's relative path if it exists in the configuration's folder, but not in the working
     directory. Without this check, the hub would be asked for a model of this name.
 
     Raises:

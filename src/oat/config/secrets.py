@@ -32,7 +32,7 @@ _KNOWN = re.compile(
     r"|AIza[\w-]{16,})"
     r"|(?<=\bBearer )[\w.~+/=-]{6,}"
 )
-"""Pattern of the keys of services that have a known form."""
+"""Pattern of keys with a known form: those of some services, and any key after `Bearer`."""
 _SHORTEST = 6
 """Least number of characters of a value that is hidden in texts."""
 

@@ -98,8 +98,8 @@ class Layout:
         responses: columns of the recorded responses; empty if none are read. If `score_key` is None, the
             first response counts as the best.
         score_key: column of the responses' scores; None: see `scores_of`.
-        numbers: further columns that must hold a number in every record. Each has the name of the setting
-            that chose it, for messages.
+        numbers: further columns that must hold a number in every record; for each of them, the name of the
+            setting that chose it, for messages.
 
     Attributes:
         format: format of all records. The method `prompt` sets it at the first well-formed record; before,

@@ -42,8 +42,8 @@ class OpenRounds:
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:
-        """Return a question with its token ids. The store has these ids only in the trajectories of the
-        round."""
+        """Return `intent` with the token ids of its candidates. In the store, only the trajectories of its
+        round have these ids."""
         if intent.question.ids:
             return intent
         samples = self.group(intent).trajectories

@@ -49,8 +49,8 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
 
     Raises:
         ModelError: the model is missing, cannot be read, or is no causal language model; there is no such
-            `dtype`; tensors are missing or have another shape; or the logits are not the head applied to the
-            last hidden states.
+            `dtype`; tensors are missing or have shapes that contradict `config.json`; or the logits are not
+            the head applied to the last hidden states.
     """
     config, attention = causal_config(path, dtype)
     with refusing("model", path):
@@ -181,7 +181,8 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
         dtype: "float32", "bfloat16" or "float16".
 
     Raises:
-        ModelError: the weights are missing or cannot be read, or tensors are missing or have another shape.
+        ModelError: the weights are missing or cannot be read, or tensors are missing or have shapes that
+            contradict `config`.
     """
     _remove_noise(config)
     with refusing("model", path):
@@ -228,7 +229,7 @@ def module_from_files(
         options: further arguments of `from_pretrained`.
 
     Raises:
-        ModelError: tensors are missing, or have another shape.
+        ModelError: tensors are missing, or have shapes that contradict `config`.
     """
     cls = mapping[type(config)]
     verbosity = logging.get_verbosity()

@@ -226,8 +226,8 @@ def _renamed(questions: Sequence[Question], by: int) -> list[Question]:
 
 
 def _retokenised(questions: Sequence[Question]) -> list[Question]:
-    """Return questions about the same texts with other tokens. Such questions arise from two episodes with
-    the same last response."""
+    """Return a copy of each question, with the same texts but other tokens. In a run, such questions arise
+    from two episodes with the same last response."""
     return [
         replace(question, ids=tuple(np.append(ids, ids) for ids in question.ids)) for question in questions
     ]

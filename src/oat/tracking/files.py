@@ -50,13 +50,13 @@ class Tracking:
         self._streams = Standing()
 
     def open(self, step: int, *, is_closed: bool = True) -> None:
-        """Remove from both streams the rows that the run will write again, and open the streams for the next
-        row.
+        """Remove from `metrics.jsonl` and `samples.jsonl` the rows that the run will write again, and open
+        both files for the next row.
 
         Args:
             step: number of steps that are done. If it is 0, all rows are removed.
-            is_closed: True: rows 0 to `step` are kept. False: row `step` is removed. Without effect if `step`
-                is 0.
+            is_closed: True: rows 0 to `step` are kept. False: only the rows before row `step` are kept.
+                Without effect if `step` is 0.
 
         Raises:
             ConfigError: somebody has changed `environment.json`.

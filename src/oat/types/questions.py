@@ -21,9 +21,9 @@ answers."""
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The address of a question in a run's ledger. In training each group has one question, so purpose, step,
-    round and the prompt's occurrence identify the question. In an evaluation, `index` numbers the questions
-    about one prompt."""
+    """The address of a question in a run's ledger. In training each group has at most one question, so
+    purpose, step, round and the prompt's occurrence identify the question. In an evaluation, `index` numbers
+    the questions about one prompt."""
 
     purpose: str
     step: int
