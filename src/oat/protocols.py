@@ -30,7 +30,7 @@ class PromptSource(Protocol):
 
 
 class Actor(Protocol):
-    """The maker of trajectories: it answers prompts with sampled or recorded responses."""
+    """The maker of trajectories. The response in a trajectory is sampled or recorded."""
 
     def sample(
         self,

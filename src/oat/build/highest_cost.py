@@ -31,7 +31,7 @@ _TOKENS = 512
 """Number of tokens whose texts `longest_responses` compares. They have the longest names in the
 vocabulary."""
 _LONGEST = 3
-"""`longest_responses` takes this number of the longest tokens by each measure, such as characters."""
+"""Number of tokens that `longest_responses` chooses by each measure of their texts, such as characters."""
 _UNITS = ("queries", "tokens", "cost")
 
 

@@ -1,5 +1,5 @@
-"""Functions that open a run in its directory: a new run, the run that the directory has, or a fork of another
-run."""
+"""Functions that open a run in its directory. They begin a new run, continue the run in the directory, or
+make a fork there."""
 
 import datetime
 import tempfile

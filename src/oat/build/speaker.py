@@ -131,7 +131,7 @@ class Speaker:
 
 
 def load_speaker(target: str, options: GenerationOptions) -> Speaker:
-    """Load a model that answers.
+    """Load a model that is to respond to users' messages.
 
     Args:
         target: a run directory, a directory of a model or of an adapter, or a hub id.

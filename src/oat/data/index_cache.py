@@ -1,5 +1,5 @@
-"""A cache of the indexes of large files. When a run is continued, or another run reads the same data, it
-takes the stored index and need not check and render the records again.
+"""A cache of the indexes of large files. A run that is continued, or that reads the same data as an earlier
+run, loads the stored index. So it need not check and render the records again.
 
 The name of a stored index is a checksum of everything that decides the index: the data's bytes, tokenizer,
 template, settings, versions of libraries, and code. Computing the checksum reads all of the data, because
@@ -90,8 +90,8 @@ class IndexCache:
         return None
 
     def keep(self, index: Index) -> None:
-        """Store an index in every folder that can be written to. If the data have changed since this object
-        was made, do nothing."""
+        """Store an index in each of the cache's folders, if the folder can be written to. If the data have
+        changed since this object was made, do nothing."""
         if not self._folders or _state(self._files) != self._state:
             return
         data = msgspec.msgpack.encode(index.plain)

@@ -58,9 +58,10 @@ class Cache:
             asking: the queries that other questions ask.
 
         Returns:
-            The state of each value, and the queries that this question has to ask. Each query comes with all
-            addresses of its value: those in `asking`, then the one in the answer to this question. If the
-            oracle's answers may not be used again, all values are to be asked for, and no query is returned.
+            The state of each value, and the queries that this question has to ask. Each query comes with
+            the addresses at which its value will arrive: those in `asking`, then the one in the answer to
+            this question. If the oracle's answers may not be used again, all values are to be asked for, and
+            no query is returned.
         """
         if question.oracle not in self.oracles:
             return (None,) * question.size, {}

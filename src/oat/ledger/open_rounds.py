@@ -37,8 +37,7 @@ class OpenRounds:
         return self.intents[id]
 
     def close(self, id: int) -> Intent:
-        """Return the question with this id, which a step takes. Do not keep the question in memory any
-        longer."""
+        """Remove the question with this id from memory, and return it. A step takes the question."""
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:

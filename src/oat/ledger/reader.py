@@ -165,8 +165,9 @@ class Reader(Connection):
         return self._one("SELECT COUNT(*) FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)) > 0
 
     def take_price(self, purpose: str, step: int) -> Price:
-        """Return the price of all answers that this step and earlier ones have taken. If an older version of
-        oat recorded this step's take, return the price of all answers that had come by that time."""
+        """Return the price of all answers that this step and earlier ones have taken. If schema version 1 or
+        2 recorded the take, the queries also count answers that had come but were not taken, and the tokens
+        are 0."""
         sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
         return Price(*self.db.execute(sql, (purpose, step)).fetchone())
 

@@ -89,7 +89,7 @@ def load_model(
 
     Raises:
         ConfigError, ModelError: an error of `load`, `quantize` or `add_adapter`; or the adapter's weights
-            cannot be read, or belong to another model or adapter.
+            cannot be read, or their names or shapes do not fit the model and `config.lora`.
     """
     is_outline = torch.device(device).type == "meta"
     if config.quantize is None or is_outline:

@@ -40,8 +40,8 @@ _OF_THE_THREAD = {
     "torch.set_num_threads",
 }
 """Settings of torch that each thread has for itself, or that the run's own threads change. All threads share
-the other settings. If a call puts back a shared setting, other calls in progress may have stored the changed
-value; `_tell_others` corrects it."""
+the other settings. If a user's code changes a shared setting, a call of users' code that begins afterwards
+stores the changed value, to put it back at its end. `_tell_others` corrects the stored value."""
 _lock = threading.RLock()
 _under_way: "list[_Kept]" = []
 """States kept for the calls in progress, in all threads. The state of a call that never returns stays here
