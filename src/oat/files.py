@@ -135,8 +135,8 @@ class Standing:
         return all(_inode(path) == known for path, known in self._known.items())
 
     def refuse_lost(self, error: type[OatError]) -> None:
-        """If a file or folder was moved, removed or replaced since this object was made, raise an error of
-        the class `error`.
+        """Raise an error of the class `error` if the file or folder at one of the paths has been moved,
+        removed or replaced since this object was made.
 
         Raises:
             error: a path is lost.

@@ -17,7 +17,7 @@ If only an oracle's version changed, the run warns. `weights` are read again if 
 
 Most fingerprints have an entry `of`: a hash of the settings that name the input. They are compared only if
 `of` is unchanged, except for `model.path`, which is always compared. No absolute path is stored. A fork
-stores the fingerprints of the other run in `fork.json`, so it no longer needs that run.
+stores the fingerprints of the original run in `fork.json`, so it no longer needs that run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -112,16 +112,17 @@ def origin_of(directory: Path) -> Origin:
 
 
 def copy_state(directory: Path, *, same_evaluation: bool) -> None:
-    """Fill a fork's directory with the state that the other run had at the checkpoint.
+    """Fill a fork's directory with the state that the original run had at the checkpoint with which the fork
+    begins.
 
     Args:
-        same_evaluation: True if the fork has the same section `evaluation` as the other run. If False, the
-            cached answers and the metrics of the other run's evaluations are removed from the fork, and their
-            open questions are given up.
+        same_evaluation: True if the fork has the same section `evaluation` as the original run. If False, the
+            fork's checkpoint gets no metrics of evaluations, its ledger gets no cached answers of
+            evaluations, and unanswered questions of evaluations are recorded as failed.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or was removed meanwhile.
-        LedgerError: the other run's ledger lacks answers that were taken before the checkpoint.
+        LedgerError: the original run's ledger lacks answers that were taken before the checkpoint.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step

@@ -220,8 +220,8 @@ def _section(given: Any, field: str) -> Tree:
 
 
 def _mixed(section: Tree) -> Tree:
-    """Return the section of an oracle. If its `name` is a list of oracles, return the section of a mixture of
-    these oracles."""
+    """If `name` in an oracle's section is a list of oracles, return the section of a mixture of these
+    oracles. Otherwise return the section unchanged."""
     if not isinstance(section["name"], list | tuple):
         return section
     sources = [_section(each, "name") for each in section["name"]]

@@ -25,7 +25,7 @@ TOGETHER = "all of these together"
 _COPIES = 20
 """More copies of the weights than any run holds."""
 _SAVED = 16
-"""A number of copies of the inputs and outputs of all matrices. No pass holds so many."""
+"""More copies of the inputs and outputs of all matrices than any pass holds."""
 
 
 def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> str:

@@ -102,8 +102,8 @@ def gather_inputs(
             there is no directory.
         has_opponent: True if an evaluation compares responses with those of another model. A comparing oracle
             then needs no reference responses in the data.
-        known: the fingerprints of the run whose checkpoint is used. A model, tokenizer or template with
-            another fingerprint is refused. None: nothing is compared.
+        known: the fingerprints of the run whose checkpoint is used. A model, tokenizer or template is
+            refused if its fingerprint differs from the one in `known`. None: nothing is compared.
 
     Raises:
         OatError: a part cannot be made as configured.

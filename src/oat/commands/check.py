@@ -119,7 +119,7 @@ def _data(run_inputs: RunInputs) -> Lines:
 
 def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
     """Return the numbers of steps and queries that the run in the directory has made. If a fork is still to
-    be made, return those that the forked run had made at the fork's checkpoint."""
+    be made, return those that the original run had made at the checkpoint from which the fork begins."""
     step, directory = stored_step(resolved), seen(resolved.about.run_dir)
     if step is None and origin is not None:
         step, directory = origin.step, origin.run

@@ -167,10 +167,11 @@ def _types_of(cls: type) -> dict[str, Any]:
 
 
 def _without_router(tree: Mapping[str, Any], origins: Origins) -> dict[str, Any]:
-    """Drop the section `router`, which older configurations have. Its only value was `one`.
+    """Drop the section `router`, which older configurations have. The only router that it may name is
+    `one`.
 
     Raises:
-        ConfigError: the section names another router, or has other fields.
+        ConfigError: the section names a router other than `one`, or has fields other than `name`.
     """
     section = tree.get("router")
     fields = section if isinstance(section, Mapping) else {"name": section}

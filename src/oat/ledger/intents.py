@@ -47,7 +47,7 @@ class ValueAddress(NamedTuple):
     Attributes:
         key: the other question's key.
         place: the index of the value in the other question's answer.
-        is_turned: True if the other question has the two texts in reverse order.
+        is_turned: True if the other question compares the same two texts in reverse order.
     """
 
     key: Key

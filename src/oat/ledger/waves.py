@@ -155,7 +155,8 @@ class Waves:
         return replace(intent, cached=tuple(values))
 
     def price_of(self, intent: Intent) -> Price:
-        """Return the highest price of what an oracle is asked of a question; 0 if none is asked."""
+        """Return the highest price of the part of a question that is sent to an oracle; 0 if nothing is
+        sent."""
         is_asked = intent.is_sent and intent.question.oracle != UNASKED
         return self.price(intent.rest) if is_asked else Price()
 

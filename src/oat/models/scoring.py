@@ -106,7 +106,7 @@ class Scorer:
 
     Raises:
         ModelError: there is no such model or tokenizer, the model is no sequence classifier or is an encoder
-            with a decoder, or the tokenizer belongs to another model.
+            with a decoder, or the tokenizer does not suit the model.
         ConfigError: `dtype` is not one of the two above; the model has no such label; the model has several
             labels and `label` is None; or `max_tokens` is more than the model's number of positions.
     """

@@ -24,7 +24,7 @@ MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
 _MOST_TEXTS = 8
 """A message shows at most this number of a question's candidates."""
 _NEUTRAL = 0.5
-"""The value that replaces an unusable value whose mark is not "ok"."""
+"""The number that replaces an oracle's unusable value, such as NaN with the mark "abstain"."""
 _MOST = 2**53
 """Upper bound of the queries and of the tokens of one answer. Below it, sums stay exact in SQLite."""
 
