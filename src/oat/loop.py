@@ -112,10 +112,10 @@ def train(run: Run, report: Report) -> str:
 
 @dataclass(eq=False)
 class Row:
-    """A row of metrics, and the step that it closes.
+    """A row of metrics, and what the loop knows of the step before it.
 
     Attributes:
-        number: number of the row, which is also the number of steps done when the row is closed.
+        number: number of the row, which is the number of steps done before the row is written.
         metrics: the metrics that are known so far.
         is_closed: True if the row was written before the loop began.
         feedback: the feedback that the step learned from; None in row 0, and until the step has taken its
@@ -152,8 +152,8 @@ def steps(run: Run, report: Report) -> str:
     """Take the remaining steps, and return the reason why the run ended.
 
     After its last step a run evaluates and saves, even if that is not due. Whether a step is the last one is
-    known only after it has learned. So each turn of the loop first closes the row of the previous step,
-    then takes the next step.
+    known only after it has learned. So each turn of the loop first finishes the previous step (evaluation,
+    row of metrics, checkpoint), and then takes the next step.
     """
     row = begin(run, report)
     while True:

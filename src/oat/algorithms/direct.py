@@ -80,7 +80,7 @@ class PairConfig:
     one; `aot` refuses `half`. With `half` too, a tied pair of equal responses is left out."""
     abstentions: Undecided = "mask"
     """Treatment of pairs on which the oracle abstains. `mask` and `half` mean the same as for `ties`. Pairs
-    of failed and unpaid questions are left out with both values."""
+    of failed and unpaid questions are left out, whatever the setting."""
 
     def __post_init__(self) -> None:
         check_field("samples", self.samples, self.samples >= 2, "a pair needs at least 2")

@@ -134,8 +134,8 @@ class SFT(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        """With `duplicates: run`, the hashes of all learned responses; otherwise empty. A roll back restores
-        the hashes of its checkpoint, without those of the steps that it undoes."""
+        """With `duplicates: run`, the hashes of all learned responses; otherwise empty. After a roll back,
+        responses that were learned after the checkpoint no longer count as learned."""
         return (
             {"learned": torch.tensor(list(self.learned), dtype=torch.int64)}
             if self.config.duplicates == "run"

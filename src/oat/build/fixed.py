@@ -205,7 +205,7 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """Return why `learner.schedule_steps` differs, and what to do.
+    """Return why `learner.schedule_steps` differs from its stored value, and what to do.
 
     Return "" in three cases: the difference is in another field, `learner.schedule` differs too, or the user
     set `learner.schedule_steps`.

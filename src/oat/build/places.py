@@ -22,8 +22,8 @@ _UNITS = ((GB, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
 def stored_step(resolved: Resolved) -> int | None:
-    """Return the step of the checkpoint from which the run in the directory would go on; None if it has
-    none."""
+    """Return the step of the checkpoint from which the run in the run directory would go on; None if there
+    is no checkpoint."""
     directory = seen(resolved.config.run_dir)
     return Checkpoints(directory / "checkpoints", every=1, keep_last=1).next_loaded
 

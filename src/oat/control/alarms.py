@@ -157,7 +157,8 @@ class Alarms:
             step: the step before which this process begins. The state before this step becomes the target.
 
         Returns:
-            True if this call chose the target. The caller must then make sure that its checkpoint is on disk.
+            True if this call chose the target. The caller must then make sure that a checkpoint of this
+            state is on disk.
         """
         if self.back is not None or not self.rolling:
             return False
@@ -181,7 +182,7 @@ class Alarms:
             is_saved: True if the state before this step was saved because of `checkpoint.every`.
 
         Returns:
-            The step whose checkpoint the run goes back to now; None if it goes on.
+            The step of the checkpoint to roll back to now; None if no roll back is due.
         """
         values, self.heard = {**values, **self.heard}, {}
         begun = [name for name in self.alarms if self._begins(name, values)]

@@ -165,7 +165,7 @@ class Pass:
         return f"{self.name}: record {row}" if self.is_array else f"{self.name}:{row}"
 
     def run(self, items: Iterable[Item]) -> Index:
-        """Return the index of these records.
+        """Return the index of the records `items`.
 
         Raises:
             DataError: a record is malformed and `skip` is False.

@@ -96,10 +96,10 @@ class Cache:
                     self.asking[key] = (*self.asking.get(key, ()), address)
 
     def forget(self, taken: Collection[Key]) -> None:
-        """Remove the queries of these questions from `asking`.
+        """Remove the queries of some questions from `asking`.
 
         Args:
-            taken: the keys of the questions.
+            taken: the keys of these questions.
         """
         left = {
             key: tuple(asker for asker in askers if asker.key not in taken)

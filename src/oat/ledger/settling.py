@@ -35,8 +35,8 @@ class Settling:
         self.awaiting: dict[Key, dict[int, Intent]] = {}
 
     def record(self, answers: Sequence[tuple[Intent, Answer]]) -> None:
-        """Record answers of oracles. In the same transaction, complete the answers that awaited values from
-        them and await no others."""
+        """Record answers of oracles. Some questions await values from these answers. In the same transaction,
+        complete the answer to each such question that awaits no further value."""
         with self.store.lock, self.store:
             self.add(answers)
             intents: dict[int, Intent] = {}

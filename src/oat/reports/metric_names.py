@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Name:
-    """The counterpart in `oat` of a metric of TRL, or of `oat`'s predecessor `oat-llm`.
+    """The metric of `oat` that corresponds to a metric of TRL or of `oat-llm`, the predecessor of `oat`.
 
     Attributes:
         ours: the nearest metric of `oat`, or "step" for the number of the row; "" if there is none.

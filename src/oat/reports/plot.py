@@ -80,8 +80,8 @@ class Line:
         runs: number of runs.
         x: (points,) float64, ascending.
         mean, low, high: (points,) float64: mean, lowest and highest value of the runs at each x.
-        changes: the values of x at which an oracle of one of the runs changed. From there on the line shows
-            another reward.
+        changes: the values of x at which an oracle of one of the runs changed. From such an x on, rewards may
+            come from the changed oracle.
     """
 
     name: str

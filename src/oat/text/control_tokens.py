@@ -39,8 +39,8 @@ def marked(value: Any, control: re.Pattern[str]) -> Any:
 
 
 def without_json_escapes(text: str) -> str:
-    """Return a text in which the JSON escapes of the marking characters, such as `\\ufdd0`, are replaced by
-    the characters."""
+    """Return the text with the JSON escapes of the marking characters, such as `\\ufdd0`, replaced by these
+    characters."""
     for mark in (_OPEN, _CLOSE):
         text = text.replace(json.dumps(mark)[1:-1], mark)
     return text

@@ -69,8 +69,8 @@ def load_template(template: str, tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def on_day(template: str, date: datetime.date) -> str:
-    """Return the text of a template in which each call of `strftime_now("...")` is replaced by the given
-    date. In an unchanged template, transformers would use the present time.
+    """Return the template with each call of `strftime_now("...")` replaced by the given date. In an
+    unchanged template, transformers would use the present time.
 
     Raises:
         TemplateError: a call of `strftime_now` has an argument that is not a string literal.
