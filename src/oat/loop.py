@@ -46,7 +46,8 @@ from oat.types import ENSEMBLE, Feedback
 Report = Callable[[int, dict[str, float]], None]
 
 ROW = "row"
-"""A key in the state of a checkpoint. It holds the metrics of a row that is not closed yet."""
+"""A key in the state of a checkpoint that was saved when an evaluation was interrupted. Its value is the
+metrics so far of the row that the run must still write."""
 
 LEARNED = ("learner", "objective", ENSEMBLE)
 """The parts that learning changes. A roll back restores only these parts."""
@@ -355,8 +356,9 @@ def save(
     JSON. The rows of metrics so far are written to disk first.
 
     Args:
-        metrics: metrics of the newest row, if it is closed.
-        row: metrics of the newest row, if it is not closed yet.
+        metrics: the metrics of row `step`, if the row has just been written; otherwise None.
+        row: the metrics of row `step` that are known so far, if its evaluation was interrupted; otherwise
+            None.
         is_last: True if this process learns nothing after the checkpoint.
     """
     run.tracking.flush()

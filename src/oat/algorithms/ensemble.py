@@ -40,8 +40,8 @@ from oat.errors import ConfigError, warn
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
 
 _VERSION = 2
-"""Version of the state's format. The first format had no version number, and belongs to another optimiser
-and another prior."""
+"""Version of the state's format. The first format had no version number. It is from a release that learned
+by AdamW and with a prior that faded with the number of queries."""
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
     it declares has changed, do not refuse it.
 
     Args:
-        changed: addresses of the oracles whose recorded answers are from another version.
+        changed: addresses of the oracles whose version is not the one that gave the recorded answers.
 
     Raises:
         ConfigError: an oracle's files have changed. The message names file and field.

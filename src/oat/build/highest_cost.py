@@ -25,8 +25,8 @@ from oat.types.budget import Budget
 _PROMPTS = 1024
 """Largest number of prompts whose questions are priced first, with empty responses."""
 _DEAREST = 3
-"""Number of prompts that are priced again with the longest responses: this many with the most queries, with
-the most tokens and with the highest cost in money."""
+"""This number of prompts with the most queries is priced again with the longest responses. So is this number
+with the most tokens, and this number with the highest cost in money."""
 _TOKENS = 512
 """Number of tokens whose texts `longest_responses` compares. They have the longest names in the
 vocabulary."""

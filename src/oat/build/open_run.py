@@ -60,8 +60,8 @@ def open_run(
 
     Raises:
         Interrupted: a signal came while the run was being opened.
-        ConfigError: another process works in the directory. Or the directory holds a run of another
-            configuration; the message then lists the differences.
+        ConfigError: another process works in the directory. Or the run in the directory differs from
+            `resolved` in settings that must stay the same; the message then lists the differences.
         LedgerError: the run's ledger lacks answers that the run had taken by its newest checkpoint or by the
             last row of metrics.
         OatError: the model, tokenizer, template, data or a reward file is not the one with which the run

@@ -79,12 +79,12 @@ class Alarm:
 
     Attributes:
         metric: the metric that it watches.
-        patience: number of steps in a row for which the metric must be out of bounds before the alarm is
-            raised.
+        patience: number of consecutive values of the metric that must be out of bounds before the alarm is
+            raised. Steps without the metric do not count.
         action: the action when it is raised: "warn", "stop" or "roll_back".
         below, above: bounds of the metric. For the response length, multiples of its mean in the first steps
-            (`LEVEL_ROWS`). For the second oracle, `below` is the negative of the allowed drop from its best
-            value.
+            (`LEVEL_ROWS`). For scores of the second oracle, `below` is minus the largest allowed fall from
+            the best score so far.
     """
 
     metric: str

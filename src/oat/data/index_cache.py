@@ -122,8 +122,8 @@ def _state(files: Sequence[Path] | None) -> list[tuple[int, int]]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder of indexes that only this user can read and write. If it is the one of
-    `cache_folders`, make its parent `oat` in the same way."""
+    """Make a folder of indexes that only this user can read and write. If it is the folder
+    that all runs share (`cache_folders`), make its parent `oat` in the same way."""
     if folder in cache_folders():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)

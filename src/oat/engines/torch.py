@@ -210,7 +210,7 @@ class TorchEngine:
 
         Raises:
             EngineError: there is no such slot.
-            WeightsError: a tensor is missing, unknown, or of another shape.
+            WeightsError: a tensor is missing or unknown, or its shape is not that of the model's tensor.
         """
         lm = self._model(slot)
         held = lm.tensors()

@@ -287,9 +287,9 @@ class Ledger:
         return self.spending.spent_before(step, purpose)
 
     def drop(self, step: int) -> None:
-        """Drop the trajectories of rounds whose questions were all taken by steps before `step - 1`. These
-        steps are never replayed. The trajectories that step `step - 1` took stay, because row `step` of the
-        metrics may need them. If `keep_groups` is True, all trajectories stay.
+        """If `keep_groups` is True, do nothing. Otherwise drop the trajectories of rounds whose questions
+        were all taken by steps before `step - 1`. These steps are never replayed. The trajectories that step
+        `step - 1` took stay, because row `step` of the metrics may need them.
         """
         if not self.keep_groups:
             with self.store.lock, self.store:

@@ -12,12 +12,12 @@ Place = tuple[str, int, int]
 
 
 class OpenRounds:
-    """Keeps waiting questions and the trajectories of their rounds in memory, and reads missing ones from the
-    store.
+    """The questions that no step has taken, and the trajectories of their rounds, held in memory. What is not
+    in memory is read from the store when it is needed.
 
     Attributes:
         groups: the groups of each round that is in memory.
-        intents: questions that no step has taken, by id.
+        intents: the questions that are in memory, by id.
     """
 
     def __init__(self, store: Store):
@@ -31,7 +31,7 @@ class OpenRounds:
         self.intents.update({intent.id: intent for intent in intents})
 
     def intent(self, id: int) -> Intent:
-        """Return a waiting question, with its token ids."""
+        """Return the waiting question with this id, its token ids included."""
         if id not in self.intents:
             self.intents[id] = self.with_ids(self.store.by_id(id))
         return self.intents[id]

@@ -155,7 +155,7 @@ def _load_adapter(lm: CausalLM, path: str, field: str) -> None:
     """Load the weights of a model's adapter from a directory.
 
     Raises:
-        ModelError: the weights cannot be read, or belong to another model or another adapter.
+        ModelError: the weights cannot be read, or their names or shapes are not those of the adapter in `lm`.
     """
     expected = {_stored_name(name): parameter for name, parameter in lm.trainable().items()}
     try:

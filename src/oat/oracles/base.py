@@ -39,8 +39,8 @@ class Oracle:
     """If the oracle's service gives no answer for this many seconds, the oracle ends the run. None: the
     oracle has no service. `oracle.deadline_s` has to be longer."""
     version: str | None = None
-    """A text that identifies what decides the answer to a question, for example the model. The ledger does
-    not use answers of another version again. None: the oracle states no version. The version of a user's
+    """A text that identifies what decides the answer to a question, for example the model. The ledger uses an
+    answer again only if this version gave it. None: the oracle states no version. The version of a user's
     function or class is then the hash of its file (`oracles/make.py`)."""
     made_of: Mapping[str, Mapping[str, Any]] = {}
     """The facts that `version` depends on, as plain values. The outer key is a file, or "options" for

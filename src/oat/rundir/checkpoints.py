@@ -407,7 +407,7 @@ def _read(folder: Path) -> Loaded:
 
     Raises:
         _Damaged: the checkpoint does not match its manifest, or cannot be read.
-        CheckpointError: the checkpoint has another schema version.
+        CheckpointError: the checkpoint's schema version is not `SCHEMA_VERSION`.
     """
     if (problem := verify(folder)) is not None:
         raise _Damaged(problem)

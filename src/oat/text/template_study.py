@@ -23,9 +23,9 @@ class Turn:
 
     Attributes:
         end_id: id of the token that ends a turn. This is the first added token in `closing` that may be a
-            control token. If there is none, it is the tokenizer's end-of-text; None without an end-of-text.
-        end_text: the beginning of `closing`, which ends with this token. If `closing` has no such token: the
-            text of the end-of-text. "" if `end_id` is None.
+            control token. If there is none, it is the tokenizer's end-of-text, or None if it has none.
+        end_text: the text of `closing` from its beginning to the end of this token. If `closing` has no such
+            token: the text of the end-of-text. "" if `end_id` is None.
         opening: the text before a response to `USER`: the message and the generation prompt.
         lead: white space that the template writes between `opening` and the text of a response.
         closing: the text from the end of a response to the end of the conversation.
