@@ -316,7 +316,8 @@ class Checkpoints(Protocol):
     """The checkpoints of a run.
 
     Attributes:
-        saved: the step of the checkpoint that this process saved or loaded last; 0 if there is none.
+        saved: the step of the checkpoint that this process last saved, or loaded with `load`; 0 if there is
+            none.
     """
 
     saved: int

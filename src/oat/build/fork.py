@@ -35,8 +35,8 @@ class Origin:
 
 
 def begin_fork(source: str, directory: Path) -> None:
-    """Write `fork.json`, which records the origin of a fork, into the fork's directory. A finished fork
-    does not need the run that it was made from.
+    """Write `fork.json`, which records the origin of a fork, into the fork's directory. Once the
+    state of the other run is copied (`copy_state`), the fork no longer needs that run.
 
     Args:
         source: `RUN@STEP`, a run and the step of a checkpoint; or `RUN`, for the checkpoint from which RUN

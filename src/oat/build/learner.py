@@ -1,4 +1,4 @@
-"""Functions that make the learner of a run, and the ensemble: its objective, model and optimiser."""
+"""Functions that make a run's learner, and the parts of an ensemble reward model."""
 
 import math
 from collections.abc import Mapping

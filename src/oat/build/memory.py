@@ -144,8 +144,8 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
 
 
 def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
-    """Yield pairs (changes in words, changed configuration). Each change may lower the memory of `part`, a
-    part of a step. The last configuration has all of the changes."""
+    """Yield pairs (changes in words, changed configuration). A change may lower the memory of `part`, a
+    part of a step. Each configuration has one of the changes, but the last one has all of them."""
     learner = config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config

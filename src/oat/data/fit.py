@@ -104,8 +104,8 @@ class Fit:
 
     def sequences(self, prompt: Prompt, names: Sequence[str], where: str) -> list[RecordedSequence]:
         """Return one sequence per column in `names`: the prompt followed by the response in that column.
-        Sequences that are too long are cut as `too_long` says. If the cut cannot make all of them fit, all
-        are returned uncut.
+        If one of them is too long, they are cut as `too_long` says (see the top of this file). If that cut
+        would leave the record out, all are returned uncut.
 
         Raises:
             DataError: the prompt or a response cannot be rendered.

@@ -289,8 +289,8 @@ class PagedCache:
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
     ) -> list[tuple[Pages, _Places]]:
         """Return where the keys and values of new tokens are to be written: the set of pages (`own` or
-        `shared`), and the tokens' places in the storage. Rows that share a page bring the same tokens; only
-        those of the first row get a place.
+        `shared`), and the tokens' places in the storage. If several rows share a page, each of them has the
+        page's tokens; only the tokens of the first such row get a place.
 
         Args:
             rows, positions: for each token, its row and its position in the row.

@@ -116,8 +116,9 @@ class Learner:
         the policy is updated after a fixed number of updates of the policy; updates without rows count too.
 
         Returns:
-            The batch's own metrics; those of its optimiser steps, most of them as means; the numbers of
-            optimiser steps so far; and "roofline/update", which covers all passes since the last update.
+            The batch's own metrics; those of its optimiser steps, most of them as means; "optim/steps" and
+            "optim/skipped", totals so far; "reference/updates" if a reference follows the policy; and
+            "roofline/update", measured over all passes since the last update.
 
         Raises:
             ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.

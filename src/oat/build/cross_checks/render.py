@@ -20,8 +20,8 @@ def examples(resolved: Resolved) -> Iterator[Check]:
 
 
 def system(resolved: Resolved) -> Iterator[Check]:
-    """Check that a reward model does not learn texts with a system message. Later users of the model would
-    not add this message."""
+    """Check that `render.system` is not set for a reward model. Later users of the model would not add this
+    system message to the texts."""
     yield Check(
         "render.system",
         "reward" in resolved.objective.wants and resolved.config.render.system is not None,
