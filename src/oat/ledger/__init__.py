@@ -1,2 +1,2 @@
-"""The record of every question, answer and price of a run, in SQLite: a continued run asks none of it
-again."""
+"""The record of every question, answer and price of a run, in SQLite. So a continued run asks no answered
+question again."""
