@@ -101,8 +101,8 @@ class Ledger(Protocol):
         """
 
     def give_up(self, step: int, purpose: str) -> None:
-        """Close a step that failed. Record that the step took no answers; the ledger waits for its answers no
-        longer."""
+        """Close a step or an evaluation that failed. Record that it took no answers. The ledger waits no
+        longer for answers of this purpose."""
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
         """Return True if the budget of training was used up when step `step - 1` had taken its answers.

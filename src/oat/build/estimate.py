@@ -236,7 +236,7 @@ def _learning(
     resolved: Resolved, lengths: Lengths, run: _Imitated, sampling: Sampling, live: LiveBytes
 ) -> dict[str, int]:
     """Return the peak bytes of three parts of a step: the forward pass of `prepare`, two backward passes that
-    accumulate gradients, and the optimiser step."""
+    accumulate gradients (or the only one), and the optimiser step."""
     learner, plan = run.learner, resolved.plan
     objective = resolved.objective
     prepared, passes = (

@@ -94,8 +94,8 @@ def lines_of_costs(
 
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
-    """Warn if the budget of training is smaller than the highest cost of a step. Refuse it if it is smaller
-    than the highest cost of one question.
+    """Warn if the budget of training is smaller than the highest cost of a step. Refuse the run if it is
+    smaller than the highest cost of one question.
 
     Args:
         one: the highest cost of a question, as `dearest_question` returns it.

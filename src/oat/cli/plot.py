@@ -1,4 +1,4 @@
-"""`oat plot`: plot a metric of runs."""
+"""`oat plot`: plot metrics of runs."""
 
 import argparse
 from pathlib import Path

@@ -277,8 +277,9 @@ def _peft() -> Any:
 
 
 def _check_targets(lm: CausalLM, names: str | list[str]) -> None:
-    """Check that each target names a layer. If embedding and head are tied, also check that no target names
-    one of them, since an adapter of tied weights could not be merged.
+    """Check that each target in a list names a layer; a pattern (a string) is not checked. If embedding
+    and head are tied, also check that no target names one of them, since an adapter of tied weights could not
+    be merged.
 
     Raises:
         ConfigError: a target names no layer.

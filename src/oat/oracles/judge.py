@@ -282,8 +282,8 @@ class Judge(Oracle):
         """Send a call.
 
         Args:
-            has_logprobs: True asks for log-probabilities, False does not. None asks for them, except in two
-                cases: `reads` is "text", or an earlier reply had none.
+            has_logprobs: True asks for log-probabilities, False does not. None asks for them, unless `reads`
+                is "text" or the endpoint is known to give none.
         """
         c, wants = self.config, self._has_logprobs is not False if has_logprobs is None else has_logprobs
         logprobs = {"logprobs": True, "top_logprobs": 5 if c.mode == "compare" else 20} if wants else {}
@@ -478,8 +478,9 @@ class Judge(Oracle):
             warn(found[kind])
 
     def _version(self) -> str:
-        """Return a hash of the options that can change an answer, such as the model, and of the messages for
-        an empty question. So the version changes with the judge's instructions and templates."""
+        """Return a hash of the options that can change an answer, such as the model, and of the messages that
+        the templates make of an empty prompt and two empty responses. So the version changes with the judge's
+        instructions and templates."""
         asked = Question(
             Key("", 0, 0, 0), self.config.mode, (Message("user", ""),), ("", ""), (0, 1), reference=""
         )

@@ -66,7 +66,7 @@ class _Trace:
         self._profiler: Any = None
 
     def after(self, step: int) -> None:
-        """Note that a step has ended. After this process's first step, start the trace. After `steps` traced
+        """Count a step that has ended. After this process's first step, start the trace. After `steps` traced
         steps, stop the trace and write it."""
         self.done += 1
         if self.done == 0:

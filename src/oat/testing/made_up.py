@@ -34,9 +34,9 @@ def made_up_feedback(kind: str, plan: Plan, step: int, answered: Answered) -> Fe
 
     Args:
         kind: the kind of questions, "compare" or "score".
-        answered: "all": every answer has a value. "none": all answers failed. "some": there are values, ties,
-            abstentions and failures. The responses then come from the previous version of the weights, and
-            all responses to one of the prompts are equal.
+        answered: "all": every answer has a value. "none": all answers failed. "some": there are values,
+            abstentions, failures and (about pairs) ties; the responses come from the previous version of the
+            weights; and all responses to the second prompt are equal.
     """
     return copy.deepcopy(_feedback(kind, plan.questions, tuple(plan.samples.items()), step, answered))
 
