@@ -75,7 +75,7 @@ NAMES = {
     "eval/pairs/confidence": "as pairs/confidence, but over the held-out pairs",
     "eval/pairs/count": (
         "number of held-out pairs that are measured; a pair is left out if neither response is the better "
-        "one, if both are equal, or if one is empty"
+        "one, if both are equal, or if no token of one is learned"
     ),
     "eval/pairs/loss": "the algorithm's loss over the held-out pairs, the sum of all of its parts",
     "eval/pairs/margin": (

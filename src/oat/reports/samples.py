@@ -1,7 +1,7 @@
 """`oat samples`: the prompts of a run, the model's responses and the oracle's verdicts, for people to read.
 
-Steps are counted as in `metrics.jsonl`. In training, step N shows what the N-th update learned from. An
-evaluation of step N was made after N updates. The newest step comes first.
+Steps are numbered like the rows of `metrics.jsonl`. In training, N shows the answers that the step of row N
+took. The evaluation of N was made after N steps. The newest step comes first.
 
 The responses of training are read from the ledger, which has all groups and their answers. (`samples.jsonl`
 has only some groups of each step.) The responses of evaluations are read from their records. If the run has a
