@@ -147,7 +147,8 @@ def test_a_disk_that_is_full_at_any_write_of_a_save(
         save(checkpoints, 6)
         assert loaded_step(checkpoints) == 6
     figure(
-        f"{counted.calls} of {counted.calls} write calls of a save failed: the last good checkpoint is loaded"
+        f"{counted.calls} of {counted.calls} saves, each with another write call that fails: the last good "
+        "checkpoint is loaded"
     )
     assert counted.calls >= 12
 
@@ -239,7 +240,7 @@ def test_a_disk_that_is_full_at_some_writes_of_a_run(
     """The disk is full at some of a run's writes, which are of the configuration, metrics, samples,
     evaluations and checkpoints. Continued, the run ends like the unbroken run."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(3, writes, writes // 3)))
-    figure(f"{done} of {done} runs with one of {writes} writes failed end bitwise equal")
+    figure(f"{done} of {done} runs, each with a full disk at another of {writes} writes, end bitwise equal")
     assert done >= 3
 
 
@@ -251,7 +252,7 @@ def test_a_disk_that_is_full_at_any_write_of_a_run(
     """The disk is full at each write of a run after the first. The first write makes the run directory, and
     without it the run cannot begin."""
     done, writes = full_at(world, tmp_path, unbroken, lambda writes: iter(range(2, writes + 1)))
-    figure(f"{done} of {writes - 1} writes of a run failed: it ends bitwise equal")
+    figure(f"{done} of {writes - 1} runs, each with a full disk at another write, end bitwise equal")
     assert done == writes - 1 > 50
 
 

@@ -101,7 +101,7 @@ def test_a_fault_changes_nothing_of_a_run(
     assert labels(run_dir)["failed"] == 0
     assert digest_run(run_dir) == digest_run(sound)
     asked = labels(run_dir)["asked"]
-    figure(f"0 of {asked} questions lost or counted twice with {fault}")
+    figure(f"0 of {asked} questions lost or counted twice; fault of the server: {fault}")
 
 
 def outage(seconds: float, world: World, tmp_path: Path, server: FaultyServer, figure: Figure) -> None:

@@ -211,7 +211,7 @@ def test_a_checkpoint_holds_all_state(
     assert moved > 20
     total = len(walked.run[2])
     figure(f"{total:,} of {total:,} values of the state equal after a restart from a checkpoint")
-    figure(f"{moved:,} of {total:,} values of the state changed by two more steps")
+    figure(f"{moved:,} of {total:,} values of the state change in two more steps")
 
 
 def counter(patch: pytest.MonkeyPatch) -> None:

@@ -205,8 +205,8 @@ def test_killed_once(
         assert contradictions(store) == []
     is_equal = (digest_run(run_dir), waves_of(run_dir)) == (whole.digest, whole.waves)
     figure(
-        f"{int(is_equal)} of 1 runs killed during a wave equal the unbroken one bitwise, including "
-        f"the waves, {series}"
+        f"{int(is_equal)} of 1 runs killed during a wave equal the unbroken one bitwise, waves "
+        f"included (series: {series})"
     )
     assert is_equal
     assert account.cost <= LIMIT

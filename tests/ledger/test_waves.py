@@ -141,8 +141,8 @@ def test_96_questions_and_one_dollar(
         assert spent <= 1.0
         assert (account.asked >= 96 and not account.unpaid) or spent + most > 1.0
         figure(
-            f"{spent:.4f} of 1 dollar spent on {account.asked - account.unpaid} of {account.asked} "
-            f"questions, if each costs {share:g} of its highest price"
+            f"{spent:.4f} of 1 dollar spent on {account.asked - account.unpaid} of the {account.asked} "
+            f"questions recorded, if each costs {share:g} of its highest price"
         )
 
 

@@ -224,8 +224,8 @@ def test_a_reply_without_a_verdict(
             1.0,
         )
     figure(
-        f"{len(answers)} of 7 questions of the kind {kind} without a verdict "
-        f"{'are ties' if mark == 'tie' else 'abstain'}: `invalid: {invalid}`"
+        f"{len(answers)} of 7 answers without a verdict, kind {kind}, are "
+        f"{'ties' if mark == 'tie' else 'abstentions'}: `invalid: {invalid}`"
     )
 
 
