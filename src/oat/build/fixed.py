@@ -80,10 +80,11 @@ def as_begun(resolved: Resolved) -> Resolved:
 
 
 def as_stored(resolved: Resolved, stored: Resolved, file: Path, *, is_fork: bool) -> Resolved:
-    """Return the configuration with which a run is continued or forked. If it leaves a field of `CHOSEN`
-    open, the field gets the value that the run fixed when it was created.
+    """Return the configuration with which a run is continued or forked. If `resolved` leaves a field of
+    `CHOSEN` open, the field gets the value that the run fixed when it was created.
 
     Args:
+        resolved: the configuration that the user gives now.
         stored: the run's own configuration, resolved.
         file: the file of the run's directory from which `stored` was read.
         is_fork: True if `resolved` is the configuration of a fork of the run; False if the run is continued.

@@ -139,8 +139,8 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:
-    """Return texts of responses. Each text repeats one token `size` times. The tokens are those with the
-    longest texts, measured in characters, in bytes, and in characters of the escaped text."""
+    """Return texts of responses. Each text repeats one token `size` times. The tokens are those whose texts
+    have the most characters, those with the most bytes, and those with the most characters when escaped."""
     tokens: dict[str, int] = renderer.tokenizer.get_vocab()
     longest = sorted(
         (id for id in tokens.values() if id not in renderer.stop_ids),

@@ -1,15 +1,14 @@
 """The embedded engine: continuous batching with a transformers model, on the CPU or one GPU.
 
 1. Rows enter and leave while others are decoded (`decoding.py`). The paged KV cache (`paged_cache.py`) takes
-   at most `cache_gb`. Samples of a prompt that enter together share one pass over the prompt, and the
-   prompt's full pages.
+   at most `cache_gb`. Samples of a prompt that enter together share two things: one pass over the prompt,
+   and the cache's pages that the prompt fills.
 2. A token is drawn by inverting the cumulative distribution at one uniform number. The number depends only on
    the token's address (`oat.seeds`); no generator has a state.
 3. A matrix product may round differently if its shape differs. With `deterministic`, every shape depends only
-   on the request and the settings. Batches then have a fixed number of rows, at least 64. The prompts of a
-   batch are padded to one width, a power of two, and share no page. At most two threads compute. With fewer
-   rows or more threads, an elementwise kernel could cut a tensor so that the last elements of a thread's part
-   fill less than two SIMD vectors. Such elements may be rounded differently.
+   on the request and the settings. The prompts of a batch are padded to one width, a power of two, and share
+   no page. Kernels divide a tensor among threads, and the last elements of a small part may be rounded
+   differently. So batches have a fixed number of rows, at least 64, and at most two threads compute.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """

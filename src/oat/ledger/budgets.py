@@ -53,7 +53,7 @@ class Spending:
         self._warned = set[str]()
 
     def quotes(self, purpose: str, questions: Sequence[Question]) -> tuple[list[Quote], list[bool]]:
-        """Return the terms on which the ledger records these questions.
+        """Quote these questions, which the ledger is about to record, and check their prices.
 
         Returns:
             Two lists with an entry for each question: its quote, and True if the budget allows the question.

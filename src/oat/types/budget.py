@@ -106,8 +106,8 @@ class Budget:
 
 
 def in_money(cost: float) -> str:
-    """Return a cost as text, in the oracle's own currency. A cost between 0 and 1 has three significant
-    digits; any other cost has two decimals."""
+    """Return a cost as text, in the oracle's own currency. A cost between 0 and 1 has at most three
+    significant digits; any other cost has two decimals."""
     return f"{cost:,.2f}" if cost == 0 or cost >= 1 else f"{cost:.3g}"
 
 
