@@ -56,7 +56,7 @@ FEATURES = {
     109: "learning-rate schedule",
     110: "gradient accumulation equals one big batch",
     112: "4-bit weights, LoRA, gradient checkpointing: one step runs, and heads are trained",
-    113: "checkpoints: as many are kept as the setting says, with the newest; it loads with equal logits",
+    113: "checkpoints: a run keeps the newest ones, as many as are set; the last one has equal logits",
     114: "a continued run has the same loss curve",
     115: "export and offline reload: the same records, the same losses",
     116: "offline DPO and SFT: the loss falls, no actor is started",
