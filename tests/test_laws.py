@@ -30,7 +30,7 @@ MAY_IMPORT = {
         "protocols rollout rundir runtime seeds text tracking types"
     ),
     "cli": "build commands control errors files loop oracles plugins quickstart reports",
-    "collector": "explore protocols seeds types",
+    "collector": "errors explore protocols seeds types",
     "commands": (
         "build data errors evaluation files hardware learner ledger loop "
         "metrics models reports rollout rundir seeds text types"

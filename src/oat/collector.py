@@ -3,18 +3,33 @@ questions, until the step has enough questions. No other box of the loop calls t
 training.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from oat.errors import warn
 from oat.explore.base import Explorer
 from oat.protocols import Actor, Ledger, Plans, PromptSource
 from oat.seeds import Seeds
-from oat.types import Key, Plan, Prompt, Work
+from oat.types import UNASKED, IsUsable, Key, Plan, Prompt, Work
 
 MAX_ROUNDS = 100
 """Largest number of rounds that a step tries before it goes on with the questions that it has."""
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Dynamic sampling: a step asks further rounds in place of questions that teach nothing.
+
+    Attributes:
+        is_usable: see `Objective.is_usable`.
+        rounds: largest number of rounds of a step, the first one included.
+    """
+
+    is_usable: IsUsable
+    rounds: int
 
 
 class Collector:
@@ -26,8 +41,10 @@ class Collector:
         last: number of steps of the run; None: no limit. No questions are asked ahead for steps after the
             last.
         max_outstanding: largest number of questions that are asked ahead of those that are due.
+        refill: None: no dynamic sampling. With it, `max_outstanding` is 0.
 
     Attributes:
+        is_usable: that of `refill`; None without it.
         due: sum of the numbers of questions in the plans of all steps so far.
     """
 
@@ -43,6 +60,7 @@ class Collector:
         plans: Plans,
         last: int | None,
         max_outstanding: int,
+        refill: Refill | None = None,
     ):
         self.prompts = prompts
         self.actor = actor
@@ -53,7 +71,10 @@ class Collector:
         self.plans = plans
         self.last = last
         self.max_outstanding = max_outstanding
+        self.refill = refill
+        self.is_usable = refill.is_usable if refill else None
         self.due = 0
+        self._has_warned = False
 
     @property
     def state(self) -> dict[str, Any]:
@@ -61,6 +82,14 @@ class Collector:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.due = state["due"]
+
+    @property
+    def ended(self) -> str | None:
+        """The reason why no further step can be filled: a run with `refill` has used up its prompts. Without
+        `refill` the number of steps is known beforehand (`last`)."""
+        if self.refill is None or not self.prompts.is_used_up:
+            return None
+        return "all prompts are used up (prompts.epochs)"
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
         """Ask questions until the ledger has all that this step and earlier ones need, and those to be
@@ -73,6 +102,8 @@ class Collector:
         * the budget is used up: no question is asked;
         * the open questions could use up the budget: no question is asked ahead.
 
+        With `refill`, questions that teach nothing do not count; see `_ask_until_usable`.
+
         If the step's feedback is already recorded, the method asks nothing. It only takes the prompts of the
         recorded rounds again, so a replay takes the same prompts.
 
@@ -82,19 +113,72 @@ class Collector:
         """
         before = self.actor.work()
         self.due += plan.questions
-        replayed = self.ledger.has_taken(step)
-        bound = self._bound(step)
-        round = 0
-        while round < MAX_ROUNDS and (
-            self.ledger.recalls(step, round) if replayed else self.ledger.asked(step, round) < bound
-        ):
-            batch = self.prompts.take(plan.prompts)
-            if not batch:
-                break
-            if not self.ledger.recalls(step, round):
-                self._ask(step, round, batch, plan)
-            round += 1
+        if self.ledger.has_taken(step):
+            self._replay(step, plan)
+        elif self.refill is None:
+            self._ask_all(step, plan)
+        elif self._bound(step):
+            self._ask_until_usable(step, plan, self.refill)
         return _reached(self.actor.work().since(before))
+
+    def _replay(self, step: int, plan: Plan) -> None:
+        """Take the prompts of the recorded rounds of a step whose feedback is recorded."""
+        for round in count():
+            if not self.ledger.recalls(step, round):
+                break
+            self.prompts.take(plan.prompts if self.refill is None else self.ledger.num_prompts(step, round))
+
+    def _ask_all(self, step: int, plan: Plan) -> None:
+        """Ask rounds until there are as many questions as this step and earlier ones need."""
+        bound = self._bound(step)
+        for round in range(MAX_ROUNDS):
+            if self.ledger.asked(step, round) >= bound or not self._round(step, round, plan, plan.prompts):
+                break
+
+    def _ask_until_usable(self, step: int, plan: Plan, refill: Refill) -> None:
+        """Ask rounds until as many of the step's questions are usable as its plan has.
+
+        The first round has the prompts of the plan. Each further round has as many prompts as are missing, in
+        proportion, and is asked when all answers before it are recorded. So the rounds follow from recorded
+        answers of earlier rounds, and a killed and continued run makes the same ones.
+        """
+        missing = plan.questions
+        for round in range(refill.rounds):
+            if not self._round(step, round, plan, math.ceil(plan.prompts * missing / plan.questions)):
+                break
+            answered = self.ledger.answered(step, round)
+            items = [item for item in answered if item.question.oracle != UNASKED]
+            usable = sum(map(refill.is_usable, items))
+            missing = plan.questions - usable
+            if missing <= 0 or any("unpaid" in item.answer.marks for item in items):
+                break
+        else:
+            self._warn(step, plan, usable, len(items))
+
+    def _round(self, step: int, round: int, plan: Plan, prompts: int) -> bool:
+        """Take the prompts of a round and, unless the round is recorded, sample and ask it. Return False if
+        no prompt is left.
+
+        Args:
+            prompts: number of prompts of a new round.
+        """
+        is_recorded = self.ledger.recalls(step, round)
+        if is_recorded and self.refill is not None:
+            prompts = self.ledger.num_prompts(step, round)
+        batch = self.prompts.take(prompts)
+        if batch and not is_recorded:
+            self._ask(step, round, batch, plan)
+        return bool(batch)
+
+    def _warn(self, step: int, plan: Plan, usable: int, asked: int) -> None:
+        """Warn, once in a process, that a step had too few usable questions after its last round."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"step {step + 1}: {asked - usable} of {asked} questions ({1 - usable / max(1, asked):.0%}) "
+                f"teach nothing, and no further round is asked (sampling.refill_rounds); the step learns "
+                f"from {usable} instead of {plan.questions} (metrics refill/*)"
+            )
 
     def _bound(self, step: int) -> int:
         """Return the number of questions, of all steps together, that `fill` tries to have on disk:

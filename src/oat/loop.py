@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from oat.algorithms.base import Objective, prepared, step_metrics
+from oat.algorithms.base import Objective, prepared, refill_metrics, step_metrics
 from oat.control.interruption import Interruption
 from oat.control.silence import missing
 from oat.errors import AlarmError, DirectoryError, Interrupted, LedgerError, OatError, OutageError, warn
@@ -158,7 +158,11 @@ def steps(run: Run, report: Report) -> str:
     """
     row = begin(run, report)
     while True:
-        reason = run.alarms.ended or run.stop.reason(row.number, run.ledger.spent_before(row.number))
+        reason = (
+            run.alarms.ended
+            or run.stop.reason(row.number, run.ledger.spent_before(row.number))
+            or run.collector.ended
+        )
         if not row.is_closed:
             evaluate(run, row, is_last=reason is not None)
             write_row(run, row)
@@ -216,7 +220,9 @@ def fill(run: Run, row: Row) -> None:
 def take(run: Run, row: Row) -> None:
     """Take the answers that the step learns from. The ledger records the take before it returns the
     answers."""
-    row.feedback = run.ledger.take_feedback(row.step, run.plans(row.step).questions)
+    row.feedback = run.ledger.take_feedback(
+        row.step, run.plans(row.step).questions, is_usable=run.collector.is_usable
+    )
 
 
 def learn(run: Run, row: Row) -> None:
@@ -228,7 +234,9 @@ def learn(run: Run, row: Row) -> None:
             generator = run.seeds.at("prepare", objective.name, row.step)
             batch = prepared(objective, feedback, run.learner.forward, generator)
             row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
-    row.metrics.add({**missing(row.taken.items), **run.buffer.metrics(feedback)})
+    row.metrics.add({**missing(row.taken.asked), **run.buffer.metrics(feedback)})
+    if run.collector.is_usable is not None:
+        row.metrics.add(refill_metrics(row.taken, run.collector.is_usable))
 
 
 def react_to_alarms(run: Run, row: Row) -> None:

@@ -96,6 +96,10 @@ NAMES = {
     **{f"eval/sampled_{name}": f"sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/skipped": "1 if an evaluation was due and its budget did not suffice",
     "kl/coef": "coefficient of the KL to the reference in this step (algorithm.kl_target)",
+    "kl/old": (
+        "mean over trained tokens of the k3 estimate of KL(old policy || policy), nats, over the optimiser "
+        "steps that were made (algorithm.target_kl)"
+    ),
     "kl/reference": "mean over sampled tokens of the k3 estimate of KL(policy || reference), nats",
     "kto/baseline": (
         "KTO's z: mean log-ratio of responses, each after the prompt of another response, nats; 0 if this "
@@ -140,6 +144,10 @@ NAMES = {
     "optim/ensemble_learning_rate": "learning rate of the ensemble's last optimiser step",
     "optim/grad_norm": "norm of the gradient of the policy, or of the reward model, before clipping",
     "optim/learning_rate": "learning rate of the last optimiser step",
+    "optim/left_out": (
+        "optimiser steps so far that the algorithm has left out by ending an update (algorithm.target_kl); "
+        "schedules count them"
+    ),
     "optim/skipped": (
         "optimiser steps left out so far because a number was not finite (learner.on_nonfinite: skip)"
     ),
@@ -225,6 +233,9 @@ NAMES = {
     "response/length": "mean number of trained tokens in a response",
     "response/tokens": "number of trained tokens in all responses of the step",
     "response/truncated_frac": "share of responses cut by the length limit",
+    "refill/rounds": "rounds of questions that the step asked (sampling.refill_rounds)",
+    "refill/thrown_away": "questions that the step asked and does not learn from",
+    "refill/unusable_frac": "share of the step's questions that teach the algorithm nothing",
     "reward/mean": (
         "mean over the candidates that have a score; in a comparison made from scores, a score counts even "
         "if the other response has none"
@@ -276,7 +287,7 @@ _UNITS = {
         "eval/gold_agreement",
         "roofline/*",
     ),
-    "nats a token": ("kl/reference", "loss/sft", "policy/entropy", "*/reference_gap"),
+    "nats a token": ("kl/reference", "kl/old", "loss/sft", "policy/entropy", "*/reference_gap"),
     "nats": ("logps/*", "kto/baseline", "eval/kl"),
     "ratio": ("policy/ratio_*",),
     "steps": ("buffer/age",),
@@ -285,6 +296,7 @@ _UNITS = {
         "alarms/raised",
         "answers/expired",
         "ensemble/pairs",
+        "optim/left_out",
         "optim/skipped",
         "optim/steps",
         "oracle/reasked",
@@ -294,6 +306,8 @@ _UNITS = {
         "oracle/outages",
         "oracle/retries",
         "reference/updates",
+        "refill/rounds",
+        "refill/thrown_away",
         "rows/trained",
         "sft/duplicates",
         "kto/baseline_rows",

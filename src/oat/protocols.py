@@ -8,7 +8,21 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective
-from oat.types import Batch, Feedback, Group, Plan, Price, Prompt, Question, Sampling, Spent, Trajectory, Work
+from oat.types import (
+    Batch,
+    Feedback,
+    Group,
+    IsUsable,
+    Item,
+    Plan,
+    Price,
+    Prompt,
+    Question,
+    Sampling,
+    Spent,
+    Trajectory,
+    Work,
+)
 from oat.types.budget import Budget
 
 
@@ -27,6 +41,10 @@ class PromptSource(Protocol):
 
     def take(self, n: int) -> list[Prompt]:
         """Return the next n prompts of the run. If fewer than n are left, return these."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """True if no prompt is left."""
 
 
 class Actor(Protocol):
@@ -56,11 +74,22 @@ class Actor(Protocol):
 
 
 class Collector(Protocol):
-    """The box that fills the ledger with the questions of training."""
+    """The box that fills the ledger with the questions of training.
+
+    Attributes:
+        is_usable: with dynamic sampling, the function that decides which questions a step learns from; None
+            without it.
+    """
+
+    is_usable: IsUsable | None
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
         """Ask the questions that the ledger lacks for this step and earlier ones, or fewer if the prompts or
         the budget are used up. Return metrics of sampling."""
+
+    @property
+    def ended(self) -> str | None:
+        """The reason why no further step can be filled; None if there is none."""
 
 
 class Ledger(Protocol):
@@ -93,12 +122,23 @@ class Ledger(Protocol):
     ) -> None:
         """Record a round, then submit its questions."""
 
-    def take_feedback(self, step: int, count: int, *, purpose: str = "train") -> Feedback:
+    def take_feedback(
+        self, step: int, count: int, *, purpose: str = "train", is_usable: IsUsable | None = None
+    ) -> Feedback:
         """Record the feedback of a step, and then return it.
 
         Args:
             count: number of questions that the step learns from.
+            is_usable: with dynamic sampling, the step learns from the first `count` usable questions that it
+                has asked, and throws the others away. None: no question is thrown away.
         """
+
+    def answered(self, step: int, round: int) -> list[Item]:
+        """Wait until all questions that a step has asked are answered or have failed. Return those of its
+        rounds up to this one, in the order in which they were asked. Nothing is recorded as taken."""
+
+    def num_prompts(self, step: int, round: int) -> int:
+        """Return the number of prompts in a recorded round of training."""
 
     def give_up(self, step: int, purpose: str) -> None:
         """Close a step or an evaluation that failed. Record that it took no answers. The ledger waits no

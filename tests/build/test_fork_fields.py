@@ -41,6 +41,8 @@ FORKED: dict[str, Any] = {
     "algorithm.kl_horizon": 500,
     "algorithm.epochs": 2,
     "algorithm.minibatches": 2,
+    "algorithm.target_kl": 0.1,
+    "sampling.refill_rounds": 2,
     "algorithm.std_eps": 0.1,
     "algorithm.reduction": "token",
     "evaluation.path": "WORLD/train.jsonl",
@@ -86,6 +88,7 @@ FORKED: dict[str, Any] = {
 BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
     "algorithm.kl_horizon": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.01},
+    "algorithm.target_kl": {"algorithm.epochs": 2},
     "evaluation.split": {"evaluation.path": "DATASET"},
     "evaluation.success": {"evaluation.pass_at": [1]},
     "evaluation.majority_at": {"evaluation.answers": "last_number"},

@@ -278,10 +278,9 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
     seen: set[str] = set()
     variants = {
         "grpo": {
-            "algorithm.kl_coef": 0.1,
-            "algorithm.kl_target": 0.1,
-            "learner.sync_every": 2,
-            "stop.max_steps": 2,
+            **{"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.1, "algorithm.epochs": 2},
+            **{"algorithm.target_kl": 1e-9, "learner.learning_rate": 0.1, "learner.sync_every": 2},
+            **{"sampling.refill_rounds": 1, "stop.max_steps": 2},
         },
         "dpo": {"oracle.labels": "bernoulli", "stop.max_steps": 2, "checkpoint.every": 1},
     }

@@ -1,5 +1,7 @@
 """Oracles of the protocol tests: functions of the text."""
 
+from oat.types import Answer, Price
+
 
 def coarse(prompts, completions, **columns):
     """Score 0 or 1, so that many pairs tie."""
@@ -9,3 +11,32 @@ def coarse(prompts, completions, **columns):
 def graded(prompts, completions, **columns):
     """Score on many levels, and give no score to a response that ends in a plus."""
     return [None if text.endswith("+") else (sum(map(ord, text)) % 11) / 5 - 1 for text in completions]
+
+
+def flat(prompts, completions, **columns):
+    """Score every response the same, so that no group teaches anything."""
+    return [1.0] * len(completions)
+
+
+class Dear:
+    """Score as `coarse` does. A response may cost 1.0 and costs 0.5."""
+
+    answers = "score"
+    durable = False
+
+    def __init__(self):
+        self.asked = {}
+
+    def price(self, question):
+        return Price(question.size, 0, float(question.size))
+
+    def submit(self, questions):
+        self.asked.update({str(question.key): question for question in questions})
+        return [str(question.key) for question in questions]
+
+    def collect(self, tickets, seconds):
+        return [(ticket, self.answer(self.asked.pop(ticket))) for ticket in tickets]
+
+    def answer(self, question):
+        values = tuple(coarse([], question.candidates))
+        return Answer(question.key, values, ("ok",) * len(values), len(values), 0.5 * len(values))

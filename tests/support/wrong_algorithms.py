@@ -44,6 +44,19 @@ class LearnedColumn(Broken):
         )
 
 
+class HalfUsable(GRPO):
+    def is_usable(self, item: Any) -> Any:
+        return float(super().is_usable(item))
+
+
+class UsedUp(GRPO):
+    """An algorithm that changes the items that it judges."""
+
+    def is_usable(self, item: Any) -> bool:
+        item.group.trajectories[0].segments[-1].ids[:] = 0
+        return True
+
+
 class LeftOut(Broken):
     def spoilt(self, batch: Batch) -> Batch:
         return replace(batch, unit_of_N=2 * batch.unit_of_N)

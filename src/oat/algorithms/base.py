@@ -18,7 +18,7 @@ import torch
 
 from oat.errors import ContractError, shown
 from oat.functional.segments import segment_mean, segment_sum
-from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
+from oat.types import UNASKED, Batch, Feedback, IsUsable, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Check, Derived, RunFacts
 
 Outputs = Mapping[str, Mapping[str, torch.Tensor]]
@@ -158,6 +158,15 @@ class Objective(Protocol):
         `step_metrics`, the batch's value is reported.
         """
 
+    def is_usable(self, item: Item) -> bool:
+        """Return True if this answered question teaches the algorithm something. With
+        `sampling.refill_rounds`, a step asks further questions in place of those that do not.
+
+        The result depends only on the item and the configuration. By default, an item is usable if at least
+        one of its values is there: a score, or the label of a comparison.
+        """
+        return item.label is not None or (item.question.kind == "score" and "ok" in item.answer.marks)
+
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         """Return the parts of the loss, by metric name. A user's own objective names its parts under `user/`.
         The learner reduces each part, multiplies it by its coefficient, and adds up the parts."""
@@ -166,6 +175,16 @@ class Objective(Protocol):
         """Return values to report, by metric name, each with its reduction over an optimiser step: "K", "N"
         or "U" for the mean over this axis, "max" or "min"."""
         return {}
+
+    def ends_passes(self, values: Mapping[str, float]) -> bool:
+        """Return True if the update ends before an optimiser step, which is then left out with all that were
+        to follow it.
+
+        Args:
+            values: the losses and metrics of the whole mini-batch of this optimiser step, under the weights
+                before it.
+        """
+        return False
 
     def why_no_rows(self, rows: Sequence[Mapping[str, float]]) -> str | None:
         """Return the likely reason why no optimiser step was made; None if the algorithm's metrics do not
@@ -194,15 +213,28 @@ def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
 
 def step_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the metrics that do not depend on the algorithm. They describe the answers, responses and scores
-    of the step's own questions. Questions of earlier steps (the replay buffer) do not count. `oracle/queries`
-    and `oracle/cost` are totals over all steps so far."""
+    of the step's own questions, also of those that were thrown away. Questions of earlier steps (the
+    replay buffer) do not count. `oracle/queries` and `oracle/cost` are totals over all steps so far."""
     return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
+
+
+def refill_metrics(feedback: Feedback, is_usable: IsUsable) -> dict[str, float]:
+    """Return the metrics of a step with dynamic sampling: its number of rounds, the share of its questions
+    that are not usable, and the number of questions that it throws away. Questions that were asked of no
+    oracle do not count."""
+    asked = [item for item in feedback.asked if item.question.oracle != UNASKED]
+    unusable = sum(not is_usable(item) for item in asked)
+    return {
+        "refill/rounds": float(1 + max((item.question.key.round for item in feedback.asked), default=-1)),
+        "refill/unusable_frac": unusable / max(1, len(asked)),
+        "refill/thrown_away": float(len(feedback.thrown_away)),
+    }
 
 
 def answer_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the metrics `answers/*` of the step, and the totals `oracle/queries` and `oracle/cost` over all
     steps so far."""
-    marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.items]
+    marks = [{"tie"} if is_even(item) else set(item.answer.marks) for item in feedback.asked]
     share = {
         mark: sum(mark in m for m in marks) / max(1, len(marks))
         for mark in ("tie", "abstain", "failed", "unpaid")
@@ -228,7 +260,7 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the metrics `response/*` of the step's responses, and `lag/versions`. The lag of a token is the
     number of versions between the weights that sampled it and the policy. `lag/versions` is the mean lag of
     the tokens from the slot `sampler`."""
-    trajectories = [trajectory for item in feedback.items for trajectory in item.group.trajectories]
+    trajectories = [trajectory for item in feedback.asked for trajectory in item.group.trajectories]
     if not trajectories:
         return {}
     lengths = [int(trajectory.trained.sum()) for trajectory in trajectories]
@@ -248,7 +280,7 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the `reward_metrics` of the step's scores. They include the scores that came with answers about
     pairs. Of such a pair, one response may lack a score."""
     scores: list[list[float]] = []
-    for item in feedback.items:
+    for item in feedback.asked:
         if item.question.kind == "score":
             scores.append(
                 [

@@ -181,6 +181,9 @@ class Direct(Objective):
     def __init__(self, config: PairConfig):
         self.config = config
 
+    def is_usable(self, item: Item) -> bool:
+        return teaches(item, self.config.halved)
+
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
@@ -407,14 +410,9 @@ def pair_batch(
     """
     items, first = feedback.learned, len(feedback.older)
     pairs = [winner_first(item) for item in items]
-    empty = [not all(row.trained.any() for row in pair) for pair in pairs]
-    is_halved = [
-        not lacking and _counts_half(item, halved) for item, lacking in zip(items, empty, strict=True)
-    ]
-    is_learned = [
-        half or (item.label is not None and not lacking)
-        for item, lacking, half in zip(items, empty, is_halved, strict=True)
-    ]
+    empty = [_is_empty(item) for item in items]
+    is_halved = [_counts_half(item, halved) for item in items]
+    is_learned = [teaches(item, halved) for item in items]
     kept = [number for number, learned in enumerate(is_learned) if learned or keep_ties]
     rows = tuple(row for number in kept for row in pairs[number])
     metrics = {"rows/trained": float(len(rows))}
@@ -429,11 +427,26 @@ def pair_batch(
     return Batch(rows, units, units, columns, epochs=epochs, minibatches=minibatches, metrics=metrics)
 
 
+def teaches(item: Item, halved: Collection[Mark] = ()) -> bool:
+    """Return True if a loss of pairs learns from this pair: it has a winner or is halved, and both responses
+    have a trained token.
+
+    Args:
+        halved: as in `pair_batch`.
+    """
+    return _counts_half(item, halved) or (item.label is not None and not _is_empty(item))
+
+
+def _is_empty(item: Item) -> bool:
+    return not all(row.trained.any() for row in winner_first(item))
+
+
 def _counts_half(item: Item, halved: Collection[Mark]) -> bool:
     mark = "tie" if is_even(item) else item.answer.marks[0]
+    if item.label is not None or mark not in halved or item.question.oracle == UNASKED or _is_empty(item):
+        return False
     first, second = winner_first(item)
-    is_same = first.text == second.text and np.array_equal(first.ids, second.ids)
-    return item.label is None and mark in halved and item.question.oracle != UNASKED and not is_same
+    return not (first.text == second.text and np.array_equal(first.ids, second.ids))
 
 
 def winner_first(item: Item) -> tuple[Trajectory, Trajectory]:

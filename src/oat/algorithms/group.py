@@ -38,7 +38,7 @@ from oat.errors import ConfigError
 from oat.functional.advantages import group_advantages
 from oat.functional.kl import adapted_coef, kl_k3
 from oat.functional.policy import clipped_policy_loss, log_ratio
-from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Derived, RunFacts
 
 
@@ -67,6 +67,9 @@ class GroupConfig:
     """Passes over a step's samples."""
     minibatches: int = 1
     """Optimiser steps per pass."""
+    target_kl: float | None = None
+    """Largest KL(old policy || policy), nats per token. An update ends before the optimiser step whose
+    mini-batch is above it. None: an update makes all of its optimiser steps."""
 
     def __post_init__(self) -> None:
         if self.samples < 2:
@@ -78,6 +81,19 @@ class GroupConfig:
         for name in ("clip_high", "kl_coef"):
             _check_finite(name, getattr(self, name))
         self._check_control()
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        """Check the setting that ends passes early."""
+        if self.target_kl is None:
+            return
+        if not 0 < self.target_kl < math.inf:
+            raise ConfigError(f"algorithm.target_kl is {self.target_kl}; it must be positive, and finite")
+        if self.epochs * self.minibatches == 1:
+            raise ConfigError(
+                "algorithm.target_kl is set, and an update is one optimiser step, at which the KL is 0; set "
+                "algorithm.epochs or minibatches above 1, or remove it"
+            )
 
     def _check_control(self) -> None:
         """Check the settings that adapt the weight of the KL."""
@@ -156,6 +172,12 @@ class GroupPolicyGradient(Objective):
         """Make a part of the loss from terms, (K,), with the algorithm's reduction."""
         raise NotImplementedError
 
+    def is_usable(self, item: Item) -> bool:
+        """Return True if one of the advantages within the item's group is not 0."""
+        _, group_of_N, rewards_N, valid_N = scored_rows(Feedback(0, (item,), queries=0))
+        advantages_N = self.advantages(rewards_N, group_of_N, 1, valid_N)
+        return bool((advantages_N[valid_N] != 0).any())
+
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
@@ -211,9 +233,14 @@ class GroupPolicyGradient(Objective):
             "policy/ratio_max": (ratio_K, "max"),
             "policy/ratio_min": (ratio_K, "min"),
         }
+        if self.config.target_kl is not None:
+            values["kl/old"] = (kl_k3(view["old_logps_K"], policy["sampled"]), "K")
         if self.config.kl_coef:
             values["kl/reference"] = (kl_k3(policy["raw"], view["reference_logps_K"]), "K")
         return values
+
+    def ends_passes(self, values: Mapping[str, float]) -> bool:
+        return self.config.target_kl is not None and values["kl/old"] > self.config.target_kl
 
     @property
     def state(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
-from oat.algorithms.direct import pair_batch
+from oat.algorithms.direct import pair_batch, teaches
 from oat.errors import ConfigError
 from oat.functional import rewards
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
@@ -86,6 +86,10 @@ class RewardModelling(Objective):
             run.measures_pairs and config.held_out,
             "algorithm.held_out would leave a share of them out; remove one",
         )
+
+    def is_usable(self, item: Item) -> bool:
+        """Return True if the pair can be learned. Held-out pairs, which are measured, count too."""
+        return teaches(item)
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)

@@ -31,7 +31,7 @@ import torch
 from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.algorithms.group import scored_rows
 from oat.errors import ConfigError
-from oat.types import Batch, Feedback, Loss, Plan, Requires, Trajectory
+from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Check, RunFacts
 
 
@@ -93,14 +93,17 @@ class SFT(Objective):
             "remove one of them",
         )
 
+    def is_usable(self, item: Item) -> bool:
+        """Return True if one of the responses reaches the threshold."""
+        _, _, rewards_N, valid_N = scored_rows(Feedback(0, (item,), queries=0))
+        return bool(self._accepted(rewards_N, valid_N).any())
+
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
-        threshold = self.config.threshold
-        # a missing score is NaN, and NaN >= threshold is False
-        accepted_N = torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold
+        accepted_N = self._accepted(rewards_N, valid_N)
         accepted = accepted_N.nonzero().flatten().tolist()
         kept = self._unlearned(rows, first_of_equals(rows, accepted))
         is_new_N = group_of_N >= len(feedback.older)
@@ -144,6 +147,11 @@ class SFT(Objective):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.learned = dict.fromkeys(state["learned"].tolist()) if "learned" in state else {}
+
+    def _accepted(self, rewards_N: torch.Tensor, valid_N: torch.Tensor) -> torch.Tensor:
+        threshold = self.config.threshold
+        # a missing score is NaN, and NaN >= threshold is False
+        return torch.ones_like(valid_N) if threshold is None else rewards_N >= threshold
 
     def _unlearned(self, rows: Sequence[Trajectory], numbers: Sequence[int]) -> list[int]:
         """Return those of `numbers` (indices into `rows`) whose rows no step has learned before, and count

@@ -94,17 +94,19 @@ def lines_of_costs(
 
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
-    """Warn if the budget of training is smaller than the highest cost of a step. Refuse the run if it is
-    smaller than the highest cost of one question.
+    """Refuse the run if the budget of training is smaller than the highest cost of one question or, with
+    `sampling.refill_rounds`, of one step in all of its rounds. Otherwise warn if the budget is smaller than
+    the highest cost of a step.
 
     Args:
         one: the highest cost of a question, as `dearest_question` returns it.
         is_begun: True if the run has begun. Then every case gives only a warning.
 
     Raises:
-        ConfigError: the budget is smaller than the highest cost of one question, and the run has not begun.
+        ConfigError: the budget is too small, and the run has not begun.
     """
-    budget, questions = resolved.budgets["train"], resolved.plan.questions
+    budget, rounds = resolved.budgets["train"], 1 + resolved.config.sampling.refill_rounds
+    questions = resolved.plan.questions * rounds
     alone = {
         "queries": Budget(queries=budget.queries),
         "tokens": Budget(tokens=budget.tokens),
@@ -116,26 +118,32 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
         field = f"stop.max_{unit}"
         if each.allows(_times(one, questions)):
             continue
-        if each.allows(one):
+        if each.allows(one) and rounds == 1:
             waves = ", so its questions are asked in waves (docs/ledger.md)" if budget.is_known_late else ""
             warn(
                 f"{field} is {limit:g}, and a step of {questions} questions can cost "
                 f"{questions * most:,.6g}{waves}"
             )
             continue
-        what = (
-            f"{field} is {limit:g}, and one question can cost {most:,.6g} ({resolved.config.oracle.name} "
-            f"{_in_words(one)}), so that it might not be asked"
-        )
-        if is_begun:
-            warn(what)
-            continue
         place = where(("stop", f"max_{unit}"), resolved.origins)
-        options = "the oracle's options (of a judge `tries` and `orders`)"
-        raise ConfigError(
-            f"{place}: {what}; raise it, or lower what a question can cost: sampling.max_new_tokens, or "
-            f"{options}"
-        )
+        if each.allows(one):
+            what = (
+                f"{field} is {limit:g}, and one step can cost {questions * most:,.6g}, with {questions} "
+                f"questions in {rounds} rounds"
+            )
+            remedy = "raise it, or lower sampling.refill_rounds"
+        else:
+            what = (
+                f"{field} is {limit:g}, and one question can cost {most:,.6g} ({resolved.config.oracle.name} "
+                f"{_in_words(one)}), so that it might not be asked"
+            )
+            remedy = (
+                "raise it, or lower what a question can cost: sampling.max_new_tokens, or the oracle's "
+                "options (of a judge `tries` and `orders`)"
+            )
+        if not is_begun:
+            raise ConfigError(f"{place}: {what}; {remedy}")
+        warn(what)
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:

@@ -23,7 +23,7 @@ from oat.build.models import check_reference, device_notes, load_models, slot_dt
 from oat.build.resolve import make_objective
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, recorded_actor
-from oat.collector import Collector
+from oat.collector import Collector, Refill
 from oat.config.load import dump
 from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
@@ -218,6 +218,7 @@ def _asking(
         plans=plans,
         last=stop.last,
         max_outstanding=config.oracle.max_outstanding,
+        refill=_refill(resolved),
     )
     pairs = held_out_pairs(resolved, run_inputs, computing.learner, seeds)
     evaluation = make_evaluation(
@@ -252,6 +253,11 @@ def _ledger(
         check_interrupt=home.interruption.check_interrupt,
         release=run_inputs.close,
     )
+
+
+def _refill(resolved: Resolved) -> Refill | None:
+    further = resolved.config.sampling.refill_rounds
+    return Refill(resolved.objective.is_usable, 1 + further) if further else None
 
 
 def _plans(objective: Objective, explorer: Explorer) -> Plans:

@@ -158,6 +158,9 @@ class SamplingConfig:
     overflow: Literal["refuse", "cut"] = "refuse"
     """Treatment of a prompt after which the model's context has fewer than max_new_tokens tokens left.
     `refuse`: an error before the run starts. `cut`: the response ends at the end of the context."""
+    refill_rounds: Whole = 0
+    """Largest number of further rounds in which a step of training asks questions in place of those that
+    teach the algorithm nothing, such as groups with equal rewards (dynamic sampling). 0: none are asked."""
     environment: str | None = None
     """Environment that answers the model within an episode, as `file.py:Class`. None: an episode is one
     response."""

@@ -138,6 +138,12 @@ class Prompts:
         self._taken += len(taken)
         return taken
 
+    @property
+    def is_used_up(self) -> bool:
+        """True if the epochs are over: `take` returns no prompt."""
+        rank, count = self._shard
+        return self._end is not None and rank + self._taken * count >= self._end
+
     def all(self) -> list[Prompt]:
         """Return every prompt in stored order, one source after another. The occurrence of a prompt is its
         index in this list. What `take` returns next stays the same."""

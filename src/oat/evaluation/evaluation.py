@@ -454,11 +454,11 @@ class Evaluation:
 def learned_from(feedback: Feedback) -> list[Mode]:
     """Return a list of one `Mode`, "online", with the responses that a step's questions were about. Each
     group is cut to the size of the smallest group. The list is empty if the step took no feedback."""
-    responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.items]
+    responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.asked]
     size = min(map(len, responses), default=0)
     groups = [
         Group(replace(item.group.prompt, occurrence=place), tuple(own[:size]))
-        for place, (item, own) in enumerate(zip(feedback.items, responses, strict=True))
+        for place, (item, own) in enumerate(zip(feedback.asked, responses, strict=True))
     ]
     return [Mode("online", size, None, groups)] if size else []
 

@@ -89,6 +89,7 @@ class Learner:
         )
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
+        self.left_out = dict.fromkeys(optimisers, 0)
         self.skipped = self.skipped_in_row = 0
         self.trained: dict[str, Trained] = {}
         for model in self.models.values():
@@ -131,22 +132,25 @@ class Learner:
         generator = self.seeds.at("shuffle", objective.name, self.updates)
         self.updates += 1
         most = self.max_updates if _main(objective.wants) in objective.wants else None
-        reports = []
+        reports: list[dict[str, float]] = []
         if batch.size:
             with self.stopwatch:
-                reports = [
-                    self._step(objective, select_rows(batch, rows))
-                    for rows in islice(_shares(batch, generator), most)
-                ]
+                shares = [*islice(_shares(batch, generator), most)]
+                for number, rows in enumerate(shares):
+                    values = self._step(objective, select_rows(batch, rows))
+                    if values is None:
+                        self._end_passes(objective, len(shares) - number)
+                        break
+                    reports.append(values)
         reached = self.stopwatch.end()
         moved = {}
         if self.following is not None and "policy" in objective.wants:
             self.following.step(self.models["policy"], self.models["reference"])
             moved = {"reference/updates": float(self.following.updates)}
-        counts = {
-            "optim/steps": float(self.steps.get(_main(self.steps), 0)),
-            "optim/skipped": float(self.skipped),
-        }
+        main = _main(self.steps)
+        counts = {"optim/steps": float(self.steps.get(main, 0)), "optim/skipped": float(self.skipped)}
+        if self.left_out.get(main):
+            counts["optim/left_out"] = float(self.left_out[main])
         share = {} if reached is None else {"roofline/update": reached}
         return {**batch.metrics, **_joined(reports), **counts, **share, **moved}
 
@@ -172,7 +176,14 @@ class Learner:
         """Return the names of those weights of a model that learning changes."""
         return list(self.models[model].trainable())
 
-    def _step(self, objective: Objective, step: Batch) -> dict[str, float]:
+    def _end_passes(self, objective: Objective, count: int) -> None:
+        """Count optimiser steps that an objective has left out, so that schedules skip them too."""
+        for name in objective.wants:
+            self.left_out[name] += count
+
+    def _step(self, objective: Objective, step: Batch) -> dict[str, float] | None:
+        """Make an optimiser step, and return its metrics. Return None, and change nothing, if the objective
+        ends its passes before this step."""
         trained = {name: self.trained[name] for name in objective.wants}
         learning_rates = self._schedule(trained)
         for part in trained.values():
@@ -194,6 +205,9 @@ class Learner:
         nonfinite += nonfinite_results(values, norms)
         if nonfinite:
             return self._leave_out(objective, step, nonfinite)
+        if objective.ends_passes(values):
+            self._forget_gradients(objective)
+            return None
         self.skipped_in_row = 0
         for name, part in trained.items():
             part.optimiser.step()
@@ -246,7 +260,7 @@ class Learner:
     def _schedule(self, trained: Mapping[str, Trained]) -> dict[str, float]:
         rates = {}
         for name, part in trained.items():
-            rates[name] = part.settings.rate(self.steps[name])
+            rates[name] = part.settings.rate(self.steps[name] + self.left_out[name])
             for group in part.optimiser.param_groups:
                 group["lr"] = rates[name]
         return rates
@@ -262,8 +276,7 @@ class Learner:
         Returns:
             An empty dict, since the step has no metrics.
         """
-        for name in objective.wants:
-            self.trained[name].optimiser.zero_grad(set_to_none=True)
+        self._forget_gradients(objective)
         what = (
             f"update {self.updates} of {objective.name}: {'; '.join(nonfinite[:5])}; no weight was moved by "
             "it"
@@ -283,6 +296,10 @@ class Learner:
         warn(f"{what}, and it is left out (learner.on_nonfinite: skip)")
         return {}
 
+    def _forget_gradients(self, objective: Objective) -> None:
+        for name in objective.wants:
+            self.trained[name].optimiser.zero_grad(set_to_none=True)
+
     @cached_property
     def frozen(self) -> dict[str, int]:
         """For each model, a checksum of the weights that learning never changes."""
@@ -300,6 +317,8 @@ class Learner:
         "model/moments/key/name", counters, and checksums of frozen weights."""
         state: dict[str, Any] = {"updates": self.updates, "steps": dict(self.steps), "frozen": self.frozen}
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
+        if any(self.left_out.values()):
+            state["left_out"] = dict(self.left_out)
         if self.following is not None:
             state["following"] = self.following.state
         for model in self._moving:
@@ -337,6 +356,7 @@ class Learner:
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]
+        self.left_out = {**dict.fromkeys(self.steps, 0), **state.get("left_out", {})}
         if self.following is not None:
             self.following.load_state(state["following"])
         for model in self._moving:

@@ -41,7 +41,7 @@ from oat.ledger.waves import Waves
 from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.seeds import Seeds
-from oat.types import UNASKED, Answer, Feedback, Group, Item, Price, Question, Spent
+from oat.types import UNASKED, Answer, Feedback, Group, IsUsable, Item, Price, Question, Spent
 from oat.types.budget import Budget
 
 _Found = tuple[Intent, Answer, int | None]
@@ -175,7 +175,32 @@ class Ledger:
             self.rounds.add((purpose, step, round), groups, recorded)
             self.outstanding.submit([intent for intent in asked if intent.is_sent])
 
-    def take_feedback(self, step: int, count: int, purpose: str = "train") -> Feedback:
+    def answered(self, step: int, round: int) -> list[Item]:
+        """Wait until every question that a step of training has asked is answered or has failed. Return those
+        of its rounds 0 to `round`, in the order in which they were asked. Nothing is recorded as taken.
+
+        Raises:
+            OracleError: an oracle raises, or gives an answer that breaks the contract.
+            LedgerError: the file cannot be written, or its content is damaged.
+        """
+        self._settle("train", step, -1, step, math.inf)
+        with self.store.lock:
+            ids = self.store.takeable_ids("train", step, -1, step)
+            intents = [self.rounds.intent(id) for id in ids]
+            found = self.store.answers([each for each in intents if each.question.key.round <= round])
+            return [self.rounds.item(*each) for each in found]
+
+    def num_prompts(self, step: int, round: int) -> int:
+        """Return the number of prompts in a recorded round of training.
+
+        Raises:
+            LedgerError: the round's trajectories were dropped, or are damaged.
+        """
+        return self.rounds.num_groups(("train", step, round))
+
+    def take_feedback(
+        self, step: int, count: int, purpose: str = "train", *, is_usable: IsUsable | None = None
+    ) -> Feedback:
         """Return the feedback of a step. If the ledger has recorded what the step takes, the feedback is read
         from this record.
 
@@ -190,28 +215,41 @@ class Ledger:
           old are answered, and at most `max_wait_s`. An evaluation still waits for all of its questions.
         * The step then takes the next `count` answered questions, in the order in which they were asked. If
           fewer are answered, it takes all of them. Unpaid questions count as answered.
+        * If `is_usable` is given, the call waits for all questions that the step has asked. The step learns
+          from the first `count` of them that are usable, and from those that were asked of no oracle. The
+          others are taken too, but thrown away.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract.
             LedgerError: the file cannot be written, or its content is damaged.
         """
         if not self.has_taken(step, purpose):
+            wanted = count if is_usable is None else -1
             oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
-            self._settle(purpose, step, count, oldest, self.max_wait_s if purpose == "train" else math.inf)
+            self._settle(purpose, step, wanted, oldest, self.max_wait_s if purpose == "train" else math.inf)
             with self.store.lock, self.store:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
-                ids = self.store.takeable_ids(purpose, step, count, oldest)
-                found = self._found(ids)
+                found = self._found(self.store.takeable_ids(purpose, step, wanted, oldest))
                 unpaid = [intent for intent, answer, _ in found if "unpaid" in answer.marks]
-                self.store.add_take(purpose, step, ids, expired, self.spending.refused(unpaid))
+                kept = found if is_usable is None else self._usable(found, count, is_usable)
+                ids = {intent.id: None for intent, *_ in kept}
+                left = [intent.id for intent, *_ in found if intent.id not in ids]
+                self.store.add_take(
+                    purpose, step, list(ids), [*expired, *left], self.spending.refused(unpaid)
+                )
                 self._close(found, step, expired)
         else:
-            found = self.store.answers(self.store.taken(purpose, step))
-        items = tuple(self.rounds.item(*each) for each in found)
-        warn_of_silence(self.warned, purpose, step, items)
+            kept = self.store.answers(self.store.taken(purpose, step))
+        items = tuple(self.rounds.item(*each) for each in kept)
+        thrown_away: tuple[Item, ...] = ()
+        if is_usable is not None:
+            others = self.store.answers(self.store.thrown_away(step))
+            thrown_away = tuple(self.rounds.item(*each) for each in others)
+        warn_of_silence(self.warned, purpose, step, items + thrown_away)
         self._forget()
         price = self.store.take_price(purpose, step)
-        return Feedback(step, items, price.queries, self.store.num_expired(purpose, step), cost=price.cost)
+        expired_count = 0 if is_usable is not None else self.store.num_expired(purpose, step)
+        return Feedback(step, items, price.queries, expired_count, cost=price.cost, thrown_away=thrown_away)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
         """Return how often versions of oracles had changed before the takes that a row of metrics describes.
@@ -344,6 +382,16 @@ class Ledger:
         """Return answered questions, each with its answer and its label (the index of a comparison's winner).
         Drop the questions from memory."""
         return self.store.answers([self.rounds.close(id) for id in ids])
+
+    def _usable(self, found: Sequence[_Found], count: int, is_usable: IsUsable) -> list[_Found]:
+        """Return the first `count` usable questions, and those that were asked of no oracle, in order."""
+        kept = []
+        for each in found:
+            is_unasked = each[0].question.oracle == UNASKED
+            if is_unasked or (count > 0 and is_usable(self.rounds.item(*each))):
+                kept.append(each)
+                count -= not is_unasked
+        return kept
 
     def _close(self, found: Sequence[_Found], step: int, expired: Sequence[int] = ()) -> None:
         """Store in the cache the answers that a step took. After this, the step's questions and the expired

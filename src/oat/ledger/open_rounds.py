@@ -55,10 +55,20 @@ class OpenRounds:
         Raises:
             LedgerError: the group's trajectories were dropped, or are damaged.
         """
-        place = place_of(intent)
+        return self._of_round(place_of(intent))[intent.member]
+
+    def num_groups(self, place: Place) -> int:
+        """Return the number of groups of a round.
+
+        Raises:
+            LedgerError: the round's trajectories were dropped, or are damaged.
+        """
+        return len(self._of_round(place))
+
+    def _of_round(self, place: Place) -> list[Group]:
         if place not in self.groups:
             self.groups[place] = self.store.groups(*place)
-        return self.groups[place][intent.member]
+        return self.groups[place]
 
     def item(self, intent: Intent, answer: Answer, label: int | None) -> Item:
         """Return what a step learns from: an answered question with its group, answer and label."""

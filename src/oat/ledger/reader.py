@@ -195,6 +195,16 @@ class Reader(Connection):
             order="t.position",
         )
 
+    def thrown_away(self, step: int) -> list[Intent]:
+        """Return the questions that a step of training took but does not learn from, in the order in which
+        they were asked."""
+        return self._questions(
+            "JOIN taken t ON t.question = q.id",
+            "t.purpose = 'train' AND t.step = ? AND t.position < 0",
+            (step,),
+            order="t.position DESC",
+        )
+
     def num_taken(self, purpose: str, step: int) -> int:
         """Return the number of questions that a step trains on."""
         sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position >= 0"

@@ -182,8 +182,8 @@ class Store(Reader):
 
         Args:
             ids: the answered questions that the step trains on, in this order.
-            expired: the answered questions that it does not train on, because they are too old or the step
-                failed.
+            expired: the answered questions that it does not train on: they are too old, the step failed, or
+                dynamic sampling threw them away.
             refused: the price of the cheapest question that was not paid; None if all were paid.
         """
         positions = [*enumerate(ids), *((-1 - place, id) for place, id in enumerate(expired))]

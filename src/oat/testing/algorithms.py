@@ -71,6 +71,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     mixed = check.feedback(1, "some")
     hopeless = check.feedback(1, "none")
     for feedback in (usual, mixed, hopeless):
+        check.usable(feedback)
         batch = check.prepared(feedback)
         if batch.size:
             check.losses(batch)
@@ -220,6 +221,21 @@ class _Check(Part):
         fault = fault_of(batch)
         self.require(fault is None, fault or "")
         check_names(self, "prepare reports", batch.metrics)
+
+    def usable(self, feedback: Feedback) -> None:
+        """Check that `is_usable` returns a bool for each item, the same in two calls, and that it does not
+        change the item."""
+        for item in feedback.items:
+            before = wire.encode(item)
+            one, two = (self.call("is_usable", self.fresh().is_usable, item) for _ in range(2))
+            self.require(
+                isinstance(one, bool) and one == two,
+                f"is_usable returned {one!r} and then {two!r} for one item; return a bool, a function of the "
+                "item and the settings",
+            )
+            self.require(
+                wire.encode(item) == before, "is_usable changed the item that it was given; work on a copy"
+            )
 
     def older(self, usual: Feedback) -> None:
         """If the objective learns from older feedback, check that older feedback adds rows and does not

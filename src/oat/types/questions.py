@@ -1,5 +1,6 @@
 """Questions about samples, their prices, and their answers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -166,17 +167,25 @@ class Item:
     label: int | None
 
 
+IsUsable = Callable[[Item], bool]
+"""A function that says whether an answered question teaches the algorithm something
+(`Objective.is_usable`)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Feedback:
     """The answered questions that a step learns from, in the order in which the ledger recorded them.
 
     Attributes:
         step: the step that takes the answers; also the version of the policy's weights before its update.
-        items: the questions whose answers this step takes.
+        items: the questions that this step takes and learns from.
         queries: number of priced items in the answers that this step and all earlier steps took.
         expired: number of answers that came too late for this step to learn from.
         older: items of earlier steps that this step learns from again (the replay buffer), oldest first.
         cost: money that the answers counted in `queries` cost, in the oracle's own currency.
+        thrown_away: questions that the step takes but does not learn from (dynamic sampling,
+            `sampling.refill_rounds`), in the order in which they were asked. They are unusable, or were asked
+            after the last question that the step needed.
     """
 
     step: int
@@ -185,7 +194,13 @@ class Feedback:
     expired: int = 0
     older: tuple[Item, ...] = ()
     cost: float = 0.0
+    thrown_away: tuple[Item, ...] = ()
 
     @property
     def learned(self) -> tuple[Item, ...]:
         return (*self.older, *self.items)
+
+    @property
+    def asked(self) -> tuple[Item, ...]:
+        """All questions that the step takes, also those that were thrown away."""
+        return (*self.items, *self.thrown_away)

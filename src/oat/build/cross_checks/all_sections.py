@@ -32,6 +32,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     oracle.reads_answers,
     evaluation.has_responses,
     sampling.suits_algorithm,
+    sampling.suits_refill,
     sampling.suits_explorer,
     model.weights,
     "engine",

@@ -34,6 +34,29 @@ def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
     )
 
 
+def suits_refill(resolved: Resolved) -> Iterator[Check]:
+    """Check that a step which asks again in place of useless questions waits for all of its answers, and that
+    the algorithm reads them."""
+    config, field = resolved.config, "sampling.refill_rounds"
+    refills = config.sampling.refill_rounds > 0
+    why = "a step asks further questions when it has all answers to the earlier ones"
+    yield Check(
+        field,
+        refills and config.oracle.max_outstanding,
+        f"{why}; set oracle.max_outstanding to 0, or remove it",
+    )
+    yield Check(
+        field,
+        refills and config.oracle.max_wait_s is not None,
+        f"{why}; remove oracle.max_wait_s, or remove it",
+    )
+    yield Check(
+        field,
+        refills and not resolved.objective.reads_answers,
+        f"{config.algorithm.name} reads no answers, so every question is as good as another; remove it",
+    )
+
+
 def suits_explorer(resolved: Resolved) -> Iterator[Check]:
     """Check that an explorer gets the samples and scores that it needs. Without an explorer, check that the
     two responses of a pair can differ."""

@@ -1,0 +1,51 @@
+"""`is_usable` says of each answered question whether the algorithm learns from it, for every algorithm."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oat.learner.learner import Learner
+from oat.learner.optimiser import OptimiserSettings
+from oat.plugins.registry import ALGORITHMS
+from oat.seeds import Seeds
+from oat.testing.made_up import made_up_feedback, tiny_model
+from oat.types import Feedback
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dr_grpo": {"max_length": 8},
+    "sft": {"threshold": 0.0},
+}
+"""Options without which an algorithm cannot be made, or would read no answers."""
+
+
+def made(name: str, **options: Any) -> Any:
+    cls: Any = ALGORITHMS[name]
+    return cls(cls.Config(prompts=8, **OPTIONS.get(name, {}), **options))
+
+
+def learns(objective: Any, feedback: Feedback) -> bool:
+    """Return True if an update on this feedback changes a weight."""
+    learner = Learner(
+        {name: tiny_model(name) for name in sorted(objective.requires.models)},
+        {name: OptimiserSettings(1e-2) for name in objective.wants},
+        micro_batch_size=None,
+        seeds=Seeds(0),
+    )
+    weights = [p for part in learner.trained.values() for p in part.model.trainable().values()]
+    before = [weight.detach().clone() for weight in weights]
+    learner.update(objective, objective.prepare(feedback, learner.forward, np.random.default_rng(0)))
+    return not all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_learns_from_usable_questions_and_from_no_others(name: str) -> None:
+    objective = made(name)
+    feedback = made_up_feedback(objective.requires.feedback, objective.plan(1), 1, "some")
+    found = {objective.is_usable(item) for item in feedback.items}
+    assert found == {True, False}
+    for item in feedback.items:
+        alone = replace(feedback, items=(item,))
+        assert learns(made(name), alone) == objective.is_usable(item), item.answer
