@@ -45,7 +45,8 @@ class Collector:
 
     Attributes:
         is_usable: that of `refill`; None without it.
-        due: sum of the numbers of questions in the plans of all steps so far.
+        due: sum of the numbers of questions in the plans of all steps so far; with `refill`, the number of
+            questions that they asked.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Collector:
         The method asks fewer questions in four cases:
 
         * the prompts are used up;
-        * this step has taken `MAX_ROUNDS` rounds;
+        * this step has taken `MAX_ROUNDS` rounds, or with `refill` as many as it allows;
         * the budget is used up: no question is asked;
         * the open questions could use up the budget: no question is asked ahead.
 
@@ -119,6 +120,8 @@ class Collector:
             self._ask_all(step, plan)
         elif self._bound(step):
             self._ask_until_usable(step, plan, self.refill)
+        if self.refill is not None:
+            self.due = self.ledger.asked(step + 1, 0)
         return _reached(self.actor.work().since(before))
 
     def _replay(self, step: int, plan: Plan) -> None:
@@ -143,17 +146,20 @@ class Collector:
         answers of earlier rounds, and a killed and continued run makes the same ones.
         """
         missing = plan.questions
-        for round in range(refill.rounds):
+        for round in count():
             if not self._round(step, round, plan, math.ceil(plan.prompts * missing / plan.questions)):
                 break
+            if self.ledger.recalls(step, round + 1):
+                continue  # asked before a kill, even if a user's rule would now do without it
             answered = self.ledger.answered(step, round)
             items = [item for item in answered if item.question.oracle != UNASKED]
             usable = sum(map(refill.is_usable, items))
             missing = plan.questions - usable
             if missing <= 0 or any("unpaid" in item.answer.marks for item in items):
                 break
-        else:
-            self._warn(step, plan, usable, len(items))
+            if round + 1 >= refill.rounds:
+                self._warn(step, plan, usable, len(items))
+                break
 
     def _round(self, step: int, round: int, plan: Plan, prompts: int) -> bool:
         """Take the prompts of a round and, unless the round is recorded, sample and ask it. Return False if
@@ -174,10 +180,14 @@ class Collector:
         """Warn, once in a process, that a step had too few usable questions after its last round."""
         if not self._has_warned:
             self._has_warned = True
+            useless = (
+                f"{asked - usable} of {asked} questions ({1 - usable / asked:.0%}) teach nothing"
+                if asked
+                else "no oracle was asked about any of its questions"
+            )
             warn(
-                f"step {step + 1}: {asked - usable} of {asked} questions ({1 - usable / max(1, asked):.0%}) "
-                f"teach nothing, and no further round is asked (sampling.refill_rounds); the step learns "
-                f"from {usable} instead of {plan.questions} (metrics refill/*)"
+                f"step {step + 1}: {useless}, and no further round is asked (sampling.refill_rounds); the "
+                f"step learns from {usable} instead of {plan.questions} (metrics refill/*)"
             )
 
     def _bound(self, step: int) -> int:

@@ -97,8 +97,8 @@ NAMES = {
     "eval/skipped": "1 if an evaluation was due and its budget did not suffice",
     "kl/coef": "coefficient of the KL to the reference in this step (algorithm.kl_target)",
     "kl/old": (
-        "mean over trained tokens of the k3 estimate of KL(old policy || policy), nats, over the optimiser "
-        "steps that were made (algorithm.target_kl)"
+        "mean over trained tokens of the k3 estimate of KL(old policy || policy), nats, before each "
+        "optimiser step, the one included before which the update ended (algorithm.target_kl)"
     ),
     "kl/reference": "mean over sampled tokens of the k3 estimate of KL(policy || reference), nats",
     "kto/baseline": (

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import forked, kill_at, oat
 
 from oat.commands.export import digest_run
 from oat.ledger.ledger import Ledger
@@ -138,6 +139,51 @@ def test_a_fork_goes_on_with_other_rounds(config: Path, run: Path, tmp_path: Pat
     rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
     assert all(row["refill/rounds"] <= 2 for row in rows[3:])
     assert rows[2]["refill/rounds"] > 2
+
+
+def test_a_fork_without_rounds_asks_what_its_plan_has(config: Path, run: Path, tmp_path: Path) -> None:
+    """What the parent's refilled steps asked is no advance that later steps could learn from."""
+    other = tmp_path / "fork"
+    options = ("--from", f"{run}@2", "--sampling.refill_rounds", "0", "--stop.max_steps", "5")
+    assert oat("train", config, "--run_dir", other, *options) == 0
+    for step in (2, 3, 4):
+        (asked,), kept, thrown = recorded(other, step)
+        assert (len(asked), len(kept), len(thrown)) == (PROMPTS, PROMPTS, 0)
+
+
+RULE = """
+from oat.algorithms.group import GRPO
+
+
+class Mine(GRPO):
+    def is_usable(self, item):
+        return RULE
+"""
+
+
+def test_a_rule_that_becomes_looser_leaves_no_recorded_round_out(bench: Bench, tmp_path: Path) -> None:
+    """Rounds that a killed process recorded are taken by the continued run, though its rule needs none."""
+    file = tmp_path / "mine.py"
+    file.write_text(RULE.replace("RULE", "super().is_usable(item)"), encoding="utf-8")
+    config = config_of(
+        bench,
+        tmp_path / "rule.yaml",
+        algorithm={"name": f"{file}:Mine", "prompts": PROMPTS, "samples": 2},
+    )
+
+    def die() -> int:
+        kill_at(Ledger, "answered", 4)
+        return oat("train", config)
+
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL
+    file.write_text(RULE.replace("RULE", "True"), encoding="utf-8")
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0
+    run = config.with_suffix("")
+    rounds, _, _ = recorded(run, 0)
+    assert len(rounds) > 1
+    everything = [item for step in range(STEPS) for asked in recorded(run, step)[0] for item in asked]
+    occurrences = [item.question.key.occurrence for item in everything]
+    assert occurrences == list(range(len(occurrences)))
 
 
 def test_the_run_ends_with_the_first_step_that_it_cannot_fill(bench: Bench, tmp_path: Path) -> None:

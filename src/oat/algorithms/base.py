@@ -182,7 +182,8 @@ class Objective(Protocol):
 
         Args:
             values: the losses and metrics of the whole mini-batch of this optimiser step, under the weights
-                before it.
+                before it. A metric without values, such as one over tokens if there are none, is absent. All
+                numbers are finite: steps with other numbers are left out, or end the run, before this call.
         """
         return False
 

@@ -240,7 +240,7 @@ class GroupPolicyGradient(Objective):
         return values
 
     def ends_passes(self, values: Mapping[str, float]) -> bool:
-        return self.config.target_kl is not None and values["kl/old"] > self.config.target_kl
+        return self.config.target_kl is not None and values.get("kl/old", 0.0) > self.config.target_kl
 
     @property
     def state(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The stop conditions of a run.
 
 If `prompts.epochs` is set, the number of steps is computed when the run is built. So the last step is known
-beforehand. It is evaluated and saved in the same way as the last step of `stop.max_steps`. `oat digest`
-leaves out the state of this part, which is only the running time.
+beforehand. It is evaluated and saved in the same way as the last step of `stop.max_steps`. (With
+`sampling.refill_rounds` this number is an upper bound, and `Collector.ended` may end the run earlier.)
+`oat digest` leaves out the state of this part, which is only the running time.
 """
 
 import time

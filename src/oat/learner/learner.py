@@ -6,7 +6,8 @@ mini-batch is one optimiser step:
 1. The gradients of the mini-batch's micro-batches are accumulated. The denominators of the losses are
    computed beforehand, from the complete mini-batch (`reduction.py`).
 2. The gradient of each model is clipped.
-3. If all numbers are finite, the optimisers change the weights.
+3. If all numbers are finite, and the objective does not end the update here (`Objective.ends_passes`), the
+   optimisers change the weights.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -117,9 +118,10 @@ class Learner:
         the policy is updated after a fixed number of updates of the policy; updates without rows count too.
 
         Returns:
-            The batch's own metrics; those of its optimiser steps, most of them as means; "optim/steps" and
-            "optim/skipped", totals so far; "reference/updates" if a reference follows the policy; and
-            "roofline/update", measured over all passes since the last update.
+            The batch's own metrics; those of its optimiser steps, most of them as means; the totals so far
+            "optim/steps", "optim/skipped" and, if it is not 0, "optim/left_out"; "reference/updates" if a
+            reference follows the policy; and "roofline/update", measured over all passes since the last
+            update.
 
         Raises:
             ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
@@ -137,11 +139,11 @@ class Learner:
             with self.stopwatch:
                 shares = [*islice(_shares(batch, generator), most)]
                 for number, rows in enumerate(shares):
-                    values = self._step(objective, select_rows(batch, rows))
-                    if values is None:
+                    values, goes_on = self._step(objective, select_rows(batch, rows))
+                    reports.append(values)
+                    if not goes_on:
                         self._end_passes(objective, len(shares) - number)
                         break
-                    reports.append(values)
         reached = self.stopwatch.end()
         moved = {}
         if self.following is not None and "policy" in objective.wants:
@@ -181,9 +183,9 @@ class Learner:
         for name in objective.wants:
             self.left_out[name] += count
 
-    def _step(self, objective: Objective, step: Batch) -> dict[str, float] | None:
-        """Make an optimiser step, and return its metrics. Return None, and change nothing, if the objective
-        ends its passes before this step."""
+    def _step(self, objective: Objective, step: Batch) -> tuple[dict[str, float], bool]:
+        """Make an optimiser step, unless a number is not finite or the objective ends its passes before it.
+        Return the metrics of its mini-batch, and False if the passes end."""
         trained = {name: self.trained[name] for name in objective.wants}
         learning_rates = self._schedule(trained)
         for part in trained.values():
@@ -204,10 +206,10 @@ class Learner:
         norms = {name: self._clip(part) for name, part in trained.items()}
         nonfinite += nonfinite_results(values, norms)
         if nonfinite:
-            return self._leave_out(objective, step, nonfinite)
+            return self._leave_out(objective, step, nonfinite), True
         if objective.ends_passes(values):
             self._forget_gradients(objective)
-            return None
+            return values, False
         self.skipped_in_row = 0
         for name, part in trained.items():
             part.optimiser.step()
@@ -216,7 +218,7 @@ class Learner:
         for name, norm in norms.items():
             prefix = "optim/" if name == _main(trained) else f"optim/{name}_"
             values |= {f"{prefix}grad_norm": norm, f"{prefix}learning_rate": learning_rates[name]}
-        return values
+        return values, True
 
     def _passes(
         self, objective: Objective, step: Batch

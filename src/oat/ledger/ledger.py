@@ -217,7 +217,7 @@ class Ledger:
           fewer are answered, it takes all of them. Unpaid questions count as answered.
         * If `is_usable` is given, the call waits for all questions that the step has asked. The step learns
           from the first `count` of them that are usable, and from those that were asked of no oracle. The
-          others are taken too, but thrown away.
+          others are taken too, but thrown away. Questions of earlier steps are too old.
 
         Raises:
             OracleError: an oracle raises, or gives an answer that breaks the contract.
@@ -226,6 +226,7 @@ class Ledger:
         if not self.has_taken(step, purpose):
             wanted = count if is_usable is None else -1
             oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
+            oldest = oldest if is_usable is None else step
             self._settle(purpose, step, wanted, oldest, self.max_wait_s if purpose == "train" else math.inf)
             with self.store.lock, self.store:
                 expired = self.store.takeable_ids(purpose, oldest - 1, -1)
@@ -248,7 +249,7 @@ class Ledger:
         warn_of_silence(self.warned, purpose, step, items + thrown_away)
         self._forget()
         price = self.store.take_price(purpose, step)
-        expired_count = 0 if is_usable is not None else self.store.num_expired(purpose, step)
+        expired_count = self.store.num_expired(purpose, step)
         return Feedback(step, items, price.queries, expired_count, cost=price.cost, thrown_away=thrown_away)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:

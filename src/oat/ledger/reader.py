@@ -196,11 +196,11 @@ class Reader(Connection):
         )
 
     def thrown_away(self, step: int) -> list[Intent]:
-        """Return the questions that a step of training took but does not learn from, in the order in which
-        they were asked."""
+        """Return the questions that a step of training asked and took, but does not learn from, in the order
+        in which they were asked."""
         return self._questions(
             "JOIN taken t ON t.question = q.id",
-            "t.purpose = 'train' AND t.step = ? AND t.position < 0",
+            "t.purpose = 'train' AND t.step = ? AND t.position < 0 AND q.step = t.step",
             (step,),
             order="t.position DESC",
         )
@@ -211,8 +211,11 @@ class Reader(Connection):
         return self._one(sql, (purpose, step))
 
     def num_expired(self, purpose: str, step: int) -> int:
-        """Return the number of answered questions that a step took but does not train on."""
-        sql = "SELECT COUNT(*) FROM taken WHERE purpose = ? AND step = ? AND position < 0"
+        """Return the number of answered questions of earlier steps that a step took but does not train on."""
+        sql = (
+            "SELECT COUNT(*) FROM taken t JOIN questions q ON q.id = t.question "
+            "WHERE t.purpose = ? AND t.step = ? AND t.position < 0 AND q.step < t.step"
+        )
         return self._one(sql, (purpose, step))
 
     def asked_again(self) -> int:

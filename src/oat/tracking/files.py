@@ -96,7 +96,7 @@ class Tracking:
             self.told.tell()
         shown = [
             _line({"step": step, **_readable(item)})
-            for item in (feedback.items[: self.samples] if feedback else ())
+            for item in (feedback.asked[: self.samples] if feedback else ())
         ]
         for line in shown:
             self._write("samples", line)

@@ -43,12 +43,12 @@ def suits_refill(resolved: Resolved) -> Iterator[Check]:
     yield Check(
         field,
         refills and config.oracle.max_outstanding,
-        f"{why}; set oracle.max_outstanding to 0, or remove it",
+        f"{why}; set oracle.max_outstanding to 0, or remove sampling.refill_rounds",
     )
     yield Check(
         field,
         refills and config.oracle.max_wait_s is not None,
-        f"{why}; remove oracle.max_wait_s, or remove it",
+        f"{why}; remove oracle.max_wait_s, or sampling.refill_rounds",
     )
     yield Check(
         field,
