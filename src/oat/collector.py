@@ -25,7 +25,8 @@ class Refill:
 
     Attributes:
         is_usable: see `Objective.is_usable`.
-        rounds: largest number of rounds of a step, the first one included.
+        rounds: largest number of rounds of a step that begin when it has asked as many questions as its plan
+            has.
     """
 
     is_usable: IsUsable
@@ -141,13 +142,19 @@ class Collector:
     def _ask_until_usable(self, step: int, plan: Plan, refill: Refill) -> None:
         """Ask rounds until as many of the step's questions are usable as its plan has.
 
-        The first round has the prompts of the plan. Each further round has as many prompts as are missing, in
-        proportion, and is asked when all answers before it are recorded. So the rounds follow from recorded
-        answers of earlier rounds, and a killed and continued run makes the same ones.
+        Until the step has asked as many questions as its plan has, a round has the prompts of the plan. Each
+        further round has only as many prompts as are missing, and is asked when all answers before it are
+        recorded. So the rounds follow from recorded answers of earlier rounds, and a killed and continued run
+        makes the same ones.
         """
         missing = plan.questions
-        for round in count():
-            if not self._round(step, round, plan, math.ceil(plan.prompts * missing / plan.questions)):
+        further = 0
+        before = self.ledger.asked(step, 0)
+        for round in range(MAX_ROUNDS + refill.rounds if plan.questions else 0):
+            is_further = self.ledger.asked(step, round) - before >= plan.questions
+            further += is_further
+            fewer = max(min(missing, plan.prompts), math.ceil(plan.prompts * missing / plan.questions))
+            if not self._round(step, round, plan, fewer if is_further else plan.prompts):
                 break
             if self.ledger.recalls(step, round + 1):
                 continue  # asked before a kill, even if a user's rule would now do without it
@@ -157,7 +164,8 @@ class Collector:
             missing = plan.questions - usable
             if missing <= 0 or any("unpaid" in item.answer.marks for item in items):
                 break
-            if round + 1 >= refill.rounds:
+            has_enough = self.ledger.asked(step, round + 1) - before >= plan.questions
+            if has_enough and further >= refill.rounds:
                 self._warn(step, plan, usable, len(items))
                 break
 

@@ -161,6 +161,36 @@ class Mine(GRPO):
 """
 
 
+def test_rounds_that_the_plan_itself_needs_are_no_refill(bench: Bench, tmp_path: Path) -> None:
+    """A plan may have more questions than a round has prompts."""
+    file = tmp_path / "mine.py"
+    plan = "return True\n\n    def plan(self, step):\n        from oat.types import Plan\n"
+    plan += "        return Plan(3, {'sampler': 2}, 8 if step else 0)"
+    file.write_text(RULE.replace("return RULE", plan), encoding="utf-8")
+    config = config_of(
+        bench,
+        tmp_path / "more.yaml",
+        algorithm={"name": f"{file}:Mine", "prompts": PROMPTS, "samples": 2},
+        sampling={"max_new_tokens": 5, "refill_rounds": 1},
+        stop={"max_steps": 2},
+    )
+    assert forked(lambda: oat("train", config), tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    rounds, kept, _ = recorded(config.with_suffix(""), 1)
+    assert (len(rounds), len(kept)) == (3, 8)
+
+
+@pytest.mark.parametrize("said", ["None", "2", "'no'"])
+def test_a_rule_that_is_no_bool_ends_the_run(bench: Bench, tmp_path: Path, said: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(RULE.replace("RULE", said), encoding="utf-8")
+    algorithm = {"name": f"{file}:Mine", "prompts": PROMPTS, "samples": 2}
+    config = config_of(bench, tmp_path / "wrong.yaml", algorithm=algorithm)
+    log = tmp_path / "log"
+    assert forked(lambda: oat("train", config), log) not in (0, -signal.SIGKILL)
+    assert "`is_usable` of grpo returned" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
 def test_a_rule_that_becomes_looser_leaves_no_recorded_round_out(bench: Bench, tmp_path: Path) -> None:
     """Rounds that a killed process recorded are taken by the continued run, though its rule needs none."""
     file = tmp_path / "mine.py"
@@ -186,7 +216,9 @@ def test_a_rule_that_becomes_looser_leaves_no_recorded_round_out(bench: Bench, t
     assert occurrences == list(range(len(occurrences)))
 
 
-def test_the_run_ends_with_the_first_step_that_it_cannot_fill(bench: Bench, tmp_path: Path) -> None:
+def test_the_run_ends_with_the_first_step_that_it_cannot_fill(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With `prompts.epochs`, prompts may be used up before the last planned step. That step learns from what
     there is, is evaluated and saved, and a continued run finds nothing left to do."""
     config = config_of(
@@ -209,6 +241,7 @@ def test_the_run_ends_with_the_first_step_that_it_cannot_fill(bench: Bench, tmp_
     assert (run / "checkpoints" / f"step_{steps:08d}").exists()
     before = digest_run(run)
     assert oat("train", config) == 0
+    assert "its prompts are used up (prompts.epochs)" in capsys.readouterr().out
     assert digest_run(run) == before
     assert_a_kill_changes_nothing(config, run, tmp_path, lambda: kill_at(Ledger, "answered", 9))
 

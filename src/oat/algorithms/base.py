@@ -322,6 +322,25 @@ def reward_metrics(
     }
 
 
+def usable_by(objective: Objective) -> IsUsable:
+    """Return a function that calls `is_usable` and checks that it returns a bool.
+
+    Raises (the function):
+        ContractError: `is_usable` returned something else.
+    """
+
+    def is_usable(item: Item) -> bool:
+        found = objective.is_usable(item)
+        if not isinstance(found, bool | np.bool_):
+            raise ContractError(
+                f"`is_usable` of {objective.name} returned {shown(found)}; return True or False "
+                "(docs/extending.md)"
+            )
+        return bool(found)
+
+    return is_usable
+
+
 def prepared(
     objective: Objective, feedback: Feedback, forward: Forward, generator: np.random.Generator
 ) -> Batch:

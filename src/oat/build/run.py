@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from oat import protocols as boxes
-from oat.algorithms.base import Objective
+from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import make_sampling, run_engine
@@ -257,7 +257,7 @@ def _ledger(
 
 def _refill(resolved: Resolved) -> Refill | None:
     further = resolved.config.sampling.refill_rounds
-    return Refill(resolved.objective.is_usable, 1 + further) if further else None
+    return Refill(usable_by(resolved.objective), further) if further else None
 
 
 def _plans(objective: Objective, explorer: Explorer) -> Plans:

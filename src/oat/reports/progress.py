@@ -106,7 +106,9 @@ def way_on(run: Run, about: About, reason: str) -> str:
     Args:
         reason: the reason why the run ended.
     """
-    is_used_up = run.stop.last != about.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
+    is_used_up = reason == run.collector.ended or (
+        run.stop.last != about.max_steps and reason == run.stop.steps_done(run.stop.last or 0)
+    )
     raised = "" if is_used_up else "raise what ended it (stop.max_steps or another field of stop), or "
     used_up = "its prompts are used up (prompts.epochs); " if is_used_up else ""
     return (
