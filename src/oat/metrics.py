@@ -124,6 +124,7 @@ NAMES = {
     ),
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
     "loss/centring": "squared sum of a pair's two scores, averaged, before its coefficient",
+    "loss/drift": "KL(old policy || policy), averaged, before its coefficient (algorithm.drift_coef)",
     "loss/ensemble": "pairwise loss of the ensemble, averaged over pairs and members",
     "loss/ensemble_total": "total loss of the ensemble, which is differentiated",
     "loss/kl": "KL term, averaged, before its coefficient",

@@ -288,7 +288,8 @@ def test_names() -> None:
         "aot",
     ]
     of_pairs += ["orpo", "cpo"]
-    assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", "reward_model"]
+    of_groups = ["rloo", "reinforce_pp", "gspo", "cispo", "cpgd"]
+    assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", *of_groups, "reward_model"]
 
 
 def test_rewards_that_pairs_are_made_of_are_reported() -> None:

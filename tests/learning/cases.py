@@ -59,5 +59,19 @@ CASES = {
     ),
     "grpo": Case("grpo", "FlippedGRPO", "samples: 8", records=""),
     "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
+    "rloo": Case("rloo", "FlippedRLOO", "samples: 8", records=""),
+    "reinforce_pp": Case("reinforce_pp", "FlippedReinforcePP", online="samples: 8", records=""),
+    "reinforce_pp with a baseline": Case(
+        "reinforce_pp", "FlippedReinforcePP", "samples: 8, advantage: group_mean", records=""
+    ),
+    "gspo": Case("gspo", "FlippedGSPO", "samples: 8", records=""),
+    "gspo by tokens": Case("gspo", "FlippedGSPO", "samples: 8, policy_loss: gspo_token", records=""),
+    "cispo": Case("cispo", "FlippedCISPO", "samples: 8", records=""),
+    "cpgd": Case("cpgd", "FlippedCPGD", "samples: 8", records=""),
+    "grpo without ratios": Case("grpo", "FlippedGRPO", "samples: 8, policy_loss: reinforce", records=""),
+    **{
+        f"grpo with {name}": Case("grpo", "FlippedGRPO", f"samples: 8, advantage: {name}", records="")
+        for name in ("batch_norm", "leave_one_out_max", "length_weighted", "best_of_group")
+    },
 }
 OFFLINE = {name: case for name, case in CASES.items() if case.records}

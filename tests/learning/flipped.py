@@ -5,7 +5,7 @@ from dataclasses import replace
 from oat.algorithms.base import Objective, Outputs, View
 from oat.algorithms.contrast import AOT, CPO, EXO, NCA, ORPO, APODown, APOZero, DiscoPOP, SPPOHard
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
-from oat.algorithms.group import GRPO, DrGRPO
+from oat.algorithms.group import CISPO, CPGD, GRPO, GSPO, RLOO, DrGRPO, ReinforcePP
 from oat.algorithms.kto import KTO
 from oat.algorithms.reward_model import RewardModelling
 from oat.algorithms.supervised import SFT
@@ -72,6 +72,21 @@ class FlippedGRPO(Flipped, GRPO): ...
 
 
 class FlippedDrGRPO(Flipped, DrGRPO): ...
+
+
+class FlippedRLOO(Flipped, RLOO): ...
+
+
+class FlippedReinforcePP(Flipped, ReinforcePP): ...
+
+
+class FlippedGSPO(Flipped, GSPO): ...
+
+
+class FlippedCISPO(Flipped, CISPO): ...
+
+
+class FlippedCPGD(Flipped, CPGD): ...
 
 
 class FlippedRewardModelling(Flipped, RewardModelling): ...

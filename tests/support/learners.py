@@ -49,6 +49,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sft": {"samples": 2, "threshold": -9.0},
     "grpo": {"samples": 2, "kl_coef": 0.1},
     "dr_grpo": {"samples": 2},
+    "rloo": {"samples": 2},
+    "reinforce_pp": {"samples": 2, "kl_reward_coef": 0.1},
+    "gspo": {"samples": 2},
+    "cispo": {"samples": 2},
+    "cpgd": {"samples": 2},
     "reward_model": {"samples": 2, "centring": 0.01},
 }
 assert OPTIONS.keys() == ALGORITHMS.keys()

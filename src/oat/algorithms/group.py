@@ -1,10 +1,20 @@
-"""Policy gradients with a baseline from the group, and the clipped surrogate of PPO:
+"""Policy gradients without a critic. The algorithms differ in three choices: the advantage estimator
+(`estimators.py`), the policy loss (`surrogates.py`), and the reduction of the loss:
 
-    grpo      DeepSeekMath, arXiv:2402.03300, Eq. 3. Advantages are divided by the group's standard deviation.
-              The loss is a mean over the tokens of each sequence.
-    dr_grpo   arXiv:2503.20783, Section 3.2. Advantages are not divided. The loss is a sum over the tokens of
-              each sequence, divided by a constant (`max_length`). So neither easy prompts nor short
-              responses get extra weight.
+    grpo          DeepSeekMath, arXiv:2402.03300, Eq. 3. Advantages are divided by the group's standard
+                  deviation. The loss is a mean over the tokens of each sequence.
+    dr_grpo       arXiv:2503.20783, Section 3.2. Advantages are not divided. The loss is a sum over the tokens
+                  of each sequence, divided by a constant (`max_length`). So neither easy prompts nor short
+                  responses get extra weight.
+    rloo          arXiv:2402.14740, Eq. 8. The baseline is the mean of the group's other rewards. The loss is
+                  a sum over the tokens of each sequence.
+    reinforce_pp  REINFORCE++, arXiv:2501.03262. The group has no part in the advantage, which is normalised
+                  over all tokens of the step. The loss is a mean over tokens. With `advantage: group_mean`
+                  this is its form with a baseline.
+    gspo          arXiv:2507.18071, Eq. 5. One importance ratio for each sequence.
+    cispo         MiniMax-M1, arXiv:2506.13585, Eq. 4. The importance ratio is clipped, and gives no gradient.
+    cpgd          arXiv:2505.12504. The logarithm of the ratio is clipped, and a term holds the policy near
+                  the policy at the start of the step (`drift_coef`).
 
 Departures from the papers:
 1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. In a group with one
@@ -27,155 +37,66 @@ log-probabilities are from the old ones.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View
+from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
+from oat.algorithms.estimators import ESTIMATORS, Rewards
+from oat.algorithms.group_config import (
+    CISPOConfig,
+    CPGDConfig,
+    DrGRPOConfig,
+    GroupConfig,
+    GRPOConfig,
+    GSPOConfig,
+    ReducedConfig,
+    ReinforcePPConfig,
+    RLOOConfig,
+)
+from oat.algorithms.surrogates import POLICY_LOSSES
 from oat.errors import ConfigError
-from oat.functional.advantages import group_advantages
-from oat.functional.kl import adapted_coef, kl_k3
-from oat.functional.policy import clipped_policy_loss, log_ratio
+from oat.functional.advantages import whiten
+from oat.functional.kl import adapted_coef, kl_k1, kl_k3
+from oat.functional.policy import log_ratio
+from oat.functional.returns import discounted_returns
+from oat.functional.surrogates import policy_drift
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Derived, RunFacts
 
 
-@dataclass(frozen=True)
-class GroupConfig:
-    """Settings of every algorithm in this file."""
-
-    prompts: int = 16
-    """Prompts per step."""
-    samples: int = 8
-    """Responses per prompt: the size of a group."""
-    clip_low: float = 0.2
-    """The importance ratio is clipped from below at 1 - clip_low."""
-    clip_high: float = 0.2
-    """The importance ratio is clipped from above at 1 + clip_high."""
-    kl_coef: float = 0.0
-    """Weight of the KL to the reference. 0: no KL, and no reference is needed. With `kl_target`, this is the
-    weight at the start of the run."""
-    kl_target: float | None = None
-    """Target of the KL to the reference, nats per token. Each step changes the weight so that the KL moves
-    towards the target. None: the weight is fixed."""
-    kl_horizon: int = 10_000
-    """Number of responses over which the weight of the KL can grow or shrink by about a fifth. It must be at
-    least the number of responses of one step."""
-    epochs: int = 1
-    """Passes over a step's samples."""
-    minibatches: int = 1
-    """Optimiser steps per pass."""
-    target_kl: float | None = None
-    """Largest KL(old policy || policy), nats per token. An update ends before the optimiser step whose
-    mini-batch is above it. None: an update makes all of its optimiser steps."""
-
-    def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ConfigError(
-                f"algorithm.samples is {self.samples}; a group needs at least 2 responses a prompt"
-            )
-        if not 0 <= self.clip_low < 1:
-            raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
-        for name in ("clip_high", "kl_coef"):
-            _check_finite(name, getattr(self, name))
-        self._check_control()
-        self._check_ends()
-
-    def _check_ends(self) -> None:
-        """Check the setting that ends passes early."""
-        if self.target_kl is None:
-            return
-        if not 0 < self.target_kl < math.inf:
-            raise ConfigError(f"algorithm.target_kl is {self.target_kl}; it must be positive, and finite")
-        if self.epochs * self.minibatches == 1:
-            raise ConfigError(
-                "algorithm.target_kl is set, and an update is one optimiser step, at which the KL is 0; set "
-                "algorithm.epochs or minibatches above 1, or remove it"
-            )
-
-    def _check_control(self) -> None:
-        """Check the settings that adapt the weight of the KL."""
-        if self.kl_target is None:
-            if self.kl_horizon != GroupConfig.kl_horizon:
-                raise ConfigError(
-                    f"algorithm.kl_horizon is {self.kl_horizon}, and nothing reads it without "
-                    "algorithm.kl_target; remove it"
-                )
-            return
-        if not 0 < self.kl_target < math.inf:
-            raise ConfigError(f"algorithm.kl_target is {self.kl_target}; it must be positive, and finite")
-        if not self.kl_coef:
-            raise ConfigError(
-                "algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0; "
-                "set kl_coef to where it starts"
-            )
-        if self.kl_horizon < self.prompts * self.samples:
-            raise ConfigError(
-                f"algorithm.kl_horizon is {self.kl_horizon}, less than the {self.prompts * self.samples} "
-                "responses of a step, so the coefficient "
-                "would leap; raise it"
-            )
-
-
-@dataclass(frozen=True)
-class GRPOConfig(GroupConfig):
-    std_eps: float = 1e-4
-    """Number that is added to the standard deviation of a group."""
-    reduction: Literal["sequence", "token"] = "sequence"
-    """Mean over tokens in the loss. `sequence`: the mean over each response's tokens, and then over
-    responses. `token`: the mean over all tokens of the step."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_finite("std_eps", self.std_eps)
-
-
-@dataclass(frozen=True)
-class DrGRPOConfig(GroupConfig):
-    max_length: int | None = None
-    """Constant by which the sum over a response's tokens is divided. None: sampling.max_new_tokens; a smaller
-    value is refused. With an environment it must be set, to the largest number of tokens that all responses
-    of an episode may have together."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"algorithm.max_length is {self.max_length}; it must be at least 1")
-
-
 class GroupPolicyGradient(Objective):
-    """Base class of the algorithms in this file. A subclass adds `advantages` and `reduced`."""
+    """Base class of the algorithms in this file. A subclass adds `reduced`."""
 
     config: GroupConfig
     setting_for: Mapping[str, str] = {"kl/reference": "kl_coef"}
 
     def __init__(self, config: GroupConfig):
         self.config = config
-        models = {"policy", "reference"} if config.kl_coef else {"policy"}
+        has_reference = bool(config.kl_coef or config.kl_reward_coef)
+        models = {"policy", "reference"} if has_reference else {"policy"}
         self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
         self.wants: Mapping[str, set[str]] = {
-            "policy": {"sampled", "raw", "entropy"} if config.kl_coef else {"sampled", "entropy"}
+            "policy": {"sampled", "raw", "entropy"} if has_reference else {"sampled", "entropy"}
         }
-        tie = {"kl/reference"} if config.kl_coef else set()
+        tie = {"kl/reference"} if has_reference else set()
         self.kl_coef = config.kl_coef
+        self.has_reference = has_reference
         self.watched = OF_RESPONSES | {"policy/entropy", "policy/ratio_max", "reward/zero_spread_frac"} | tie
-
-    def advantages(
-        self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the (N,) advantages of the samples; see `group_advantages`."""
-        raise NotImplementedError
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
         """Make a part of the loss from terms, (K,), with the algorithm's reduction."""
         raise NotImplementedError
 
     def is_usable(self, item: Item) -> bool:
-        """Return True if one of the advantages within the item's group is not 0."""
-        _, group_of_N, rewards_N, valid_N = scored_rows(Feedback(0, (item,), queries=0))
-        advantages_N = self.advantages(rewards_N, group_of_N, 1, valid_N)
+        """Return True if one of the advantages within the item's group is not 0. Advantages that are made of
+        all tokens of the step, or with a KL in the rewards, differ within any group: then a single score is
+        enough."""
+        rows, group_of_N, rewards_N, valid_N = scored_rows(Feedback(0, (item,), queries=0))
+        if self._is_per_token:
+            return bool(valid_N.any())
+        advantages_N = self._advantages(rows, rewards_N, group_of_N, 1, valid_N)
         return bool((advantages_N[valid_N] != 0).any())
 
     def plan(self, step: int) -> Plan:
@@ -184,9 +105,9 @@ class GroupPolicyGradient(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
         metrics: dict[str, float] = {}
-        advantages_N = self.advantages(rewards_N, group_of_N, len(feedback.items), valid_N)
+        advantages_N = self._advantages(rows, rewards_N, group_of_N, len(feedback.learned), valid_N)
         rows, group_of_N, advantages_N = _kept(rows, group_of_N, advantages_N, valid_N)
-        columns = {"advantages_N": advantages_N}
+        columns = {} if self._is_per_token else {"advantages_N": advantages_N}
         if rows:
             recorded_K = recorded_logps(rows)
             columns["old_logps_K"] = old_logps(
@@ -196,12 +117,16 @@ class GroupPolicyGradient(Objective):
             metrics["logps/recorded_gap"] = (
                 float((columns["old_logps_K"] - recorded_K).abs().mean()) if len(recorded_K) else 0.0
             )
-            if self.config.kl_coef:
+            if self.has_reference:
                 columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
-                if self.config.kl_target is not None:
-                    self._adapt(rows, columns["reference_logps_K"], feedback.step, forward)
-                    columns["kl_coef_N"] = torch.full((len(rows),), self.kl_coef, dtype=torch.float64)
-                    metrics["kl/coef"] = self.kl_coef
+            if self.config.kl_target is not None:
+                self._adapt(rows, columns["reference_logps_K"], feedback.step, forward)
+                columns["kl_coef_N"] = torch.full((len(rows),), self.kl_coef, dtype=torch.float64)
+                metrics["kl/coef"] = self.kl_coef
+            if self._is_per_token:
+                raw_K = self._raw(rows, feedback.step, forward) if self.config.kl_reward_coef else None
+                reference_K = columns.get("reference_logps_K")
+                columns["advantages_K"] = self._token_advantages(rows, advantages_N, raw_K, reference_K)
         metrics["rows/trained"] = float(len(rows))
         units = np.arange(len(rows))
         return Batch(
@@ -218,6 +143,9 @@ class GroupPolicyGradient(Objective):
         policy = outputs["policy"]
         terms_K, _ = self._surrogate(outputs, view)
         losses = {"loss/policy": self.reduced(terms_K)}
+        if self.config.drift_coef:
+            drift_K = policy_drift(policy["sampled"], view["old_logps_K"])
+            losses["loss/drift"] = self.reduced(drift_K, coef=self.config.drift_coef)
         if self.config.kl_coef:
             adapted_N = view.columns.get("kl_coef_N")
             coef = self.config.kl_coef if adapted_N is None else float(adapted_N[0])
@@ -235,7 +163,7 @@ class GroupPolicyGradient(Objective):
         }
         if self.config.target_kl is not None:
             values["kl/old"] = (kl_k3(view["old_logps_K"], policy["sampled"]), "K")
-        if self.config.kl_coef:
+        if self.has_reference:
             values["kl/reference"] = (kl_k3(policy["raw"], view["reference_logps_K"]), "K")
         return values
 
@@ -261,34 +189,100 @@ class GroupPolicyGradient(Objective):
         update."""
         target, horizon = self.config.kl_target, self.config.kl_horizon
         assert target is not None, "asked for where there is one"
-        raw_K = (
-            recorded_logps(rows, "raw_logps")
-            if _is_fresh(rows, step, self.recorded_is_old)
-            else forward("policy", rows, {"raw"})["raw"]
-        )
+        raw_K = self._raw(rows, step, forward)
         divergence = float(kl_k3(raw_K, reference_K).mean()) if len(raw_K) else math.nan
         self.kl_coef = adapted_coef(
             self.kl_coef, divergence, target=target, samples=len(rows), horizon=horizon
         )
 
-    def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
-        advantages_K = view["advantages_N"][view.row_of_K]
-        clips = {"clip_low": self.config.clip_low, "clip_high": self.config.clip_high}
-        return clipped_policy_loss(outputs["policy"]["sampled"], view["old_logps_K"], advantages_K, **clips)
+    def _raw(self, rows: tuple[Trajectory, ...], step: int, forward: Forward) -> torch.Tensor:
+        """Return the policy's raw log-probabilities at the start of this step, (K,)."""
+        if _is_fresh(rows, step, self.recorded_is_old):
+            return recorded_logps(rows, "raw_logps")
+        return forward("policy", rows, {"raw"})["raw"]
 
+    @property
+    def _is_per_token(self) -> bool:
+        """True if the tokens of one response may have different advantages, or ones that depend on other
+        groups."""
+        return bool(self.config.whiten or self.config.kl_reward_coef or self.config.gamma != 1)
 
-class GRPO(GroupPolicyGradient):
-    name = "grpo"
-    Config = GRPOConfig
-    config: GRPOConfig
-
-    def advantages(
-        self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
+    def _advantages(
+        self,
+        rows: tuple[Trajectory, ...],
+        rewards_N: torch.Tensor,
+        group_of_N: torch.Tensor,
+        num_groups: int,
+        valid_N: torch.Tensor,
     ) -> torch.Tensor:
-        return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, eps=self.config.std_eps)
+        """Return the (N,) advantages of the responses by the chosen estimator."""
+        lengths_N = torch.tensor([float(row.trained.sum()) for row in rows], dtype=rewards_N.dtype)
+        place = (group_of_N, num_groups, valid_N)
+        return ESTIMATORS[self.config.advantage](Rewards(rewards_N, lengths_N, *place, self.config.std_eps))
+
+    def _token_advantages(
+        self,
+        rows: tuple[Trajectory, ...],
+        advantages_N: torch.Tensor,
+        raw_K: torch.Tensor | None,
+        reference_K: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the (K,) advantages of the tokens. A response's advantage is the reward of its last token,
+        the KL penalty lowers the rewards of all tokens, and an advantage is the discounted sum of the rewards
+        from its token on. Then they are whitened."""
+        row_of_K = row_index(rows)
+        lengths_N = row_of_K.bincount(minlength=len(rows))
+        has_tokens_N = lengths_N > 0
+        rewards_K = torch.zeros(len(row_of_K))
+        rewards_K[(lengths_N.cumsum(0) - 1)[has_tokens_N]] = advantages_N[has_tokens_N]
+        if raw_K is not None and reference_K is not None:
+            rewards_K -= self.config.kl_reward_coef * kl_k1(raw_K, reference_K)
+        returns_K = discounted_returns(rewards_K, row_of_K, len(rows), gamma=self.config.gamma)
+        return whiten(returns_K, torch.ones_like(returns_K)) if self.config.whiten else returns_K
+
+    def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
+        advantages_K = view["advantages_K"] if self._is_per_token else view["advantages_N"][view.row_of_K]
+        loss = POLICY_LOSSES[self.config.policy_loss]
+        return loss(self.config, view, outputs["policy"]["sampled"], view["old_logps_K"], advantages_K)
+
+
+class ReducedPolicyGradient(GroupPolicyGradient):
+    """Base class of the algorithms that may choose the reduction of their loss."""
+
+    config: ReducedConfig
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
         return Loss(terms_K, per=self.config.reduction, coef=coef)
+
+
+class GRPO(ReducedPolicyGradient):
+    name = "grpo"
+    Config = GRPOConfig
+
+
+class RLOO(ReducedPolicyGradient):
+    name = "rloo"
+    Config = RLOOConfig
+
+
+class ReinforcePP(ReducedPolicyGradient):
+    name = "reinforce_pp"
+    Config = ReinforcePPConfig
+
+
+class GSPO(ReducedPolicyGradient):
+    name = "gspo"
+    Config = GSPOConfig
+
+
+class CISPO(ReducedPolicyGradient):
+    name = "cispo"
+    Config = CISPOConfig
+
+
+class CPGD(ReducedPolicyGradient):
+    name = "cpgd"
+    Config = CPGDConfig
 
 
 class DrGRPO(GroupPolicyGradient):
@@ -329,18 +323,8 @@ class DrGRPO(GroupPolicyGradient):
             )
         return {}
 
-    def advantages(
-        self, rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
-    ) -> torch.Tensor:
-        return group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
-
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
         return Loss(terms_K, per="constant", coef=coef, constant=self.max_length)
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"algorithm.{name} is {value}; it must be at least 0, and finite")
 
 
 def scored_rows(

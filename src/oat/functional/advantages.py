@@ -1,5 +1,7 @@
 """Advantages from rewards."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -54,3 +56,186 @@ def group_advantages(
         return centred_N
     variance_G = segment_sum(centred_N.square(), group_of_N, num_groups) / (counts_G - 1).clamp(min=1)
     return centred_N / (variance_G.sqrt() + eps)[group_of_N]
+
+
+def leave_one_out(
+    rewards_N: Float[Tensor, " N"],
+    group_of_N: Int[Tensor, " N"],
+    num_groups: int,
+    *,
+    valid_N: Bool[Tensor, " N"] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return each reward minus the mean of the other rewards of its group (RLOO, arXiv:2402.14740, Eq. 8).
+
+    A_n = r_n - (sum of the group's r - r_n) / (n' - 1) = n' / (n' - 1) (r_n - mean of the group)
+
+    n' is the number of the group's valid samples. Arguments, units and errors as in `group_advantages`. The
+    advantage is exactly 0 if the group has one valid sample only, or if all its rewards are equal.
+    """
+    valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
+    centred_N = group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
+    counts_G = segment_sum(valid_N.to(rewards_N.dtype), group_of_N, num_groups)
+    return centred_N * (counts_G / (counts_G - 1).clamp(min=1))[group_of_N]
+
+
+def leave_one_out_max(
+    rewards_N: Float[Tensor, " N"],
+    group_of_N: Int[Tensor, " N"],
+    num_groups: int,
+    *,
+    valid_N: Bool[Tensor, " N"] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return each reward minus the largest of the other rewards of its group.
+
+    A_n = r_n - max over the others of r_m
+
+    Arguments, units and errors as in `group_advantages`. The advantage is exactly 0 if the group has one
+    valid sample only.
+    """
+    valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
+    check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
+    first_N = first_of_best(rewards_N, group_of_N, num_groups, valid_N=valid_N)
+    best_G = _largest(rewards_N, group_of_N, num_groups, valid_N)
+    second_G = _largest(rewards_N, group_of_N, num_groups, valid_N & ~first_N)
+    others_N = torch.where(first_N, second_G[group_of_N], best_G[group_of_N])
+    has_others_N = valid_N & others_N.isfinite()
+    return torch.where(has_others_N, rewards_N - others_N, 0.0)
+
+
+def length_weighted(
+    rewards_N: Float[Tensor, " N"],
+    lengths_N: Float[Tensor, " N"],
+    group_of_N: Int[Tensor, " N"],
+    num_groups: int,
+    *,
+    valid_N: Bool[Tensor, " N"] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return each reward minus the mean of its group's rewards weighted by the responses' lengths (OPO,
+    arXiv:2505.23585).
+
+    A_n = r_n - sum of l_m r_m over the group / sum of l_m over the group
+
+    Arguments, units and errors as in `group_advantages`. The advantage is exactly 0 if all rewards of the
+    group are equal, and if its responses have no tokens.
+
+    Args:
+        lengths_N: number of tokens of each response.
+    """
+    valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
+    check_same_shape(rewards_N=rewards_N, lengths_N=lengths_N, group_of_N=group_of_N, valid_N=valid_N)
+    centred_N = group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
+    weight_N = torch.where(valid_N, lengths_N, 0.0)
+    weight_G = segment_sum(weight_N, group_of_N, num_groups)
+    shift_G = segment_sum(weight_N * centred_N, group_of_N, num_groups) / weight_G.clamp(min=1e-9)
+    return torch.where(valid_N & (weight_G > 0)[group_of_N], centred_N - shift_G[group_of_N], 0.0)
+
+
+def best_of_group(
+    rewards_N: Float[Tensor, " N"],
+    group_of_N: Int[Tensor, " N"],
+    num_groups: int,
+    *,
+    valid_N: Bool[Tensor, " N"] | None = None,
+) -> Float[Tensor, " N"]:
+    """Return 1 for the first of the largest rewards of each group, and 0 for the others.
+
+    Arguments and errors as in `group_advantages`; the result has no unit. All are 0 in a group whose rewards
+    are equal, and in a group with one valid sample.
+    """
+    valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
+    check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
+    first_N = first_of_best(rewards_N, group_of_N, num_groups, valid_N=valid_N)
+    best_G = _largest(rewards_N, group_of_N, num_groups, valid_N)
+    has_less_N = valid_N & (rewards_N < best_G[group_of_N])
+    has_spread_G = segment_sum(has_less_N.to(rewards_N.dtype), group_of_N, num_groups) > 0
+    return (first_N & has_spread_G[group_of_N]).to(rewards_N.dtype)
+
+
+def batch_scaled(
+    rewards_N: Float[Tensor, " N"],
+    group_of_N: Int[Tensor, " N"],
+    num_groups: int,
+    *,
+    valid_N: Bool[Tensor, " N"] | None = None,
+    eps: float = 1e-4,
+) -> Float[Tensor, " N"]:
+    """Return each reward minus the mean of its group, divided by the standard deviation of all valid rewards.
+
+    A_n = (r_n - mean of the group) / (std of all groups' rewards + eps),   std unbiased
+
+    Arguments, units and errors as in `group_advantages`.
+    """
+    valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
+    centred_N = group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
+    together_N = torch.zeros_like(group_of_N)
+    whole_N = group_advantages(rewards_N, together_N, 1, valid_N=valid_N, normalise=False)
+    variance = whole_N.square().sum() / (valid_N.sum() - 1).clamp(min=1)
+    return centred_N / (variance.sqrt() + eps)
+
+
+def whiten(
+    values_K: Float[Tensor, " K"],
+    mask_K: Float[Tensor, " K"],
+    *,
+    shift_mean: bool = True,
+    eps: float = 1e-8,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, " K"]:
+    """Return the values scaled to variance 1 over the masked tokens, with mean 0 or with their own mean.
+
+    out = (x - mean) / sqrt(variance + eps) (+ mean),   variance unbiased
+
+    With `shift_mean` False the mean is added again after the scaling, as TRL's reward whitening does. The
+    statistics are computed in float64. With fewer than two tokens the variance counts as 1.
+
+    Args:
+        values_K: any unit, no gradient needed.
+        mask_K: 1 counts, 0 does not. The result is 0 where the mask is 0, whatever the value is.
+        eps: added inside the root, in units of the values squared.
+        reduce: sums a tensor over all parts of the batch, such as the ranks of a distributed run; None: the
+            values are the whole batch.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(values_K=values_K, mask_K=mask_K)
+    reduce = reduce or (lambda sums: sums)
+    kept_K = torch.where(mask_K > 0, values_K.double(), 0.0)
+    count, total = reduce(torch.stack(((mask_K > 0).double().sum(), kept_K.sum())))
+    mean = total / count.clamp(min=1)
+    centred_K = torch.where(mask_K > 0, kept_K - mean, 0.0)
+    (squares,) = reduce(centred_K.square().sum()[None])
+    scale = (squares / (count - 1) + eps).sqrt() if count > 1 else torch.ones_like(squares)
+    whitened_K = centred_K / scale
+    if not shift_mean:
+        whitened_K = torch.where(mask_K > 0, whitened_K + mean, 0.0)
+    return whitened_K.to(values_K.dtype)
+
+
+def first_of_best(
+    rewards_N: Float[Tensor, " N"],
+    group_of_N: Int[Tensor, " N"],
+    num_groups: int,
+    *,
+    valid_N: Bool[Tensor, " N"],
+) -> Bool[Tensor, " N"]:
+    """Return True for the first valid sample, in row order, that has the largest reward of its group.
+    Arguments and errors as in `group_advantages`."""
+    check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
+    best_G = _largest(rewards_N, group_of_N, num_groups, valid_N)
+    place_N = torch.arange(len(rewards_N), device=rewards_N.device)
+    is_best_N = valid_N & (rewards_N == best_G[group_of_N])
+    candidate_N = torch.where(is_best_N, place_N, len(rewards_N))
+    first_G = candidate_N.new_full((num_groups,), len(rewards_N)).scatter_reduce(
+        0, group_of_N.long(), candidate_N, "amin"
+    )
+    return is_best_N & (place_N == first_G[group_of_N])
+
+
+def _largest(
+    rewards_N: torch.Tensor, group_of_N: torch.Tensor, num_groups: int, valid_N: torch.Tensor
+) -> torch.Tensor:
+    """Return the largest valid reward of each group, (num_groups,); -inf for a group without one."""
+    present_N = rewards_N.detach().masked_fill(~valid_N, -torch.inf)
+    lowest_G = rewards_N.new_full((num_groups,), -torch.inf)
+    return lowest_G.scatter_reduce(0, group_of_N.long(), present_N, "amax")

@@ -35,6 +35,7 @@ def clipped_policy_loss(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
     max_log_ratio: float = 20.0,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """Return the clipped surrogate of PPO (arXiv:1707.06347, Eq. 7) with separate bounds (DAPO,
@@ -43,18 +44,20 @@ def clipped_policy_loss(
     term = - min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A),   r = exp(logps - old_logps)
 
     The function is elementwise; all tensors have the same shape, usually (K,) trained tokens. A ratio exactly
-    at a bound gets its full gradient. Departure: the log-ratio is clamped as in `log_ratio`. There is no
-    second bound for negative advantages (dual clip).
+    at a bound gets its full gradient. Departure: the log-ratio is clamped as in `log_ratio`.
+
+    With `dual_clip` c, the term of a negative advantage is at most -c A (arXiv:1912.09729, Eq. 5).
 
     Args:
         logps: log-probabilities of the sampled tokens under the policy, nats, with grad.
         old_logps: log-probabilities of the same tokens under the policy at `prepare`, nats, no grad.
         advantages: the advantage of each token, no grad; without unit, or in units of reward.
         clip_low, clip_high: how far below and above 1 the ratio may be before clipping stops its gradient.
+        dual_clip: above 1; None: no second bound.
         max_log_ratio: see `log_ratio`.
     Returns:
-        Unreduced terms; and for each token 1 if the clipped branch is the larger loss, else 0. If both
-        branches are equal, it is 0.
+        Unreduced terms; and for each token 1 if a bound decides the term, else 0. If the branches are equal,
+        it is 0.
 
     Raises:
         ShapeError: shapes disagree.
@@ -63,4 +66,10 @@ def clipped_policy_loss(
     ratio = torch.exp(log_ratio(logps, old_logps, max_log_ratio=max_log_ratio))
     free = -advantages * ratio
     bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return torch.maximum(free, bounded), (bounded > free).to(ratio.dtype)
+    terms = torch.maximum(free, bounded)
+    is_bounded = bounded > free
+    if dual_clip is not None:
+        most = torch.where(advantages < 0, -dual_clip * advantages, torch.inf)
+        is_bounded = is_bounded | (terms > most)
+        terms = torch.minimum(terms, most)
+    return terms, is_bounded.to(ratio.dtype)

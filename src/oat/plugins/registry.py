@@ -92,6 +92,11 @@ ALGORITHMS = Registry(
         "sft": "oat.algorithms.supervised:SFT",
         "grpo": "oat.algorithms.group:GRPO",
         "dr_grpo": "oat.algorithms.group:DrGRPO",
+        "rloo": "oat.algorithms.group:RLOO",
+        "reinforce_pp": "oat.algorithms.group:ReinforcePP",
+        "gspo": "oat.algorithms.group:GSPO",
+        "cispo": "oat.algorithms.group:CISPO",
+        "cpgd": "oat.algorithms.group:CPGD",
         "reward_model": "oat.algorithms.reward_model:RewardModelling",
     },
 )

@@ -1,0 +1,189 @@
+"""The estimators and losses that a policy gradient may choose by name: columns by hand, gradients by hand, and
+settings that nothing would read."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from test_group import feedback
+
+from oat.algorithms.base import Objective
+from oat.algorithms.estimators import ESTIMATORS
+from oat.algorithms.group_config import Advantage, PolicyLoss
+from oat.algorithms.surrogates import POLICY_LOSSES
+from oat.errors import ConfigError
+from oat.learner.batching import view_of
+from oat.learner.reduction import Reduction
+from oat.plugins.registry import ALGORITHMS
+from oat.types import Batch, Trajectory
+
+OFFSET = 0.5
+"""How far the reference's log-probabilities are below the recorded ones, nats."""
+
+
+def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[str, torch.Tensor]:
+    """Return the recorded log-probabilities for the policy, and lower ones for the reference."""
+    raw_K = torch.from_numpy(np.concatenate([row.recorded("raw_logps") for row in rows]))
+    return {name: raw_K - (OFFSET if model == "reference" else 0.0) for name in wants}
+
+
+def made(name: str, **options: Any) -> Any:
+    cls: Any = ALGORITHMS[name]
+    return cls(cls.Config(prompts=1, **{"samples": 3, **options}))
+
+
+def batch_of(objective: Objective, *scores: tuple[float, ...]) -> Batch:
+    return objective.prepare(feedback(*scores), forward, np.random.default_rng(0))
+
+
+def gradient(objective: Any, batch: Batch, logps_K: torch.Tensor) -> list[float]:
+    """Return the derivative of the policy's loss with respect to each token's log-probability."""
+    logps_K = logps_K.clone().requires_grad_()
+    view = view_of(batch)
+    loss = objective.losses({"policy": {"sampled": logps_K}}, view)["loss/policy"]
+    (loss.coef * Reduction(batch)(loss, view, view.group_of_N, first=True)).backward()
+    assert logps_K.grad is not None
+    return logps_K.grad.tolist()
+
+
+STD = math.sqrt(3)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "expected"),
+    [
+        # Rewards 1, 4, 1 over 1, 4 and 2 tokens: mean 2, deviation sqrt(3), mean by length 19 / 7.
+        ("none", [1, 4, 1]),
+        ("group_mean", [-1, 2, -1]),
+        ("group_norm", [-1 / STD, 2 / STD, -1 / STD]),
+        ("batch_norm", [-1 / STD, 2 / STD, -1 / STD]),
+        ("leave_one_out", [-1.5, 3, -1.5]),
+        ("leave_one_out_max", [-3, 3, -3]),
+        ("length_weighted", [1 - 19 / 7, 4 - 19 / 7, 1 - 19 / 7]),
+        ("best_of_group", [0, 1, 0]),
+    ],
+)
+def test_advantages_of_every_estimator_by_hand(advantage: str, expected: list[float]) -> None:
+    batch = batch_of(made("grpo", advantage=advantage), (1.0, 4.0, 1.0))
+    assert batch.columns["advantages_N"].tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_deviation_of_the_step_divides_all_groups() -> None:
+    """Groups 1, 4, 1 and 0, 0, 6: means 2 and 2, variance of the six rewards 34 / 5 - 4 * 6 / 5 + ..., that
+    is 6.0."""
+    batch = batch_of(made("grpo", advantage="batch_norm"), (1.0, 4.0, 1.0), (0.0, 0.0, 6.0))
+    deviation = float(torch.tensor([1.0, 4.0, 1.0, 0.0, 0.0, 6.0]).std())
+    expected = [value / deviation for value in (-1, 2, -1, -2, -2, 4)]
+    assert batch.columns["advantages_N"].tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_tables_have_every_name_of_the_settings() -> None:
+    assert set(ESTIMATORS) == set(get_args(Advantage))
+    assert set(POLICY_LOSSES) == set(get_args(PolicyLoss))
+
+
+def test_reinforce_pp_by_hand() -> None:
+    """Every token's reward is -0.1 * 0.5, the last one's has the score added. A token's return is the sum
+    from it on: 1 - 0.05 n with n tokens left. All seven returns are then whitened."""
+    batch = batch_of(made("reinforce_pp", kl_reward_coef=0.1), (1.0, 4.0, 1.0))
+    left = [1, 4, 3, 2, 1, 2, 1]
+    score = [1, 4, 4, 4, 4, 1, 1]
+    returns = torch.tensor([r - 0.05 * n for r, n in zip(score, left, strict=True)], dtype=torch.float64)
+    expected = (returns - returns.mean()) / (returns.var() + 1e-8).sqrt()
+    assert batch.columns["advantages_K"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert "advantages_N" not in batch.columns
+
+
+def test_a_discount_counts_tokens_to_the_end() -> None:
+    batch = batch_of(made("rloo", gamma=0.5), (1.0, 4.0, 1.0))
+    expected = [-1.5, 3 / 8, 3 / 4, 3 / 2, 3, -0.75, -1.5]
+    assert batch.columns["advantages_K"].tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_kl_in_the_rewards_asks_for_a_reference() -> None:
+    assert made("rloo").requires.models == {"policy"}
+    assert made("rloo", kl_reward_coef=0.1).requires.models == {"policy", "reference"}
+    assert made("rloo", kl_coef=0.1).requires.models == {"policy", "reference"}
+
+
+@pytest.mark.parametrize("name", ["rloo", "cispo", "cpgd", "gspo", "grpo", "reinforce_pp"])
+def test_gradients_at_ratio_one_are_those_of_reinforce(name: str) -> None:
+    """At ratio 1 the derivative of every loss is minus the advantage, divided as the reduction says."""
+    objective = made(name)
+    batch = batch_of(objective, (1.0, 4.0, 1.0))
+    lengths = [1, 4, 4, 4, 4, 2, 2]
+    divisor = {"sequence": [3 * n for n in lengths], "token": [7] * 7, "sequence_sum": [3] * 7}
+    if "advantages_K" in batch.columns:
+        advantages = batch.columns["advantages_K"].tolist()
+    else:
+        by_row = batch.columns["advantages_N"].tolist()
+        advantages = [by_row[row] for row in (0, 1, 1, 1, 1, 2, 2)]
+    expected = [-a / d for a, d in zip(advantages, divisor[objective.config.reduction], strict=True)]
+    assert gradient(objective, batch, batch.columns["old_logps_K"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cpgd", "gspo", "grpo"])
+def test_beyond_the_upper_bound_a_good_token_gets_no_gradient(name: str) -> None:
+    objective = made(name, drift_coef=0.0)
+    batch = batch_of(objective, (1.0, 4.0, 1.0))
+    slopes = gradient(objective, batch, batch.columns["old_logps_K"] + 0.5)
+    assert slopes[1:5] == [0.0] * 4
+    assert all(slope > 0 for slope in (slopes[0], *slopes[5:])), "bad tokens are still pushed down"
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_ratio() -> None:
+    """At a ratio of e^0.5 with a bound of 1.2, a good token's slope is -1.2 times its advantage / 7."""
+    objective = made("cispo", clip_high=0.2)
+    batch = batch_of(objective, (1.0, 4.0, 1.0))
+    slopes = gradient(objective, batch, batch.columns["old_logps_K"] + 0.5)
+    good = float(batch.columns["advantages_N"][1])
+    assert slopes[1:5] == pytest.approx([-1.2 * good / 7] * 4, rel=1e-5)
+
+
+def test_the_drift_pulls_back_to_the_old_policy() -> None:
+    objective = made("cpgd", drift_coef=0.5)
+    batch = batch_of(objective, (1.0, 4.0, 1.0))
+    logps_K = (batch.columns["old_logps_K"] + 0.3).requires_grad_()
+    loss = objective.losses({"policy": {"sampled": logps_K}}, view_of(batch))["loss/drift"]
+    assert loss.coef == 0.5
+    assert loss.terms.tolist() == pytest.approx([math.exp(0.3) - 1 - 0.3] * 7, rel=1e-4)
+    assert "loss/drift" not in made("cpgd", drift_coef=0.0).losses(
+        {"policy": {"sampled": logps_K}}, view_of(batch)
+    )
+
+
+def test_a_group_teaches_what_its_estimator_sees() -> None:
+    flat, spread = feedback((1.0, 1.0, 1.0)).items[0], feedback((1.0, 0.0, 1.0)).items[0]
+    for advantage in ("group_mean", "group_norm", "leave_one_out", "leave_one_out_max", "best_of_group"):
+        objective = made("grpo", advantage=advantage)
+        assert (objective.is_usable(flat), objective.is_usable(spread)) == (False, True)
+    assert made("reinforce_pp").is_usable(flat), "its advantages are normalised over the step"
+    assert not made("reinforce_pp").is_usable(feedback((1.0,), missing="failed").items[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("rloo", {"samples": 1}, "algorithm.samples is 1; with algorithm.advantage leave_one_out a group"),
+        ("reinforce_pp", {"samples": 0}, "algorithm.samples is 0; it must be at least 1"),
+        (
+            "grpo",
+            {"policy_loss": "reinforce", "clip_high": 0.3},
+            "nothing reads it with algorithm.policy_loss",
+        ),
+        ("gspo", {"dual_clip": 3.0}, "algorithm.dual_clip is 3.0, and nothing reads it"),
+        ("grpo", {"dual_clip": 1.0}, "algorithm.dual_clip is 1.0; it must be above 1"),
+        ("rloo", {"std_eps": 0.1}, "algorithm.std_eps is 0.1, and nothing reads it with algorithm.advantage"),
+        ("grpo", {"gamma": 1.5}, "algorithm.gamma is 1.5; it must be at least 0 and at most 1"),
+        ("grpo", {"kl_reward_coef": math.nan}, "algorithm.kl_reward_coef is nan; it must be at least 0"),
+        ("cpgd", {"drift_coef": -1.0}, "algorithm.drift_coef is -1.0; it must be at least 0"),
+    ],
+)
+def test_settings_that_are_wrong_or_that_nothing_would_read(
+    name: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made(name, **options)
