@@ -1,4 +1,4 @@
-"""The estimators and losses that a policy gradient may choose by name: columns by hand, gradients by hand, and
+"""The estimators and losses that a policy gradient may choose by name: columns and gradients by hand, and
 settings that nothing would read."""
 
 import math

@@ -26,6 +26,7 @@ from oat.functional.preference import (
     simpo_margin,
 )
 from oat.functional.rewards import confidence
+from oat.functional.surrogates import cpgd_loss, gspo_loss
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -64,8 +65,42 @@ def positive(rounding: float | None = None) -> Term:
     return term
 
 
+def dual(advantage: float, bound: float) -> Term:
+    return lambda x: clipped_policy_loss(
+        x,
+        torch.zeros_like(x),
+        torch.full_like(x, advantage),
+        clip_low=1.0,
+        clip_high=0.0,
+        dual_clip=bound,
+    )[0]
+
+
+def of_sequences(advantage: float, low: float, high: float) -> Term:
+    return lambda x: gspo_loss(
+        x,
+        torch.zeros_like(x),
+        torch.full_like(x, advantage),
+        torch.arange(len(x)),
+        len(x),
+        clip_low=low,
+        clip_high=high,
+    )[0]
+
+
+def of_logarithms(advantage: float, low: float, high: float) -> Term:
+    return lambda x: cpgd_loss(
+        x, torch.zeros_like(x), torch.full_like(x, advantage), clip_low=low, clip_high=high
+    )[0]
+
+
 LOG_2 = math.log(2)
 KINKS = [
+    Kink("clipped_policy_loss", dual(-1.5, 2.0), LOG_2, (3.0, 3.0, 0.0)),
+    Kink("gspo_loss", of_sequences(1.5, 0.5, 1.0), LOG_2, (-3.0, -3.0, 0.0)),
+    Kink("gspo_loss", of_sequences(-1.5, 0.5, 1.0), -LOG_2, (0.0, 0.75, 0.75)),
+    Kink("cpgd_loss", of_logarithms(1.5, 0.5, 1.0), LOG_2, (-1.5, -1.5, 0.0)),
+    Kink("cpgd_loss", of_logarithms(-1.5, 0.5, 1.0), -LOG_2, (0.0, 1.5, 1.5)),
     Kink("positive_margin", positive(), -2.0, (4.0, 0.0, 0.0)),
     Kink("positive_margin", positive(0.5), -2.5, (4.0, 0.0, 0.0)),
     Kink("hinge_loss", lambda x: hinge_loss(x, beta=0.5), 2.0, (-0.5, 0.0, 0.0)),
@@ -86,6 +121,16 @@ KINKS = [
 ]
 NONE = {
     "group_advantages": "counts",
+    "leave_one_out": "counts",
+    "leave_one_out_max": "rewards",
+    "length_weighted": "rewards",
+    "batch_scaled": "counts",
+    "first_of_best": "rewards",
+    "whiten": "advantages",
+    "discounted_returns": "lengths",
+    "gae": "values of a critic at `prepare`",
+    "_decayed_sums": "powers of the discount",
+    "cispo_loss": "the clipped ratio is stopped",
     "rank_matches": "places",
     "segment_mean": "counts",
     "bnf_scores": "the target is stopped, and meets its bound with the same slope",

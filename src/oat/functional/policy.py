@@ -70,6 +70,7 @@ def clipped_policy_loss(
     is_bounded = bounded > free
     if dual_clip is not None:
         most = torch.where(advantages < 0, -dual_clip * advantages, torch.inf)
-        is_bounded = is_bounded | (terms > most)
-        terms = torch.minimum(terms, most)
+        is_above = terms > most
+        is_bounded = is_bounded | is_above
+        terms = torch.where(is_above, most, terms)
     return terms, is_bounded.to(ratio.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 from oat.functional._checks import check_same_shape
 
 BLOCK = 64
-"""Tokens of a block. Within a block, sums are products with a matrix; sums are carried from block to block."""
+"""Tokens of a block. Within a block, sums are products with a matrix; between blocks they are carried."""
 
 
 def discounted_returns(

@@ -1,6 +1,6 @@
-"""Losses of the policy other than the clipped surrogate of PPO (`policy.py`). In all of them r_t = exp(logps -
-old_logps) is the importance ratio of a token, whose logarithm is clamped as in `log_ratio`, A_t its
-advantage, and sg stops the gradient.
+"""Losses of the policy other than the clipped surrogate of PPO (`policy.py`). In all of them
+r_t = exp(logps - old_logps) is the importance ratio of a token, whose logarithm is clamped as in `log_ratio`,
+A_t its advantage, and sg stops the gradient.
 
 Every function has arguments of one shape, usually (K,) trained tokens:
 
@@ -74,9 +74,9 @@ def gspo_loss(
 
     term_t = - min(s_n A_t, clip(s_n, 1 - clip_low, 1 + clip_high) A_t),   s_n = exp(mean of log r_t in row n)
 
-    Every token of a row has the row's ratio, so the mean over the tokens of each row, and then over rows, is
-    the paper's loss. With `per_token` (Eq. 13), s_n is replaced by sg(s_n) r_t / sg(r_t): the same value, with
-    the gradient of the token alone.
+    Every token of a row has the row's ratio, so the mean over the tokens of each row, and then over rows,
+    is the paper's loss. With `per_token` (Eq. 13), s_n is replaced by sg(s_n) r_t / sg(r_t): the same value,
+    with the gradient of the token alone.
 
     Args:
         row_of_K: index of the row of each token, in [0, num_rows).
@@ -103,8 +103,8 @@ def cpgd_loss(
     clip_low: float | None,
     clip_high: float,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """Return the terms of CPGD (arXiv:2505.12504): the logarithm of the ratio takes the place of the ratio, so
-    the gradient is never multiplied by a ratio.
+    """Return the terms of CPGD (arXiv:2505.12504): the logarithm of the ratio takes the place of the ratio,
+    so the gradient is never multiplied by a ratio.
 
     term_t = - min(l_t A_t, clip(l_t, ln(1 - clip_low), ln(1 + clip_high)) A_t),   l_t = ln r_t
 
