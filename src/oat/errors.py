@@ -279,6 +279,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
+    # letters in another order are likelier than another letter: gpro is grpo, not gspo
+    near = [other for other in names if sorted(other) == sorted(name)][:1] or near
     more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
     listed = "valid: " + (", ".join(map(shortened, names[:_MOST_NAMES])) or "none") + more
     return f"did you mean `{near[0]}`? {listed}" if near else listed

@@ -7,30 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import make_group, make_questions
+from scored_groups import TEXTS, feedback
 
 from oat.algorithms.ensemble import EnsembleConfig
 from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
 from oat.errors import ConfigError
 from oat.learner.batching import view_of
 from oat.learner.reduction import Reduction
-from oat.types import Answer, Batch, Feedback, Item, Mark, Trajectory
-
-TEXTS = ("a", "abcd", "ab")
-"""Responses of 1, 4 and 2 tokens."""
-
-
-def feedback(*scores: tuple[float, ...], missing: Mark | None = None) -> Feedback:
-    """Return feedback with one group per tuple of scores. `missing` is the mark of the last score."""
-    items = []
-    for number, values in enumerate(scores):
-        group = make_group(number, *TEXTS[: len(values)])
-        (question,) = make_questions([group], "score", 0, oracle="o")
-        marks: list[Mark] = ["ok"] * len(values)
-        if missing is not None and number + 1 == len(scores):
-            marks[-1] = missing
-        items.append(Item(group, question, Answer(question.key, values, tuple(marks), len(values)), None))
-    return Feedback(0, tuple(items), sum(map(len, scores)))
+from oat.types import Batch, Feedback, Mark, Trajectory
 
 
 def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:

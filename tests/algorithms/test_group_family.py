@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from test_group import feedback
+from scored_groups import feedback
 
 from oat.algorithms.base import Objective
 from oat.algorithms.estimators import ESTIMATORS

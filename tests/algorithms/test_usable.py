@@ -17,8 +17,10 @@ from oat.types import Feedback
 OPTIONS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"max_length": 8},
     "sft": {"threshold": 0.0},
+    "reinforce_pp": {"whiten": False},
 }
-"""Options without which an algorithm cannot be made, or would read no answers."""
+"""Options without which an algorithm cannot be made, would read no answers, or learns from a group only
+beside other groups."""
 
 
 def made(name: str, **options: Any) -> Any:

@@ -308,7 +308,7 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
         "pairs/brier",
         "pairs/confidence",
     }
-    proven_by_algorithms |= {"loss/reward", "loss/centring"}
+    proven_by_algorithms |= {"loss/reward", "loss/centring", "loss/drift"}
     proven_of_mixtures = {"oracle/source/label"}
     proven_elsewhere = {"answers/wasted_frac", "oracle/changes"}
     assert (

@@ -25,8 +25,14 @@ def _low(config: GroupConfig) -> float:
 def _clipped(
     config: GroupConfig, view: View, logps_K: torch.Tensor, old_K: torch.Tensor, advantages_K: torch.Tensor
 ) -> Terms:
-    bounds = {"clip_low": _low(config), "clip_high": config.clip_high}
-    return clipped_policy_loss(logps_K, old_K, advantages_K, dual_clip=config.dual_clip, **bounds)
+    return clipped_policy_loss(
+        logps_K,
+        old_K,
+        advantages_K,
+        clip_low=_low(config),
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
 
 
 def _reinforce(
@@ -43,9 +49,16 @@ def _gspo(*, per_token: bool) -> Surrogate:
         old_K: torch.Tensor,
         advantages_K: torch.Tensor,
     ) -> Terms:
-        bounds = {"clip_low": _low(config), "clip_high": config.clip_high}
-        given = (logps_K, old_K, advantages_K, view.row_of_K, view.num_rows)
-        return gspo_loss(*given, per_token=per_token, **bounds)
+        return gspo_loss(
+            logps_K,
+            old_K,
+            advantages_K,
+            view.row_of_K,
+            view.num_rows,
+            clip_low=_low(config),
+            clip_high=config.clip_high,
+            per_token=per_token,
+        )
 
     return loss
 
