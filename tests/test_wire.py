@@ -74,6 +74,9 @@ def examples():
     trajectories = (
         types.Trajectory("sampler", (context, model), "stop", "text", 0.7),
         types.Trajectory("sampler", (context, empty), "length", ""),
+        types.Trajectory(
+            "sampler", (context, dataclasses.replace(model, text_ends=ids, reward=-0.5)), "stop", "text"
+        ),
     )
     group = types.Group(prompt, trajectories)
     key = types.Key("train", 3, 1, 17, 2)

@@ -17,6 +17,8 @@ CLIP = 0.2
 STEPS = 4
 SAMPLES = 4
 SEED = 3
+STOP = (1, 2)
+"""The ids that end a response: the tokenizer's end-of-text, and that of the model's configuration."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,13 @@ def run(config: Path) -> Path:
     return config.with_suffix("")
 
 
-def test_episodes_have_two_turns_and_their_own_reward(run: Path) -> None:
+def turn_reward(text: str, digit: int) -> float:
+    """Return the reward that `guessing.py` gives to one response."""
+    return text.count("a") + 0.3 * text.count(str(digit)) - 0.05 * len(text)
+
+
+def test_episodes_have_two_turns_and_their_own_reward(bench: Bench, run: Path) -> None:
+    tokenizer = load_tokenizer(str(bench.folder / "model"))
     turns = set()
     for step, items in enumerate(straight.recorded_steps(run)):
         for item in items:
@@ -59,7 +67,12 @@ def test_episodes_have_two_turns_and_their_own_reward(run: Path) -> None:
                 if len(authors) == 4:
                     assert len(row.segments[2].ids) == 3
                     assert row.segments[2].mask is None
-                assert row.reward == value
+                responses = [segment for segment in row.segments if segment.author == "model"]
+                kept = [[i for i in each.ids if i not in STOP] for each in responses]
+                texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in kept]
+                assert [each.reward for each in responses] == [turn_reward(text, digit) for text in texts]
+                assert [s.reward for s in row.segments if s.author == "context"] == [None] * len(responses)
+                assert row.reward == value == sum(turn_reward(text, digit) for text in texts)
                 assert 0 <= digit < 10
                 assert item.answer.queries == 0
     assert turns == {4} or turns == {2, 4}

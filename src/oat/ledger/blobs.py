@@ -20,6 +20,9 @@ _COLUMNS = {
     "sampled_logps": np.float32,
 }
 """The arrays of a segment, with one value per token. All except `ids` may be missing."""
+_KEPT, _TEXT_ENDS, _REWARD = (1 << bit for bit in range(len(_COLUMNS), len(_COLUMNS) + 3))
+"""The bits for kept sets, `text_ends` and a reward of a segment. Old ledgers have only the first of them. The
+bytes have no place for `text_ends`, or for rewards, if no segment of the round has any."""
 
 
 def pack(groups: Sequence[Group]) -> bytes:
@@ -46,6 +49,8 @@ def pack(groups: Sequence[Group]) -> bytes:
         "segments": [(s.author, len(s.ids), bits) for s, bits in zip(segments, there, strict=True)],
         "kept": [len(sets.ids) for sets in kept],
     }
+    if any(bits & _REWARD for bits in there):
+        plain["rewards"] = [segment.reward for segment in segments if segment.reward is not None]
     try:
         text = msgspec.msgpack.encode(plain)
     except (TypeError, ValueError, OverflowError) as error:
@@ -55,6 +60,9 @@ def pack(groups: Sequence[Group]) -> bytes:
     arrays = {
         name: _end_to_end(each, dtype) for (name, dtype), each in zip(_COLUMNS.items(), parts, strict=True)
     }
+    if any(bits & _TEXT_ENDS for bits in there):
+        ends = [segment.text_ends for segment in segments if segment.text_ends is not None]
+        arrays["text_ends"] = _end_to_end(ends, np.int32)
     arrays["kept_ids"] = _end_to_end([sets.ids.astype(np.int32, copy=False) for sets in kept], np.int32)
     arrays["kept_offsets"] = _end_to_end(
         [sets.offsets.astype(np.int64, copy=False) for sets in kept], np.int64
@@ -107,9 +115,12 @@ def _sort(s: Segment, parts: tuple[list[np.ndarray], ...]) -> int:
     """Append each array of a segment to its list in `parts`. The lists are in the order of `_COLUMNS`.
 
     Returns:
-        What the segment has, as bits: bit i for array i of `_COLUMNS`, and the highest bit for kept sets.
+        What the segment has, as bits: bit i for array i of `_COLUMNS`, then `_KEPT`, `_TEXT_ENDS` and
+        `_REWARD`.
     """
-    bits = 0 if s.kept is None else 1 << len(_COLUMNS)
+    bits = 0 if s.kept is None else _KEPT
+    bits |= 0 if s.text_ends is None else _TEXT_ENDS
+    bits |= 0 if s.reward is None else _REWARD
     for bit, part in enumerate((s.ids, s.mask, s.versions, s.raw_logps, s.sampled_logps)):
         if part is not None:
             parts[bit].append(part)
@@ -130,7 +141,7 @@ def _end_to_end(parts: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
 
 
 def _segments(plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> Iterator[Segment]:
-    kept_sizes = iter(plain["kept"])
+    kept_sizes, rewards = iter(plain["kept"]), iter(plain.get("rewards", ()))
     ends = dict.fromkeys([*arrays], 0)
 
     def cut(name: str, size: int) -> np.ndarray:
@@ -145,10 +156,12 @@ def _segments(plain: dict[str, Any], arrays: dict[str, np.ndarray]) -> Iterator[
         }
         kept = (
             KeptSets(cut("kept_ids", next(kept_sizes)), cut("kept_offsets", size + 1))
-            if there & 1 << len(_COLUMNS)
+            if there & _KEPT
             else None
         )
-        yield Segment(author, kept=kept, **values)
+        text_ends = cut("text_ends", size) if there & _TEXT_ENDS else None
+        reward = _next(rewards, 1)[0] if there & _REWARD else None
+        yield Segment(author, kept=kept, text_ends=text_ends, reward=reward, **values)
 
 
 def _next(values: Iterator[Any], number: int) -> tuple[Any, ...]:

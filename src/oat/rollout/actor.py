@@ -3,7 +3,7 @@ several turns, an environment."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -201,6 +201,7 @@ class Actor:
         with _played(self.environment, episode):
             turn = self.environment.step(episode.state, episode.text)
             episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
+            episode.segments[-1] = replace(episode.segments[-1], reward=float(turn.reward))
         if turn.message is not None:
             episode.context(self.renderer.extend(episode.ids, turn.message))
         return turn.message is not None

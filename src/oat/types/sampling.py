@@ -162,6 +162,10 @@ class Segment:
         mask: (T,) bool, True for tokens that may be trained.
         versions: (T,) int32, version of the weights that produced each token.
         raw_logps, sampled_logps: (T,) float32 nats, recorded at sampling.
+        text_ends: (T,) int32. Entry t is the number of characters of this response's text that are complete
+            after token t; "text" means what `Trajectory.text` is of an episode's last response. Recorded only
+            in a run whose oracle gives rewards of steps at offsets in characters; otherwise None.
+        reward: the environment's reward of this response; None without an environment.
     """
 
     author: Literal["context", "model"]
@@ -171,6 +175,8 @@ class Segment:
     raw_logps: np.ndarray | None = None
     sampled_logps: np.ndarray | None = None
     kept: KeptSets | None = None
+    text_ends: np.ndarray | None = None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +188,8 @@ class Trajectory:
         segments: the first one is the prompt.
         text: the decoded response for oracles and people, cut before a stop string.
         temperature: temperature of the sampled distribution.
-        reward: the environment's reward of the episode, or a recorded reward; None if there is neither.
+        reward: the environment's reward of the episode, which is the sum of the rewards of its responses
+            (`Segment.reward`), or a recorded reward; None if there is neither.
     """
 
     slot: str
