@@ -222,7 +222,7 @@ def test_logps_of_sequences(lms, family, deterministic):
 
 
 def test_logps_of_many_tokens_come_in_chunks(lms, monkeypatch):
-    monkeypatch.setattr("oat.engines.torch._HEAD_LOGITS", 8 * VOCAB_ROWS)
+    monkeypatch.setattr("oat.engines.scoring._HEAD_LOGITS", 8 * VOCAB_ROWS)
     monkeypatch.setattr("oat.engines.decoding.PASS_TOKENS", 32)
     sequences = [request.ids for request in build_requests(Sampling(1), each=9, seed=5)]
     pieces = build_engine(lms["llama"]).logps(sequences, "sampler")

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from oat.engines.base import checksum
-from oat.engines.decoding import PASS_TOKENS, Decode, Decoding, blaming_model, cache_dtype, passes
+from oat.engines.decoding import Decode, Decoding, blaming_model, cache_dtype
+from oat.engines.fixed_shapes import fixed_rows, fixed_width
 from oat.engines.paged_cache import PAGE, Filling, PagedCache, Step
+from oat.engines.scoring import score
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
-from oat.functional.logprobs import chunked_head, token_logps
 from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
 from oat.models.attention import Packed
@@ -34,9 +35,6 @@ from oat.models.causal_lm import CausalLM
 from oat.models.packing import pack
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
-_HEAD_LOGITS = 2**24
-"""Largest number of logits that are in memory at once when sequences are scored."""
-_LEAST_WIDTH, _LEAST_ROWS = 16, 64
 _DETERMINISTIC_THREADS = 2
 _CACHE_TOLERANCE, _CACHE_TOLERANCE_HALF = 1e-4, 5e-2
 _GB = 10**9
@@ -191,14 +189,8 @@ class TorchEngine:
         context, vocab_rows = self._context(lm), lm.vocab_rows
         for index, ids in enumerate(sequences):
             _check_ids(f"sequence {index}", ids, context, vocab_rows)
-        widths = np.array([self._width(len(ids)) for ids in sequences], dtype=np.int64)
-        scored: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(sequences)
-        for some in self._fixed_passes(widths) if self._deterministic else passes(widths):
-            for number, logps_T in zip(
-                some, self._logps_packed(lm, [sequences[number] for number in some]), strict=True
-            ):
-                scored[number] = logps_T
-        return scored
+        with self._computing(lm):
+            return score(lm, sequences, fixed_rows=self._max_rows if self._deterministic else None)
 
     def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
         """Copy the tensors into the slot's model. A tensor that is the model's own memory is not copied.
@@ -291,7 +283,7 @@ class TorchEngine:
         if self._deterministic:
             idle = self._max_rows - len(requests)
             requests, rooms = requests + [_IDLE] * idle, rooms + [0] * idle
-            width = self._width(max(len(request.ids) for request in requests))
+            width = fixed_width(max(len(request.ids) for request in requests))
         return Decoding(
             requests,
             rooms,
@@ -311,25 +303,12 @@ class TorchEngine:
         groups: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
             if rooms[index] > 0:
-                groups.setdefault(self._width(len(request.ids)) if self._deterministic else 0, []).append(
-                    index
-                )
+                width = fixed_width(len(request.ids)) if self._deterministic else 0
+                groups.setdefault(width, []).append(index)
         for group in groups.values():
             size = self._max_rows if self._deterministic else len(group)
             for start in range(0, len(group), size):
                 yield group[start : start + size]
-
-    def _fixed_passes(self, widths: np.ndarray) -> Iterator[list[int]]:
-        """Yield the indices of the sequences of each pass: at most `_rows(width)` sequences of the same
-        padded width."""
-        for width in np.unique(widths):
-            numbers, rows = np.flatnonzero(widths == width).tolist(), self._rows(int(width))
-            for start in range(0, len(numbers), rows):
-                yield numbers[start : start + rows]
-
-    def _rows(self, width: int) -> int:
-        """Return the number of rows, a power of two, in a pass of fixed size with rows of `width` tokens."""
-        return min(self._max_rows, _power_below(PASS_TOKENS // width))
 
     @property
     def _thread_count(self) -> int:
@@ -349,33 +328,6 @@ class TorchEngine:
         finally:
             if was_training:
                 lm.module.train()
-
-    def _width(self, length: int) -> int:
-        return max(_power_above(length), _LEAST_WIDTH) if self._deterministic else length
-
-    @torch.inference_mode()
-    def _logps_packed(self, lm: CausalLM, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the raw log-probabilities of sequences, (T - 1,) each, from one pass. If the engine is
-        deterministic, the sequences must have the same padded width, and the pass has a fixed size."""
-        width = self._width(len(sequences[0])) if self._deterministic else None
-        ids_1T, positions_1T, spans = pack(
-            sequences, lm.device, width=width, rows=0 if width is None else self._rows(width)
-        )
-        next_T = ids_1T[0].roll(-1)
-        raw = {"raw": lambda logits_CV, span: token_logps(logits_CV, next_T[span])}
-        with self._computing(lm):
-            hidden_TD = lm.hidden(ids_1T, positions=positions_1T, layout=Packed(spans, width=width))[0]
-            logps_T = (
-                chunked_head(hidden_TD, lm.head, raw, _power_below(_HEAD_LOGITS // lm.vocab_rows))["raw"]
-                .cpu()
-                .numpy()
-            )
-        return [logps_T[span.start : span.stop - 1].copy() for span in spans]
-
-
-def fixed_rows(max_rows: int) -> int:
-    """Return the number of rows that a deterministic engine decodes together."""
-    return max(_power_above(max_rows), _LEAST_ROWS)
 
 
 def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | None = None) -> None:
@@ -419,16 +371,6 @@ def _check_ids(what: str, ids: np.ndarray, context: int | None, vocab_rows: int)
         raise EngineError(
             f"{what} has an id outside 0 to {vocab_rows - 1}; use the tokenizer that belongs to the model"
         )
-
-
-def _power_above(number: int) -> int:
-    """Return the smallest power of two that is not below the number."""
-    return 1 << (number - 1).bit_length()
-
-
-def _power_below(number: int) -> int:
-    """Return the largest power of two that is not above the number, at least 1."""
-    return 1 << max(number, 1).bit_length() - 1
 
 
 def _same_memory(held: Tensor, sent: Tensor) -> bool:
