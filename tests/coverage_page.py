@@ -23,6 +23,7 @@ FEATURES = {
     15: "rejection sampling (REST, RFT)",
     28: "GRPO advantages",
     45: "sequence-classification score",
+    52: "filter of high-entropy tokens: it keeps exactly the top fraction",
     53: "reward functions with the signatures of TRL and LightRFT",
     54: "several reward functions with weights: the reward is their weighted sum",
     78: "PairRM oracle",

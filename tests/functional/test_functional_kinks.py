@@ -16,6 +16,7 @@ from pairs import WINNER, item, objective, prepared
 import oat.functional
 from oat.algorithms.direct import DPO, ROUNDING
 from oat.functional.contrast import ORPO_EPS, orpo_loss
+from oat.functional.kl import kl_k1
 from oat.functional.policy import clipped_policy_loss, log_ratio
 from oat.functional.preference import (
     bnf_scores,
@@ -96,6 +97,7 @@ def of_logarithms(advantage: float, low: float, high: float) -> Term:
 
 LOG_2 = math.log(2)
 KINKS = [
+    Kink("kl_k1", lambda x: kl_k1(x, torch.zeros_like(x), max_log_ratio=3.0), 3.0, (1.0, 1.0, 0.0)),
     Kink("clipped_policy_loss", dual(-1.5, 2.0), LOG_2, (3.0, 3.0, 0.0)),
     Kink("gspo_loss", of_sequences(1.5, 0.5, 1.0), LOG_2, (-3.0, -3.0, 0.0)),
     Kink("gspo_loss", of_sequences(-1.5, 0.5, 1.0), -LOG_2, (0.0, 0.75, 0.75)),
@@ -137,6 +139,14 @@ NONE = {
     "bnf_loss": "lengths",
     "adapted_coef": "numbers",
     "kto_loss": "a choice by label",
+    "truncated_weights": "weights without gradient",
+    "masked_weights": "weights without gradient",
+    "recorded_gap": "a measurement",
+    "adapted_entropy_coef": "numbers",
+    "top_share_of_rows": "a choice of tokens",
+    "covariances": "the gradient is stopped",
+    "outside_covariance_band": "a choice of tokens",
+    "_rank_in_row": "places",
 }
 """Functions with a bound that is no kink, since the bounded value has no gradient; and what that value is."""
 

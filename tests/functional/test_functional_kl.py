@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import ShapeError
-from oat.functional.kl import adapted_coef, kl_k1, kl_k2, kl_k3
+from oat.functional.kl import KL_ESTIMATORS, adapted_coef, importance_weighted, kl_k1, kl_k2, kl_k3
 
 ESTIMATORS = [kl_k1, kl_k2, kl_k3]
 LOG2 = math.log(2.0)
@@ -92,6 +92,11 @@ def test_shapes(estimator, unchecked):
         estimator(torch.zeros(2), torch.zeros(1))
 
 
+def test_shapes_of_importance_weights(unchecked):
+    with pytest.raises(ShapeError, match=r"old_logps \(1,\)"):
+        importance_weighted(torch.zeros(2), torch.zeros(2), torch.zeros(1))
+
+
 def test_signatures_are_executable():
     with pytest.raises(jaxtyping.TypeCheckError):
         kl_k1(torch.zeros(2), torch.zeros(1))
@@ -121,3 +126,72 @@ def test_many_small_steps_move_a_coefficient_as_far_as_few_large_ones():
         coef = adapted_coef(coef, 9.0, target=1.0, samples=10, horizon=10_000)
     assert coef == pytest.approx(1.0002**100, rel=1e-12)
     assert coef == pytest.approx(adapted_coef(1.0, 9.0, target=1.0, samples=1000, horizon=10_000), rel=1e-3)
+
+
+def enumerated(estimator, *, old=None):
+    """Return the gradient, by the logits of three tokens, of an estimator's mean over tokens that the old
+    policy drew; and the gradients of KL(policy || reference) and KL(reference || policy)."""
+    logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    logps = logits.log_softmax(0)
+    drawn = logps.exp().detach() if old is None else old
+    terms = estimator(logps, reference.log())
+    if old is not None:
+        terms = importance_weighted(terms, logps, old.log())
+    forward = (logps.exp() * (logps - reference.log())).sum()
+    backward = (reference * (reference.log() - logps)).sum()
+    mean = (drawn * terms).sum()
+    gradients = [
+        torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (mean, forward, backward)
+    ]
+    return mean, forward, gradients
+
+
+def test_what_the_gradients_of_terms_estimate():
+    zero = torch.zeros(3, dtype=torch.float64)
+    torch.testing.assert_close(enumerated(kl_k1)[2][0], zero, rtol=0, atol=1e-12)
+    of_k2, forward, _ = enumerated(kl_k2)[2]
+    torch.testing.assert_close(of_k2, forward, rtol=0, atol=1e-12)
+    of_k3, forward, backward = enumerated(kl_k3)[2]
+    torch.testing.assert_close(of_k3, backward, rtol=0, atol=1e-12)
+    assert (of_k3 - forward).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("estimator", [kl_k1, kl_k3])
+@pytest.mark.parametrize("old", [None, [0.1, 0.6, 0.3]])
+def test_importance_weights_give_the_divergence_and_its_gradient(estimator, old):
+    """Also where the old policy is the policy: there the ratio is 1, but it has a gradient."""
+    logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
+    drawn = logits.softmax(0) if old is None else torch.tensor(old, dtype=torch.float64)
+    mean, divergence, (found, forward, _) = enumerated(estimator, old=drawn)
+    assert mean.item() == pytest.approx(divergence.item(), abs=1e-12)
+    torch.testing.assert_close(found, forward, rtol=0, atol=1e-12)
+
+
+def test_importance_weights_by_hand():
+    # r = 2 and 1/2, terms 3 and 4; by the log-probability the slope is r times the term
+    terms = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
+    logps = torch.tensor([-1.0 + LOG2, -1.0 - LOG2], dtype=torch.float64, requires_grad=True)
+    old = torch.full((2,), -1.0, dtype=torch.float64)
+    weighted = importance_weighted(terms, logps, old)
+    torch.testing.assert_close(weighted, torch.tensor([6.0, 2.0], dtype=torch.float64))
+    slopes = torch.autograd.grad(weighted.sum(), (terms, logps))
+    torch.testing.assert_close(slopes, [torch.tensor(v, dtype=torch.float64) for v in ([2, 0.5], [6.0, 2.0])])
+    assert torch.autograd.gradcheck(lambda a, b: importance_weighted(a, b, old), (terms, logps))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_clamp_of_the_log_ratio(estimator):
+    """Inside the clamp nothing changes; beyond it the term is that of the bound, without gradient."""
+    logps = torch.tensor([-1.0, -30.0, -0.5], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-2.0, -0.5, -30.0], dtype=torch.float64)
+    found = estimator(logps, reference, max_log_ratio=20.0)
+    bounds = torch.tensor([1.0, -20.0, 20.0], dtype=torch.float64)
+    torch.testing.assert_close(found, estimator(bounds, torch.zeros_like(bounds)))
+    (slopes,) = torch.autograd.grad(found.sum(), logps)
+    assert slopes[1:].tolist() == [0.0, 0.0]
+    assert slopes[0] != 0
+
+
+def test_the_table_of_estimators():
+    assert list(KL_ESTIMATORS.items()) == [("k1", kl_k1), ("k2", kl_k2), ("k3", kl_k3)]
