@@ -57,6 +57,65 @@ class UsedUp(GRPO):
         return True
 
 
+class Saturated(GRPO):
+    """An algorithm that needs less once it has learned."""
+
+    learned = False
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
+        self.learned = True
+        return super().prepare(feedback, forward, generator)
+
+    def is_usable(self, item: Any) -> bool:
+        return self.learned
+
+
+class HalfEnded(GRPO):
+    def ends_passes(self, values: Any) -> Any:
+        return float(values["loss/total"] > 1e6)
+
+
+class Impatient(GRPO):
+    """An algorithm that ends every second update."""
+
+    calls = 0
+
+    def ends_passes(self, values: Any) -> bool:
+        self.calls += 1
+        return self.calls % 2 == 0
+
+
+class Patient(GRPO):
+    """An algorithm that ends updates only until it has learned."""
+
+    learned = False
+
+    def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Batch:
+        self.learned = True
+        return super().prepare(feedback, forward, generator)
+
+    def ends_passes(self, values: Any) -> bool:
+        return not self.learned
+
+
+class Reliant(GRPO):
+    """An algorithm that reads a metric which may be absent."""
+
+    def ends_passes(self, values: Any) -> bool:
+        return bool(values["policy/entropy"] > 1e6)
+
+
+class EndedAtOnce(GRPO):
+    def ends_passes(self, values: Any) -> bool:
+        return True
+
+
+class Renaming(GRPO):
+    def ends_passes(self, values: Any) -> bool:
+        values["user/mine"] = 0.0
+        return False
+
+
 class LeftOut(Broken):
     def spoilt(self, batch: Batch) -> Batch:
         return replace(batch, unit_of_N=2 * batch.unit_of_N)

@@ -10,9 +10,12 @@ import torch
 from wrong_algorithms import (
     Centred,
     Detached,
+    EndedAtOnce,
     Flat,
+    HalfEnded,
     HalfUsable,
     Hopeful,
+    Impatient,
     InColumns,
     InFeedback,
     InOutputs,
@@ -34,8 +37,12 @@ from wrong_algorithms import (
     OfRows,
     OtherPlans,
     OtherSlot,
+    Patient,
     PerSample,
     ReducedAlready,
+    Reliant,
+    Renaming,
+    Saturated,
     Saved,
     Scalar,
     Scaled,
@@ -126,6 +133,11 @@ def test_what_is_learned_again_is_looked_at() -> None:
         check_algorithm(Inflated)
 
 
+def test_a_rule_for_the_end_of_an_update_that_is_no_bool() -> None:
+    with pytest.raises(ContractError, match=r"`ends_passes` of grpo returned 0\.0; return True or False"):
+        check_algorithm(HalfEnded)
+
+
 def test_the_ensemble_passes() -> None:
     check_algorithm(EnsembleLearning, plan=Plan(8, {"sampler": 2}, 8), batch=4, steps=2)
 
@@ -191,6 +203,12 @@ def test_a_state_that_comes_back_passes() -> None:
         ),
         (HalfUsable, r"is_usable returned 1\.0 and then 1\.0 for one item; return a bool"),
         (UsedUp, r"is_usable changed the item that it was given; work on a copy"),
+        (Saturated, r"is_usable says something else of an item after two steps"),
+        (Impatient, r"ends_passes returned False, True and then False for the same values"),
+        (Patient, r"ends_passes returned True, True and then False for the same values"),
+        (Reliant, r"ends_passes raised KeyError: 'policy/entropy' \(.*wrong_algorithms.py:\d+\)"),
+        (Renaming, r"an update raised TypeError: .*item assignment.*wrong_algorithms.py"),
+        (EndedAtOnce, r"an update makes no optimiser step, since ends_passes returns True before the first"),
         (InFeedback, r"prepare changed the feedback that it was given; work on copies"),
         (Hopeful, r"prepare raised ValueError: max\(\).* \(.*wrong_algorithms.py:\d+\)"),
         (

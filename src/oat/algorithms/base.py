@@ -11,6 +11,7 @@ The reduction of losses reads four columns; a missing column counts as all ones:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -178,12 +179,13 @@ class Objective(Protocol):
 
     def ends_passes(self, values: Mapping[str, float]) -> bool:
         """Return True if the update ends before an optimiser step, which is then left out with all that were
-        to follow it.
+        to follow it. The result depends only on `values` and the configuration.
 
         Args:
             values: the losses and metrics of the whole mini-batch of this optimiser step, under the weights
-                before it. A metric without values, such as one over tokens if there are none, is absent. All
-                numbers are finite: steps with other numbers are left out, or end the run, before this call.
+                before it. A metric without values, such as one over tokens if there are none, is absent.
+                Every loss is finite: before this call, a step with another loss is left out or ends the run.
+                A metric may be infinite, such as the exponential of a large number.
         """
         return False
 
@@ -339,6 +341,21 @@ def usable_by(objective: Objective) -> IsUsable:
         return bool(found)
 
     return is_usable
+
+
+def ends_update(objective: Objective, values: Mapping[str, float]) -> bool:
+    """Call `ends_passes`, and check that it returned a bool.
+
+    Raises:
+        ContractError: `ends_passes` returned something else.
+    """
+    found = objective.ends_passes(MappingProxyType(dict(values)))
+    if not isinstance(found, bool | np.bool_):
+        raise ContractError(
+            f"`ends_passes` of {objective.name} returned {shown(found)}; return True or False "
+            "(docs/extending.md)"
+        )
+    return bool(found)
 
 
 def prepared(

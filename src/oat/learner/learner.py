@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oat.algorithms.base import Objective, Outputs, View
+from oat.algorithms.base import Objective, Outputs, View, ends_update
 from oat.errors import CheckpointError, ContractError, NonFiniteError, warn
 from oat.hardware.roofline import Stopwatch
 from oat.learner.batching import fault_of, micro_batches, select_rows, split_units, view_of
@@ -124,7 +124,8 @@ class Learner:
             update.
 
         Raises:
-            ContractError: rows, units, groups and columns do not agree, or the losses carry no gradient.
+            ContractError: rows, units, groups and columns do not agree, the losses carry no gradient, or
+                `ends_passes` returned no bool.
             NonFiniteError: NaN or infinity was found (`learner/nonfinite.py`) in more than `max_skips`
                 optimiser steps in a row. None of these steps changed a weight.
         """
@@ -207,7 +208,7 @@ class Learner:
         nonfinite += nonfinite_results(values, norms)
         if nonfinite:
             return self._leave_out(objective, step, nonfinite), True
-        if objective.ends_passes(values):
+        if ends_update(objective, values):
             self._forget_gradients(objective)
             return values, False
         self.skipped_in_row = 0

@@ -9,6 +9,7 @@ saved state. The check ends with its first finding, because later findings mostl
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -44,6 +45,8 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     * A loss or a gradient is not finite.
     * The name of a metric is not in the list of `oat.metrics` and does not begin with `user/`.
     * A method changes its arguments.
+    * `is_usable` or `ends_passes` returns something other than True or False, or does not depend on its
+      argument and the settings alone.
     * Two calls with the same feedback and seed give different results.
     * `losses` or `metrics` read a value that `prepare` stored in the objective instead of in the batch.
     * A method fails for feedback without a usable answer.
@@ -82,6 +85,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
             "which it learns from them",
         )
     check.older(usual)
+    check.rules(usual)
     check.apart()
     check.state()
 
@@ -229,7 +233,7 @@ class _Check(Part):
             before = wire.encode(item)
             one, two = (self.call("is_usable", self.fresh().is_usable, item) for _ in range(2))
             self.require(
-                isinstance(one, bool) and one == two,
+                isinstance(one, bool | np.bool_) and one == two,
                 f"is_usable returned {one!r} and then {two!r} for one item; return a bool, a function of the "
                 "item and the settings",
             )
@@ -290,6 +294,11 @@ class _Check(Part):
         for part in learner.trained.values():
             part.optimiser.register_step_pre_hook(keep)
         self.update(objective, learner, self.prepare(objective, learner, feedback))
+        self.require(
+            found,
+            "an update makes no optimiser step, since ends_passes returns True before the first; check it "
+            "with options under which an update learns",
+        )
         return torch.cat([gradient for gradients in found[: len(learner.trained)] for gradient in gradients])
 
     def update(self, objective: Objective, learner: Learner, batch: Batch) -> dict[str, float]:
@@ -303,6 +312,33 @@ class _Check(Part):
             learner = self.learner(objective)
             self.update(objective, learner, self.prepare(objective, learner, self.feedback(step, "all")))
         return objective
+
+    def rules(self, feedback: Feedback) -> None:
+        """Check that `is_usable` and `ends_passes` do not depend on what the objective has learned. Check
+        that `ends_passes` returns a bool, for values that were measured, for smaller and larger ones, and for
+        losses alone, since metrics may be absent."""
+        fresh, learned = self.fresh(), self.after_two_steps()
+        for item in feedback.items:
+            self.require(
+                fresh.is_usable(item) == learned.is_usable(item),
+                "is_usable says something else of an item after two steps; let it depend on the item and the "
+                "settings alone",
+            )
+        prepared = self.fresh()
+        learner = self.learner(prepared)
+        measured = learner.measure(prepared, self.prepare(prepared, learner, feedback))
+        alone = {name: value for name, value in measured.items() if name.startswith("loss/")}
+        scaled = [{name: factor * value for name, value in measured.items()} for factor in (0.0, 1e9)]
+        for values in (measured, *scaled, alone):
+            found = [
+                self.call("ends_passes", objective.ends_passes, MappingProxyType(values))
+                for objective in (fresh, fresh, learned)
+            ]
+            self.require(
+                isinstance(found[0], bool | np.bool_) and found == [found[0]] * 3,
+                f"ends_passes returned {found[0]!r}, {found[1]!r} and then {found[2]!r} for the same values; "
+                "return a bool, a function of the values and the settings",
+            )
 
     def apart(self) -> None:
         """Check that `losses` and `metrics` read only the batch. For this, a new objective learns from a
