@@ -18,6 +18,14 @@ def flat(prompts, completions, **columns):
     return [1.0] * len(completions)
 
 
+def rarely_endless(prompts, completions, **columns):
+    """Score as `graded` does, but give a score that is infinite in float32 to few responses."""
+    return [
+        1e300 if sum(map(ord, text)) % 23 == 0 else score
+        for text, score in zip(completions, graded(prompts, completions), strict=True)
+    ]
+
+
 class Dear:
     """Score as `coarse` does. A response may cost 1.0 and costs 0.5."""
 

@@ -2,34 +2,48 @@
 nothing, and the micro-batches do not decide."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from bench import HERE, Bench, assert_a_kill_changes_nothing
 from fixtures import kill_at, oat
 
+from oat.commands.export import digest_run
+from oat.config.load import load_config
+from oat.learner.learner import Learner
+
 STEPS, EPOCHS, MINIBATCHES, RATE = 5, 3, 2, 0.03
 PLANNED = EPOCHS * MINIBATCHES
 
 
 def config_of(bench: Bench, file: Path, micro_batch_size: int = 5, **algorithm: object) -> Path:
-    return bench.config(
-        file,
-        model={"path": str(bench.folder / "model")},
-        algorithm={
+    return write(bench, file, {"algorithm": algorithm, "learner": {"micro_batch_size": micro_batch_size}})
+
+
+def write(bench: Bench, file: Path, changes: Mapping[str, Mapping[str, object]]) -> Path:
+    """Write the configuration of a run of grpo, with these changes."""
+    sections: dict[str, dict[str, object]] = {
+        "model": {"path": str(bench.folder / "model")},
+        "algorithm": {
             "name": "grpo",
             "prompts": 4,
             "samples": 4,
             "epochs": EPOCHS,
             "minibatches": MINIBATCHES,
             "target_kl": 0.02,
-            **algorithm,
         },
-        oracle={"name": f"{HERE}/rewards.py:graded"},
-        learner={"learning_rate": RATE, "schedule": "linear", "micro_batch_size": micro_batch_size},
-        checkpoint={"every": 2},
-        stop={"max_steps": STEPS},
-    )
+        "oracle": {"name": f"{HERE}/rewards.py:graded"},
+        "learner": {"learning_rate": RATE, "schedule": "linear", "micro_batch_size": 5},
+        "checkpoint": {"every": 2},
+        "stop": {"max_steps": STEPS},
+    }
+    for name, section in changes.items():
+        sections[name] = {**sections[name], **section}
+    own = sections["algorithm"]
+    sections["algorithm"] = {field: value for field, value in own.items() if value != "absent"}
+    return bench.config(file, **sections)
 
 
 def rows_of(config: Path) -> list[dict[str, float]]:
@@ -75,10 +89,9 @@ def test_without_a_target_every_step_is_made(bench: Bench, tmp_path: Path) -> No
     assert not {"optim/left_out", "kl/old"} & {name for row in rows for name in row}
 
 
+@pytest.mark.sample("6", seconds=2.5)
 @pytest.mark.parametrize("call", [3, 6, 8])
 def test_a_kill_inside_an_update_changes_nothing(config: Path, tmp_path: Path, call: int) -> None:
-    from oat.learner.learner import Learner
-
     assert_a_kill_changes_nothing(
         config, config.with_suffix(""), tmp_path, lambda: kill_at(Learner, "_step", call)
     )
@@ -99,3 +112,69 @@ def test_a_target_that_can_end_nothing_is_refused(
     said = capsys.readouterr().err
     assert "algorithm.target_kl" in said
     assert message in said
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run whose updates may end early, beside another feature.
+
+    Attributes:
+        changes: the settings of the feature.
+        planned: number of optimiser steps planned for each step of the run.
+    """
+
+    changes: Mapping[str, Mapping[str, object]]
+    planned: Sequence[int] = (PLANNED,) * STEPS
+
+
+CASES = {
+    "a limit on the optimiser steps": Case({"learner": {"max_updates": 4}}, (4,) * STEPS),
+    "steps that are not finite": Case(
+        {
+            "algorithm": {"advantage": "none", "minibatches": 4},
+            "oracle": {"name": f"{HERE}/rewards.py:rarely_endless"},
+            "learner": {"on_nonfinite": "skip", "max_skips": 50},
+        },
+        (4 * EPOCHS,) * STEPS,
+    ),
+    "a replay buffer": Case(
+        {
+            "algorithm": {"name": f"{HERE}/early.py:Enough", "samples": 2, "target_kl": "absent"},
+            "learner": {"buffer": {"questions": 10}, "max_updates": 13},
+        },
+        (6, 12, 13, 13, 13),
+    ),
+    "gradient checkpointing": Case({"learner": {"gradient_checkpointing": True}}),
+    "an adapter": Case({"model": {"lora": {"rank": 2, "targets": ["q_proj", "lm_head"]}}}),
+    "a reference that follows": Case(
+        {"model": {"reference_update": {"every": 2, "mix": 0.5}}, "algorithm": {"kl_coef": 0.1}}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
+@pytest.mark.sample("steps that are not finite", "a replay buffer", seconds=12.0)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_beside_other_features(bench: Bench, tmp_path: Path, case: Case) -> None:
+    """The schedule counts what was planned. Neither the wire nor a kill inside an update changes anything."""
+    config = write(bench, tmp_path / "early.yaml", case.changes)
+    run = config.with_suffix("")
+    assert oat("train", config) == 0
+    assert load_config(run / "config.yaml")[0].learner.schedule_steps == sum(case.planned)
+    before: Mapping[str, float] = {}
+    for number, row in enumerate(rows_of(config)[1:]):
+        counts = [row.get(f"optim/{name}", 0) for name in ("steps", "left_out", "skipped")]
+        assert sum(counts) == sum(case.planned[: number + 1])
+        made = counts[0] - before.get("optim/steps", 0)
+        if made and counts[2] == before.get("optim/skipped", 0):
+            last = before.get("optim/steps", 0) + before.get("optim/left_out", 0) + made - 1
+            share = 1 - last / sum(case.planned)
+            assert row["optim/learning_rate"] == pytest.approx(RATE * (0.1 + 0.9 * share))
+        before = row
+    assert 0 < before["optim/left_out"] < sum(case.planned) - STEPS
+    assert (before["optim/skipped"] > 0) == ("on_nonfinite" in case.changes.get("learner", {}))
+    assert before.get("reference/updates") == (2 if "kl_coef" in case.changes.get("algorithm", {}) else None)
+    wire = ("--run_dir", tmp_path / "wire", "--compute.serialise", "true")
+    assert oat("train", config, *wire) == 0
+    assert digest_run(tmp_path / "wire") == digest_run(run)
+    assert_a_kill_changes_nothing(config, run, tmp_path, lambda: kill_at(Learner, "_step", 9, after=True))
