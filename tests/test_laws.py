@@ -23,7 +23,7 @@ PROTOCOLS = {f"oat.{box}.base" for box in BOXES}
 MAY_IMPORT = {
     "__init__": "rundir trainer",
     "__main__": "cli",
-    "algorithms": "errors functional types",
+    "algorithms": "errors functional plugins types",
     "build": (
         "algorithms collector config control data engines environments errors evaluation "
         "explore files functional hardware learner ledger loop metrics models oracles plugins "
@@ -167,7 +167,18 @@ def test_the_reader_of_imports_sees_them(tmp_path: Path) -> None:
     ("box", "allowed"),
     [
         ("functional", ("torch", "jaxtyping", "oat.errors", "oat.functional")),
-        ("algorithms", ("torch", "numpy", "oat.errors", "oat.types", "oat.functional", "oat.algorithms")),
+        (
+            "algorithms",
+            (
+                "torch",
+                "numpy",
+                "oat.errors",
+                "oat.types",
+                "oat.functional",
+                "oat.algorithms",
+                "oat.plugins",
+            ),
+        ),
         ("explore", ("torch", "numpy", "oat.errors", "oat.types", "oat.functional", "oat.explore")),
     ],
 )

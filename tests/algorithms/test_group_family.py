@@ -3,6 +3,7 @@ settings that nothing would read."""
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -12,9 +13,9 @@ from scored_groups import feedback
 
 from oat.algorithms.base import Objective
 from oat.algorithms.estimators import ESTIMATORS
-from oat.algorithms.group_config import Advantage, PolicyLoss
+from oat.algorithms.policy_gradient_config import ADVANTAGES, PolicyLoss
 from oat.algorithms.surrogates import POLICY_LOSSES
-from oat.errors import ConfigError
+from oat.errors import ConfigError, ContractError
 from oat.learner.batching import view_of
 from oat.learner.reduction import Reduction
 from oat.plugins.registry import ALGORITHMS
@@ -81,7 +82,7 @@ def test_the_deviation_of_the_step_divides_all_groups() -> None:
 
 
 def test_tables_have_every_name_of_the_settings() -> None:
-    assert set(ESTIMATORS) == set(get_args(Advantage))
+    assert set(ESTIMATORS) == set(ADVANTAGES)
     assert set(POLICY_LOSSES) == set(get_args(PolicyLoss))
 
 
@@ -187,3 +188,55 @@ def test_settings_that_are_wrong_or_that_nothing_would_read(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         made(name, **options)
+
+
+ESTIMATOR = """
+import torch
+
+def doubled(given):
+    return 2 * given.rewards_N
+
+def short(given):
+    return given.rewards_N[:1]
+
+def infinite(given):
+    return given.rewards_N / 0
+
+def broken(given):
+    raise KeyError("no such column")
+
+number = 3
+"""
+
+
+def test_an_estimator_of_a_user_by_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(ESTIMATOR)
+    batch = batch_of(made("grpo", samples=1, advantage=f"{file}:doubled"), (1.0, 4.0, 1.0))
+    assert batch.columns["advantages_N"].tolist() == [2.0, 8.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("short", "returned .* for 3 rewards; return a tensor with one finite number for each"),
+        ("infinite", "returned .* for 3 rewards"),
+        ("broken", "raised KeyError.*repair it"),
+    ],
+)
+def test_an_estimator_that_fails_is_named(tmp_path: Path, name: str, words: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(ESTIMATOR)
+    with pytest.raises(ContractError, match=f"algorithm.advantage: .*mine.py:{name} {words}"):
+        batch_of(made("grpo", advantage=f"{file}:{name}"), (1.0, 4.0, 1.0))
+
+
+def test_an_estimator_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(ESTIMATOR)
+    with pytest.raises(ConfigError, match="advantage is group_norms, which is no estimator"):
+        made("grpo", advantage="group_norms")
+    with pytest.raises(ConfigError, match=":number is 3; name a function"):
+        made("grpo", advantage=f"{file}:number")
+    with pytest.raises(ConfigError, match="has no missing"):
+        made("grpo", advantage=f"{file}:missing")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, answer_metrics, response_metrics, row_index
-from oat.algorithms.group import old_logps, recorded_logps, scored_rows
+from oat.algorithms.rows import old_logps, recorded_logps, scored_rows
 from oat.functional.kl import kl_k1, kl_k3
 from oat.functional.policy import clipped_policy_loss
 from oat.types import Batch, Loss, Plan, Requires
@@ -66,7 +66,8 @@ class PPO(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback, forward, generator):
-        rows, group_of_N, scores_N, valid_N = scored_rows(feedback)
+        scored = scored_rows(feedback)
+        rows, group_of_N, scores_N, valid_N = scored.rows, scored.group_of_N, scored.rewards_N, scored.valid_N
         metrics = {**answer_metrics(feedback), **response_metrics(feedback)}
         columns = self._columns(rows, scores_N, valid_N, feedback.step, forward) if valid_N.any() else {}
         kept = len(rows) if columns else 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from oat.errors import ConfigError, ContractError, shown
 from oat.functional.advantages import (
     batch_scaled,
     best_of_group,
@@ -13,6 +14,8 @@ from oat.functional.advantages import (
     leave_one_out_max,
     length_weighted,
 )
+from oat.plugins.calls import guarded
+from oat.plugins.loading import load_symbol
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +77,45 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "best_of_group": _plain(best_of_group),
 }
 """The estimator of each name that `algorithm.advantage` may have."""
+
+
+def find_estimator(name: str) -> Estimator:
+    """Return the estimator that `algorithm.advantage` names: one of `ESTIMATORS`, or a user's function.
+
+    Args:
+        name: a name of `ESTIMATORS`, `path/to/file.py:name` or `package.module:name`.
+
+    Raises:
+        ConfigError: a user's function cannot be loaded, or is no function.
+        ContractError (the estimator): the user's function raises an exception, or returns something else than
+            one finite number for each reward.
+    """
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    found = load_symbol(name)
+    if not callable(found):
+        raise ConfigError(
+            f"algorithm.advantage: {name} is {shown(found)}; name a function of one argument, an "
+            "oat.algorithms.estimators.Rewards"
+        )
+
+    def refuse(what: str) -> ContractError:
+        return ContractError(f"algorithm.advantage: {name} {what}; repair it, and run the same command again")
+
+    def estimate(given: Rewards) -> torch.Tensor:
+        with guarded(name, refuse):
+            advantages_N = found(given)
+        count = len(given.rewards_N)
+        is_right = (
+            isinstance(advantages_N, torch.Tensor)
+            and advantages_N.shape == (count,)
+            and bool(advantages_N.isfinite().all())
+        )
+        if not is_right:
+            raise ContractError(
+                f"algorithm.advantage: {name} returned {shown(advantages_N)} for {count} rewards; return a "
+                "tensor with one finite number for each"
+            )
+        return advantages_N.detach().to(given.rewards_N.dtype)
+
+    return estimate

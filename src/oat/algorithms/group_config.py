@@ -1,161 +1,16 @@
 """Settings of the algorithms in `group.py`."""
 
-import math
-from dataclasses import MISSING, dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
 
+from oat.algorithms.policy_gradient_config import PolicyGradientConfig, PolicyLoss, Reduction
 from oat.errors import ConfigError
 
-Advantage = Literal[
-    "none",
-    "group_mean",
-    "group_norm",
-    "batch_norm",
-    "leave_one_out",
-    "leave_one_out_max",
-    "length_weighted",
-    "best_of_group",
-]
-"""Names of the estimators in `estimators.py`."""
-PolicyLoss = Literal["clipped", "reinforce", "gspo", "gspo_token", "cispo", "cpgd"]
-"""Names of the losses in `surrogates.py`."""
-
 
 @dataclass(frozen=True)
-class GroupConfig:
-    """Settings of every algorithm in this file."""
-
-    prompts: int = 16
-    """Prompts per step."""
-    samples: int = 8
-    """Responses per prompt: the size of a group."""
-    advantage: Advantage = "group_norm"
-    """Advantage of a response, from its group's rewards r. `none`: r. `group_mean`: r minus the mean.
-    `group_norm`: this, divided by the group's standard deviation. `batch_norm`: this, divided by the standard
-    deviation of all rewards of the step. `leave_one_out`: r minus the mean of the others.
-    `leave_one_out_max`: r minus the largest of the others. `length_weighted`: r minus the mean weighted by
-    the responses' lengths. `best_of_group`: 1 for the first of the best, 0 for the others."""
-    std_eps: float = 1e-4
-    """Number that is added to the standard deviation by which `group_norm` and `batch_norm` divide."""
-    kl_reward_coef: float = 0.0
-    """Weight of the KL to the reference (estimator k1) in the tokens' rewards. 0: the KL is no part of the
-    rewards."""
-    gamma: float = 1.0
-    """Discount per token: a token's advantage counts a reward n tokens later gamma^n times."""
-    whiten: bool = False
-    """Shift and scale the advantages to mean 0 and variance 1 over all tokens of the step."""
-    policy_loss: PolicyLoss = "clipped"
-    """Loss of the policy. `clipped`: that of PPO. `reinforce`: without importance ratio. `gspo`: one ratio
-    for each response; `gspo_token`: its form for tokens. `cispo`: the clipped ratio gives no gradient.
-    `cpgd`: the logarithm of the ratio is clipped."""
-    clip_low: float | None = 0.2
-    """The importance ratio is clipped from below at 1 - clip_low. None: it is not."""
-    clip_high: float = 0.2
-    """The importance ratio is clipped from above at 1 + clip_high."""
-    dual_clip: float | None = None
-    """Largest loss of a token with a negative advantage, in multiples of the advantage's size
-    (arXiv:1912.09729); above 1. None: no bound. Only `clipped` has it."""
-    drift_coef: float = 0.0
-    """Weight of the KL from the policy at the start of the step, KL(old policy || policy), in the loss."""
-    kl_coef: float = 0.0
-    """Weight of the KL to the reference. 0: no KL, and no reference is needed. With `kl_target`, this is the
-    weight at the start of the run."""
-    kl_target: float | None = None
-    """Target of the KL to the reference, nats per token. Each step changes the weight so that the KL moves
-    towards the target. None: the weight is fixed."""
-    kl_horizon: int = 10_000
-    """Number of responses over which the weight of the KL can grow or shrink by about a fifth. It must be at
-    least the number of responses of one step."""
-    epochs: int = 1
-    """Passes over a step's samples."""
-    minibatches: int = 1
-    """Optimiser steps per pass."""
-    target_kl: float | None = None
-    """Largest KL(old policy || policy), nats per token. An update ends before the optimiser step whose
-    mini-batch is above it. None: an update makes all of its optimiser steps."""
-
-    def __post_init__(self) -> None:
-        self._check_samples()
-        if self.clip_low is not None and not 0 <= self.clip_low < 1:
-            raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
-        for name in ("clip_high", "kl_coef", "std_eps", "kl_reward_coef", "drift_coef"):
-            _check_finite(name, getattr(self, name))
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"algorithm.gamma is {self.gamma}; it must be at least 0 and at most 1")
-        if self.dual_clip is not None and not 1 < self.dual_clip < math.inf:
-            raise ConfigError(f"algorithm.dual_clip is {self.dual_clip}; it must be above 1, and finite")
-        self._check_read()
-        self._check_control()
-        self._check_ends()
-
-    def _check_samples(self) -> None:
-        """Check that a group has as many responses as the estimator needs."""
-        if self.samples < 1:
-            raise ConfigError(f"algorithm.samples is {self.samples}; it must be at least 1")
-        if self.samples == 1 and self.advantage != "none":
-            raise ConfigError(
-                f"algorithm.samples is 1; with algorithm.advantage {self.advantage} a group needs at least 2 "
-                "responses a prompt"
-            )
-
-    def _check_read(self) -> None:
-        """Check that the chosen estimator and the chosen loss read the settings that were changed."""
-        readers = {
-            "std_eps": self.advantage in ("group_norm", "batch_norm"),
-            "clip_low": self.policy_loss != "reinforce",
-            "clip_high": self.policy_loss != "reinforce",
-            "dual_clip": self.policy_loss == "clipped",
-        }
-        for field in fields(self):
-            is_changed = field.default is not MISSING and getattr(self, field.name) != field.default
-            if is_changed and not readers.get(field.name, True):
-                by = "advantage" if field.name == "std_eps" else "policy_loss"
-                raise ConfigError(
-                    f"algorithm.{field.name} is {getattr(self, field.name)}, and nothing reads it with "
-                    f"algorithm.{by} {getattr(self, by)}; remove it"
-                )
-
-    def _check_ends(self) -> None:
-        """Check the setting that ends passes early."""
-        if self.target_kl is None:
-            return
-        if not 0 < self.target_kl < math.inf:
-            raise ConfigError(f"algorithm.target_kl is {self.target_kl}; it must be positive, and finite")
-        if self.epochs * self.minibatches == 1:
-            raise ConfigError(
-                "algorithm.target_kl is set, and an update is one optimiser step, at which the KL is 0; set "
-                "algorithm.epochs or minibatches above 1, or remove it"
-            )
-
-    def _check_control(self) -> None:
-        """Check the settings that adapt the weight of the KL."""
-        if self.kl_target is None:
-            if self.kl_horizon != GroupConfig.kl_horizon:
-                raise ConfigError(
-                    f"algorithm.kl_horizon is {self.kl_horizon}, and nothing reads it without "
-                    "algorithm.kl_target; remove it"
-                )
-            return
-        if not 0 < self.kl_target < math.inf:
-            raise ConfigError(f"algorithm.kl_target is {self.kl_target}; it must be positive, and finite")
-        if not self.kl_coef:
-            raise ConfigError(
-                "algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0; "
-                "set kl_coef to where it starts"
-            )
-        if self.kl_horizon < self.prompts * self.samples:
-            raise ConfigError(
-                f"algorithm.kl_horizon is {self.kl_horizon}, less than the {self.prompts * self.samples} "
-                "responses of a step, so the coefficient "
-                "would leap; raise it"
-            )
-
-
-@dataclass(frozen=True)
-class ReducedConfig(GroupConfig):
+class ReducedConfig(PolicyGradientConfig):
     """Settings of the algorithms that may choose the reduction of their loss."""
 
-    reduction: Literal["sequence", "token", "sequence_sum"] = "sequence"
+    reduction: Reduction = "sequence"
     """Mean over tokens in the loss. `sequence`: the mean over each response's tokens, and then over
     responses. `token`: the mean over all tokens of the step. `sequence_sum`: the sum over each response's
     tokens, and then the mean over responses."""
@@ -170,8 +25,8 @@ class GRPOConfig(ReducedConfig):
 class RLOOConfig(ReducedConfig):
     """Settings of `rloo`."""
 
-    advantage: Advantage = "leave_one_out"
-    reduction: Literal["sequence", "token", "sequence_sum"] = "sequence_sum"
+    advantage: str = "leave_one_out"
+    reduction: Reduction = "sequence_sum"
 
 
 @dataclass(frozen=True)
@@ -179,9 +34,9 @@ class ReinforcePPConfig(ReducedConfig):
     """Settings of `reinforce_pp`."""
 
     samples: int = 1
-    advantage: Advantage = "none"
+    advantage: str = "none"
     whiten: bool = True
-    reduction: Literal["sequence", "token", "sequence_sum"] = "token"
+    reduction: Reduction = "token"
 
 
 @dataclass(frozen=True)
@@ -200,23 +55,23 @@ class CISPOConfig(ReducedConfig):
     policy_loss: PolicyLoss = "cispo"
     clip_low: float | None = None
     clip_high: float = 4.0
-    reduction: Literal["sequence", "token", "sequence_sum"] = "token"
+    reduction: Reduction = "token"
 
 
 @dataclass(frozen=True)
 class CPGDConfig(ReducedConfig):
     """Settings of `cpgd`."""
 
-    advantage: Advantage = "group_mean"
+    advantage: str = "group_mean"
     policy_loss: PolicyLoss = "cpgd"
     drift_coef: float = 0.1
 
 
 @dataclass(frozen=True)
-class DrGRPOConfig(GroupConfig):
+class DrGRPOConfig(PolicyGradientConfig):
     """Settings of `dr_grpo`."""
 
-    advantage: Advantage = "group_mean"
+    advantage: str = "group_mean"
     max_length: int | None = None
     """Constant by which the sum over a response's tokens is divided. None: sampling.max_new_tokens; a smaller
     value is refused. With an environment it must be set, to the largest number of tokens that all responses
@@ -226,8 +81,3 @@ class DrGRPOConfig(GroupConfig):
         super().__post_init__()
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"algorithm.max_length is {self.max_length}; it must be at least 1")
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"algorithm.{name} is {value}; it must be at least 0, and finite")

@@ -40,7 +40,7 @@ import torch
 
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.direct import check_beta, check_field, reference_gap
-from oat.algorithms.group import scored_rows
+from oat.algorithms.rows import scored_rows
 from oat.functional.contrast import kto_loss
 from oat.functional.kl import kl_k3
 from oat.functional.segments import segment_sum
@@ -101,11 +101,13 @@ class KTO(Objective):
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         """Make a batch in which every response is a unit. Its columns are `reference_logps_K`,
         `is_sampled_N`, `is_desirable_U`, `baseline_U` and `weight_U`."""
-        scored, group_of_N, rewards_N, valid_N = scored_rows(feedback)
-        first = int((group_of_N < len(feedback.older)).sum())
-        kept = [number for number, row in enumerate(scored) if valid_N[number] and row.trained.any()]
-        rows, units = tuple(scored[number] for number in kept), np.arange(len(kept))
-        is_desirable_U = rewards_N[kept] >= self.config.threshold
+        scored = scored_rows(feedback)
+        first = int((scored.group_of_N < len(feedback.older)).sum())
+        kept = [
+            number for number, row in enumerate(scored.rows) if scored.valid_N[number] and row.trained.any()
+        ]
+        rows, units = tuple(scored.rows[number] for number in kept), np.arange(len(kept))
+        is_desirable_U = scored.rewards_N[kept] >= self.config.threshold
         metrics = {
             "rows/trained": float(len(rows)),
             "kto/desirable_frac": float(is_desirable_U.sum()) / max(1, len(rows)),
@@ -118,7 +120,7 @@ class KTO(Objective):
             columns = {
                 "reference_logps_K": forward("reference", rows, {"raw"})["raw"],
                 "is_sampled_N": torch.tensor(
-                    [scored[number].slot == "sampler" and number >= first for number in kept]
+                    [scored.rows[number].slot == "sampler" and number >= first for number in kept]
                 ),
                 "is_desirable_U": is_desirable_U,
                 "baseline_U": torch.full((len(rows),), baseline),
@@ -126,7 +128,7 @@ class KTO(Objective):
                     is_desirable_U, self.config.lambda_desirable, self.config.lambda_undesirable
                 ),
             }
-        groups = np.unique(group_of_N[kept].numpy(), return_inverse=True)[1]
+        groups = np.unique(scored.group_of_N[kept].numpy(), return_inverse=True)[1]
         return Batch(
             rows,
             units,

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
-from oat.algorithms.group import scored_rows
+from oat.algorithms.rows import scored_rows
 from oat.errors import ConfigError
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires, Trajectory
 from oat.types.part import Check, RunFacts
@@ -95,15 +95,16 @@ class SFT(Objective):
 
     def is_usable(self, item: Item) -> bool:
         """Return True if one of the responses reaches the threshold."""
-        _, _, rewards_N, valid_N = scored_rows(Feedback(0, (item,), queries=0))
-        return bool(self._accepted(rewards_N, valid_N).any())
+        scored = scored_rows(Feedback(0, (item,), queries=0))
+        return bool(self._accepted(scored.rewards_N, scored.valid_N).any())
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        rows, group_of_N, rewards_N, valid_N = scored_rows(feedback)
-        accepted_N = self._accepted(rewards_N, valid_N)
+        scored = scored_rows(feedback)
+        rows, group_of_N = scored.rows, scored.group_of_N
+        accepted_N = self._accepted(scored.rewards_N, scored.valid_N)
         accepted = accepted_N.nonzero().flatten().tolist()
         kept = self._unlearned(rows, first_of_equals(rows, accepted))
         is_new_N = group_of_N >= len(feedback.older)

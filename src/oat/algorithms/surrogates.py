@@ -1,33 +1,54 @@
 """Losses of the policy by name: terms for each trained token, and which tokens a bound changed."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from oat.algorithms.base import View
-from oat.algorithms.group_config import GroupConfig
+from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.functional.policy import clipped_policy_loss
 from oat.functional.surrogates import cispo_loss, cpgd_loss, gspo_loss, reinforce_loss
 
+
+@dataclass(frozen=True, eq=False)
+class TokenTerms:
+    """What a loss of the policy reads of the K trained tokens of a forward pass.
+
+    Attributes:
+        logps_K: sampled log-probabilities of the policy, nats, with gradient.
+        old_logps_K: those of the old policy, nats.
+        advantages_K: the advantage of each token.
+        row_of_K: index of each token's row, in [0, num_rows).
+    """
+
+    logps_K: torch.Tensor
+    old_logps_K: torch.Tensor
+    advantages_K: torch.Tensor
+    row_of_K: torch.Tensor
+    num_rows: int
+
+    @property
+    def elementwise(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The arguments of a loss that needs no rows."""
+        return self.logps_K, self.old_logps_K, self.advantages_K
+
+
 Terms = tuple[torch.Tensor, torch.Tensor]
 """The terms of the loss, (K,), with gradient; and (K,), 1 where a bound changed the term, else 0."""
-Surrogate = Callable[[GroupConfig, View, torch.Tensor, torch.Tensor, torch.Tensor], Terms]
-"""Makes the terms of the settings, the view, and three tensors, (K,): the policy's log-probabilities, the
-old ones, and the advantages."""
+Surrogate = Callable[[PolicyGradientConfig, TokenTerms], Terms]
 
 
-def _low(config: GroupConfig) -> float:
+def _low(config: PolicyGradientConfig) -> float:
     """Return the distance of the lower bound from 1. At a distance of 1 the bound is 0, so it bounds
     nothing."""
     return 1.0 if config.clip_low is None else config.clip_low
 
 
-def _clipped(
-    config: GroupConfig, view: View, logps_K: torch.Tensor, old_K: torch.Tensor, advantages_K: torch.Tensor
-) -> Terms:
+def _clipped(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
+    logps_K, old_logps_K, advantages_K = given.elementwise
     return clipped_policy_loss(
         logps_K,
-        old_K,
+        old_logps_K,
         advantages_K,
         clip_low=_low(config),
         clip_high=config.clip_high,
@@ -35,51 +56,37 @@ def _clipped(
     )
 
 
-def _reinforce(
-    config: GroupConfig, view: View, logps_K: torch.Tensor, old_K: torch.Tensor, advantages_K: torch.Tensor
-) -> Terms:
-    return reinforce_loss(logps_K, advantages_K), torch.zeros_like(old_K)
+def _reinforce(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
+    return reinforce_loss(given.logps_K, given.advantages_K), torch.zeros_like(given.old_logps_K)
 
 
-def _gspo(*, per_token: bool) -> Surrogate:
-    def loss(
-        config: GroupConfig,
-        view: View,
-        logps_K: torch.Tensor,
-        old_K: torch.Tensor,
-        advantages_K: torch.Tensor,
-    ) -> Terms:
-        return gspo_loss(
-            logps_K,
-            old_K,
-            advantages_K,
-            view.row_of_K,
-            view.num_rows,
-            clip_low=_low(config),
-            clip_high=config.clip_high,
-            per_token=per_token,
-        )
-
-    return loss
+def _gspo(config: PolicyGradientConfig, given: TokenTerms, *, per_token: bool) -> Terms:
+    logps_K, old_logps_K, advantages_K = given.elementwise
+    return gspo_loss(
+        logps_K,
+        old_logps_K,
+        advantages_K,
+        given.row_of_K,
+        given.num_rows,
+        clip_low=_low(config),
+        clip_high=config.clip_high,
+        per_token=per_token,
+    )
 
 
-def _cispo(
-    config: GroupConfig, view: View, logps_K: torch.Tensor, old_K: torch.Tensor, advantages_K: torch.Tensor
-) -> Terms:
-    return cispo_loss(logps_K, old_K, advantages_K, clip_high=config.clip_high, clip_low=config.clip_low)
+def _cispo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
+    return cispo_loss(*given.elementwise, clip_high=config.clip_high, clip_low=config.clip_low)
 
 
-def _cpgd(
-    config: GroupConfig, view: View, logps_K: torch.Tensor, old_K: torch.Tensor, advantages_K: torch.Tensor
-) -> Terms:
-    return cpgd_loss(logps_K, old_K, advantages_K, clip_low=config.clip_low, clip_high=config.clip_high)
+def _cpgd(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
+    return cpgd_loss(*given.elementwise, clip_low=config.clip_low, clip_high=config.clip_high)
 
 
 POLICY_LOSSES: Mapping[str, Surrogate] = {
     "clipped": _clipped,
     "reinforce": _reinforce,
-    "gspo": _gspo(per_token=False),
-    "gspo_token": _gspo(per_token=True),
+    "gspo": lambda config, given: _gspo(config, given, per_token=False),
+    "gspo_token": lambda config, given: _gspo(config, given, per_token=True),
     "cispo": _cispo,
     "cpgd": _cpgd,
 }
