@@ -79,6 +79,12 @@ FORKED: dict[str, Any] = {
     "oracle.max_answer_age": 2,
     "learner.learning_rate": 0.1,
     "learner.critic_learning_rate": 0.1,
+    "learner.critic_weight_decay": 0.1,
+    "learner.critic_max_grad_norm": 0.5,
+    "learner.critic_schedule": "linear",
+    "learner.critic_warmup_steps": 9,
+    "learner.critic_schedule_steps": 50,
+    "learner.critic_only_steps": 1,
     "learner.betas": [0.8, 0.9],
     "learner.weight_decay": 0.1,
     "learner.max_grad_norm": 0.5,
@@ -106,6 +112,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     "oracle.max_answer_age": {"oracle.max_outstanding": 5},
     "learner.schedule_steps": {"learner.schedule": "linear"},
+    "learner.critic_schedule_steps": {"learner.critic_schedule": "linear"},
 }
 """Further changes that a changed field needs; without them nothing would read it."""
 
@@ -113,7 +120,18 @@ READS = {
     **dict.fromkeys(
         ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
     ),
-    "learner.critic_learning_rate": "ppo",
+    **dict.fromkeys(
+        (
+            "learner.critic_learning_rate",
+            "learner.critic_weight_decay",
+            "learner.critic_max_grad_norm",
+            "learner.critic_schedule",
+            "learner.critic_warmup_steps",
+            "learner.critic_schedule_steps",
+            "learner.critic_only_steps",
+        ),
+        "ppo",
+    ),
 }
 """The algorithm that reads a field, for fields that GRPO does not read."""
 

@@ -112,8 +112,8 @@ class Objective(Protocol):
     requires: Requires
     wants: Mapping[str, set[str]]
     """Names of the values that `losses` and `metrics` read, by trained model. A language model has "raw",
-    "sampled" and "entropy"; a critic, "value"; a reward model, "score"; the ensemble, "rewards" and
-    "prior"."""
+    "sampled" and "entropy"; a critic, "value" and "value_after"; a reward model, "score"; the ensemble,
+    "rewards" and "prior"."""
     recorded_is_old: bool = False
     """True if the engine and the learner compute in the same precision. Log-probabilities recorded under the
     policy's present version can then serve as the old ones. The builder of the run sets this."""

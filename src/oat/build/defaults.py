@@ -76,11 +76,14 @@ def _of_the_others(resolved: Resolved) -> Iterator[_Default]:
     config, origins = resolved.config, resolved.origins
     learner = config.learner
     has_critic = "critic" in resolved.requires.models
-    yield _Default(
-        "learner.critic_learning_rate", has_critic, learner.learning_rate, "as learner.learning_rate"
-    )
+    for name in ("learning_rate", "weight_decay", "max_grad_norm", "schedule", "warmup_steps"):
+        is_open = has_critic and getattr(learner, f"critic_{name}") is None
+        yield _Default(f"learner.critic_{name}", is_open, getattr(learner, name), f"as learner.{name}")
     end = f"the optimiser steps of stop.max_steps {config.stop.max_steps}"
     yield _Default("learner.schedule_steps", True, learner.schedule_steps, end)
+    is_given = ("learner", "schedule_steps") in origins
+    of_critic = "as learner.schedule_steps" if is_given else end
+    yield _Default("learner.critic_schedule_steps", has_critic, learner.critic_schedule_steps, of_critic)
     rows = learner.micro_batch_size or "no limit"
     why = "is not set" if learner.micro_batch_size else "is one"
     yield _Default("learner.micro_batch_size", True, rows, f"since learner.micro_batch_tokens {why}")

@@ -244,9 +244,10 @@ def _learning(
         for count in (most_questions(resolved.config, plan), plan.prompts)
     )
     live.peak = live.live
-    if "reference" in learner.models:
-        with torch.no_grad():
-            learner.models["reference"].outputs(prepared[0], {}, {"raw"})
+    for name, want in (("reference", "raw"), ("critic", "value")):
+        if name in learner.models:
+            with torch.no_grad():
+                learner.models[name].outputs(prepared[0], {}, {want})
     phases = {"prepare": live.peak}
     live.peak = live.live
     for rows in passes:

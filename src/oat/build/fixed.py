@@ -41,6 +41,12 @@ FORKS = (
     "oracle.max_answer_age",
     "learner.learning_rate",
     "learner.critic_learning_rate",
+    "learner.critic_weight_decay",
+    "learner.critic_max_grad_norm",
+    "learner.critic_schedule",
+    "learner.critic_warmup_steps",
+    "learner.critic_schedule_steps",
+    "learner.critic_only_steps",
     "learner.betas",
     "learner.weight_decay",
     "learner.max_grad_norm",
@@ -206,18 +212,27 @@ def _is_any(field: str, names: Iterable[str]) -> bool:
 
 
 def _reason(difference: str, stored: Config, now: Config, origins: Origins) -> str:
-    """Return why `learner.schedule_steps` differs from its stored value, and what to do.
+    """Return why `learner.schedule_steps`, or the critic's, differs from its stored value, and what to do.
 
-    Return "" in three cases: the difference is in another field, `learner.schedule` differs too, or the user
-    set `learner.schedule_steps`.
+    Return "" in three cases: the difference is in another field, the schedule itself differs too, or the user
+    set the number of steps.
     """
-    schedule, steps = stored.learner.schedule, stored.learner.schedule_steps
-    is_derived = ("learner", "schedule_steps") not in origins and schedule == now.learner.schedule
-    if not (difference.startswith("learner.schedule_steps: ") and is_derived):
+    field = _field(difference)
+    if field not in ("learner.schedule_steps", "learner.critic_schedule_steps"):
+        return ""
+    name = field.removeprefix("learner.")
+    schedule, of_now = (_schedule_of(config, name) for config in (stored, now))
+    if ("learner", name) in origins or schedule != of_now:
         return ""
     return (
         f" (it follows from stop.max_steps, where a {schedule} schedule ends by default, and a run keeps "
         "the schedule it began with: pass "
-        f"--learner.schedule_steps {steps} to go on with that one; a run that may be made longer sets "
-        "learner.schedule_steps at its start)"
+        f"--{field} {getattr(stored.learner, name)} to go on with that one; a run that may be made longer "
+        f"sets {field} at its start)"
     )
+
+
+def _schedule_of(config: Config, steps: str) -> str:
+    """Return the schedule whose length the field `steps` of the learner is."""
+    own = config.learner.critic_schedule if steps == "critic_schedule_steps" else None
+    return own or config.learner.schedule

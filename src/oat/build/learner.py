@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.build.engine import make_sampling
@@ -82,6 +82,7 @@ def make_learner(
         micro_batch_tokens=None if c.micro_batch_tokens == "auto" else c.micro_batch_tokens,
         gradient_checkpointing=c.gradient_checkpointing,
         max_updates=c.max_updates,
+        critic_only_steps=c.critic_only_steps,
         max_skips=c.max_skips if c.on_nonfinite == "skip" else 0,
         following=Following(update.every, update.mix) if (update := config.model.reference_update) else None,
         keep=keep,
@@ -96,18 +97,21 @@ def make_learner(
 
 
 def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
-    """Return the settings of AdamW for one of the models. The critic may have a learning rate of its own."""
-    rate = c.learning_rate
-    if model == "critic" and c.critic_learning_rate is not None:
-        rate = c.critic_learning_rate
+    """Return the settings of AdamW for one of the models. The critic's settings replace the policy's, unless
+    they are left open."""
+
+    def own(name: str) -> Any:
+        value = getattr(c, f"critic_{name}") if model == "critic" else None
+        return getattr(c, name) if value is None else value
+
     return OptimiserSettings(
-        rate,
+        own("learning_rate"),
         c.betas,
-        c.weight_decay,
-        schedule=c.schedule,
-        warmup_steps=c.warmup_steps,
-        schedule_steps=c.schedule_steps or 1,
-        max_grad_norm=c.max_grad_norm,
+        own("weight_decay"),
+        schedule=own("schedule"),
+        warmup_steps=own("warmup_steps"),
+        schedule_steps=own("schedule_steps") or 1,
+        max_grad_norm=own("max_grad_norm"),
     )
 
 

@@ -68,7 +68,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     resolved = Resolved(config, origins, objective, built)
     check_settings(resolved)
     resolved = _with_samples(resolved, given)
-    return replace(resolved, config=_with_micro_batch(_with_schedule(resolved)))
+    return replace(resolved, config=_with_micro_batch(_with_schedules(resolved)))
 
 
 def make_objective(config: Config) -> Objective:
@@ -196,24 +196,39 @@ def _with_samples(resolved: Resolved, given: Collection[str]) -> Resolved:
     return replace(resolved, config=config, objective=make_objective(config))
 
 
-def _with_schedule(resolved: Resolved) -> Config:
-    """Return the configuration. If the schedule falls and `learner.schedule_steps` is not set, set it to the
-    number of optimiser steps in `stop.max_steps` steps of the run.
+def _with_schedules(resolved: Resolved) -> Config:
+    """Return the configuration. If a schedule falls and its length is not set, set the length:
+
+    * `learner.schedule_steps`: the number of optimiser steps in `stop.max_steps` steps of the run, without
+      those in which only the critic learns.
+    * `learner.critic_schedule_steps`: `learner.schedule_steps` if that was set, otherwise the number of
+      optimiser steps in `stop.max_steps` steps of the run.
 
     Raises:
-        ConfigError: the schedule falls, and neither `learner.schedule_steps` nor `stop.max_steps` is set.
+        ConfigError: a schedule falls, and neither its length nor `stop.max_steps` is set.
     """
     config = resolved.config
-    if config.learner.schedule == "constant" or config.learner.schedule_steps is not None:
-        return config
-    if config.stop.max_steps is None:
-        place = where(("learner", "schedule"), resolved.origins)
-        raise ConfigError(
-            f"{place}: a {config.learner.schedule} schedule ends at a step; set learner.schedule_steps, "
-            "or stop.max_steps"
-        )
-    steps = resolved.optimiser_steps(config.stop.max_steps)
-    return replace(config, learner=replace(config.learner, schedule_steps=steps))
+    learner, last = config.learner, config.stop.max_steps
+    has_critic = "critic" in resolved.requires.models
+
+    def length(of: str, schedule: str, given: int | None, skipped: int = 0) -> int | None:
+        if schedule == "constant" or given is not None:
+            return given
+        if last is None:
+            place = where(("learner", f"{of}schedule"), resolved.origins)
+            raise ConfigError(
+                f"{place}: a {schedule} schedule ends at a step; set learner.{of}schedule_steps, or "
+                "stop.max_steps"
+            )
+        return resolved.optimiser_steps(last) - resolved.optimiser_steps(skipped)
+
+    of_critic = None
+    critic_schedule = learner.critic_schedule or learner.schedule
+    if has_critic and critic_schedule != "constant":
+        given = learner.critic_schedule_steps or learner.schedule_steps
+        of_critic = length("critic_", critic_schedule, given)
+    steps = length("", learner.schedule, learner.schedule_steps, skipped=learner.critic_only_steps)
+    return replace(config, learner=replace(learner, schedule_steps=steps, critic_schedule_steps=of_critic))
 
 
 def _with_micro_batch(config: Config) -> Config:

@@ -220,6 +220,21 @@ class LearnerConfig:
     """Learning rate of AdamW at the top of the schedule."""
     critic_learning_rate: NonNegative | None = None
     """Learning rate of the critic, for algorithms that have one. None: the policy's."""
+    critic_weight_decay: NonNegative | None = None
+    """Weight decay of the critic's matrices. None: the policy's."""
+    critic_max_grad_norm: Positive | None = None
+    """Largest norm of the critic's gradient. None: the policy's."""
+    critic_schedule: Literal["constant", "linear", "cosine"] | None = None
+    """Course of the critic's learning rate; it falls to a tenth of the critic's own rate. None: the
+    policy's."""
+    critic_warmup_steps: Whole | None = None
+    """Number of optimiser steps over which the critic's learning rate rises from 0. None: the policy's."""
+    critic_schedule_steps: Count | None = None
+    """Number of the critic's optimiser steps after which its learning rate is lowest. None: schedule_steps if
+    that is set, otherwise the optimiser steps of `stop.max_steps` steps."""
+    critic_only_steps: Whole = 0
+    """Number of steps, at the beginning of the run, in which only the critic learns. The policy's weights
+    stay the same, and its schedule begins afterwards."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Betas of AdamW."""
     weight_decay: NonNegative = 0.0

@@ -57,6 +57,8 @@ class Learner:
             the backward pass.
         max_updates: largest number of optimiser steps in an update that trains the policy or the reward
             model; None: no limit.
+        critic_only_steps: number of the first updates in which only the critic learns, of an objective that
+            trains a critic. The other models compute without gradient, and keep their weights and moments.
         max_skips: largest number of consecutive optimiser steps that are left out because a number is not
             finite. The next such step ends the run.
         following: the rule by which the reference follows the policy; None: the reference is frozen.
@@ -72,6 +74,7 @@ class Learner:
         micro_batch_tokens: int | None = None,
         gradient_checkpointing: bool = False,
         max_updates: int | None = None,
+        critic_only_steps: int = 0,
         max_skips: int = 0,
         following: Following | None = None,
         keep: Path | None = None,
@@ -82,6 +85,7 @@ class Learner:
         self.micro_batch_tokens = micro_batch_tokens
         self.gradient_checkpointing = gradient_checkpointing
         self.max_updates = max_updates
+        self.critic_only_steps = critic_only_steps
         self.max_skips = max_skips
         self.following = following
         self.keep = keep
@@ -91,6 +95,7 @@ class Learner:
         self.updates = 0
         self.steps = dict.fromkeys(optimisers, 0)
         self.left_out = dict.fromkeys(optimisers, 0)
+        self.critic_updates = 0
         self.skipped = self.skipped_in_row = 0
         self.trained: dict[str, Trained] = {}
         for model in self.models.values():
@@ -145,6 +150,8 @@ class Learner:
                     if not goes_on:
                         self._end_passes(objective, len(shares) - number)
                         break
+        if "critic" in objective.wants and self.critic_only_steps:
+            self.critic_updates += 1
         reached = self.stopwatch.end()
         moved = {}
         if self.following is not None and "policy" in objective.wants:
@@ -181,13 +188,18 @@ class Learner:
 
     def _end_passes(self, objective: Objective, count: int) -> None:
         """Count optimiser steps that an objective has left out, so that schedules skip them too."""
-        for name in objective.wants:
+        for name in self._learning(objective):
             self.left_out[name] += count
+
+    def _learning(self, objective: Objective) -> list[str]:
+        """Return the names of the models that the objective's present update changes."""
+        is_alone = "critic" in objective.wants and self.critic_updates < self.critic_only_steps
+        return [name for name in objective.wants if name == "critic" or not is_alone]
 
     def _step(self, objective: Objective, step: Batch) -> tuple[dict[str, float], bool]:
         """Make an optimiser step, unless a number is not finite or the objective ends its passes before it.
         Return the metrics of its mini-batch, and False if the passes end."""
-        trained = {name: self.trained[name] for name in objective.wants}
+        trained = {name: self.trained[name] for name in self._learning(objective)}
         learning_rates = self._schedule(trained)
         for part in trained.values():
             part.optimiser.zero_grad(set_to_none=True)
@@ -226,14 +238,14 @@ class Learner:
     ) -> Iterator[tuple[Outputs, View, dict[str, torch.Tensor]]]:
         """Yield three values for each micro-batch: the outputs of each model; the view of the micro-batch;
         and, by name, what the micro-batch adds to each part of the loss and to the total loss."""
-        reduction = Reduction(step)
+        reduction, learning = Reduction(step), self._learning(objective)
         for number, rows in enumerate(micro_batches(step, self.micro_batch_size, self.micro_batch_tokens)):
             micro = select_rows(step, rows)
             view, groups = view_of(micro), torch.from_numpy(step.group_of_N[rows])
-            outputs = {
-                name: self.trained[name].model.outputs(micro.rows, micro.columns, wants)
-                for name, wants in objective.wants.items()
-            }
+            outputs = {}
+            for name, wants in objective.wants.items():
+                with torch.set_grad_enabled(torch.is_grad_enabled() and name in learning):
+                    outputs[name] = self.trained[name].model.outputs(micro.rows, micro.columns, wants)
             with torch.set_grad_enabled(torch.is_grad_enabled()):
                 losses = objective.losses(outputs, view)
             reduced = {
@@ -247,7 +259,7 @@ class Learner:
         """Turn gradients on within the body, even if user code has turned them off. With gradient
         checkpointing, also put the models that the objective trains into training mode."""
         modules = (
-            [self.trained[name].model.module for name in objective.wants]
+            [self.trained[name].model.module for name in self._learning(objective)]
             if self.gradient_checkpointing
             else []
         )
@@ -300,7 +312,7 @@ class Learner:
         return {}
 
     def _forget_gradients(self, objective: Objective) -> None:
-        for name in objective.wants:
+        for name in self._learning(objective):
             self.trained[name].optimiser.zero_grad(set_to_none=True)
 
     @cached_property
@@ -322,6 +334,8 @@ class Learner:
         state |= {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         if any(self.left_out.values()):
             state["left_out"] = dict(self.left_out)
+        if self.critic_only_steps:
+            state["critic_updates"] = self.critic_updates
         if self.following is not None:
             state["following"] = self.following.state
         for model in self._moving:
@@ -359,6 +373,7 @@ class Learner:
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]
+        self.critic_updates = state.get("critic_updates", 0)
         self.left_out = {**dict.fromkeys(self.steps, 0), **state.get("left_out", {})}
         if self.following is not None:
             self.following.load_state(state["following"])

@@ -132,8 +132,11 @@ class LanguageModel:
 
 
 class Critic(torch.nn.Module):
-    """A language model's backbone with a scalar head. It gives the "value" of the state before each trained
-    token.
+    """A language model's backbone with a scalar head. It gives, for each trained token, the "value" of the
+    state before the token, and "value_after", the value of the state after the token.
+
+    If one trained token follows another, the first's "value_after" is the second's "value". After the last
+    token of a row, and of each of the model's turns in an episode, only "value_after" has the value.
 
     The head has no bias. Its initial weights are samples of a normal distribution with mean 0 and standard
     deviation 1 / (hidden size + 1). The head is trained even if the backbone has an adapter.
@@ -171,10 +174,20 @@ class Critic(torch.nn.Module):
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        assert wants == {"value"}, f"a critic gives value, not {wants}"
-        _, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
+        assert wants <= {"value", "value_after"}, f"a critic gives value and value_after, not {wants}"
+        hidden_TD, places = hidden_of_rows(self.lm, rows, autocast=self.autocast)
         self.work_counter.add(places, heads=0)
-        return {"value": self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).cpu()}
+        trained = [np.flatnonzero(row.trained) for row in rows]
+        values = {}
+        for want in wants:
+            shift = 1 if want == "value" else 0
+            at_K = np.concatenate([place[t - shift] for place, t in zip(places, trained, strict=True)])
+            values[want] = self.scores(hidden_TD[torch.from_numpy(at_K).to(hidden_TD.device)])
+        return values
+
+    def scores(self, hidden_XD: torch.Tensor) -> torch.Tensor:
+        """Return the head's output for hidden states, (X,), on the CPU."""
+        return self.score(hidden_XD.to(self.score.weight.dtype)).squeeze(-1).cpu()
 
 
 class RewardModel(Critic):
@@ -202,8 +215,8 @@ class RewardModel(Critic):
                 [np.concatenate([row.ids, self.trailing]) for row in rows], _prefixes(rows)
             )
         self.work_counter.add(places, heads=0)
-        hidden_ND = hidden_TD[torch.tensor([place[-1] for place in places], device=hidden_TD.device)]
-        return {"score": self.score(hidden_ND.to(self.score.weight.dtype)).squeeze(-1).cpu()}
+        last_N = torch.tensor([place[-1] for place in places], device=hidden_TD.device)
+        return {"score": self.scores(hidden_TD[last_N])}
 
 
 def frozen_checksum(module: torch.nn.Module, moving: Iterable[torch.Tensor]) -> int:
@@ -224,6 +237,19 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
     return torch.autocast(lm.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
+def hidden_of_rows(
+    lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
+) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """Make one forward pass over rows.
+
+    Returns:
+        (T, D) the last hidden states of all tokens of the pass; and for each row, the indices of its tokens
+        along T.
+    """
+    with in_bfloat16(lm, autocast):
+        return lm.hidden_of([row.ids for row in rows], _prefixes(rows))
+
+
 def trained_hidden(
     lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
@@ -233,8 +259,7 @@ def trained_hidden(
         (K,) ids of the trained tokens; (K, D) the last hidden states that predict them; and for each row, the
         indices of its tokens among the tokens of the pass.
     """
-    with in_bfloat16(lm, autocast):
-        hidden_TD, places = lm.hidden_of([row.ids for row in rows], _prefixes(rows))
+    hidden_TD, places = hidden_of_rows(lm, rows, autocast=autocast)
     trained = [np.flatnonzero(row.trained) for row in rows]
     before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
     ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(

@@ -102,7 +102,7 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
     """
     if not rows:
         return "it made no step"
-    norms, rates = (_names(objective.wants, end) for end in ("grad_norm", "learning_rate"))
+    norms, rates = (_names(objective.wants, end, rows) for end in ("grad_norm", "learning_rate"))
     if not _any(rows, norms):
         return (
             _cause_of_no_step(rows, objective, about)
@@ -115,16 +115,19 @@ def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:
     return _equal_rewards(rows) if is_of_groups and _is_flat(rows) else None
 
 
-def _names(trained: Collection[str], end: str) -> list[str]:
+def _names(trained: Collection[str], end: str, rows: Rows) -> list[str]:
     """Return the names of a metric of the learner in `metrics.jsonl`. If a policy or a reward model is
-    trained, this is one name, such as `optim/grad_norm`. Otherwise it is one name for each trained model.
+    trained, this is one name, such as `optim/grad_norm`. Otherwise it is one name for each trained model. In
+    a run that ended while only its critic learned, it is the critic's name.
 
     Args:
         end: the end of the names, such as `grad_norm`.
     """
-    return (
-        [f"optim/{end}"] if {"policy", "reward"} & {*trained} else [f"optim/{name}_{end}" for name in trained]
-    )
+    main, of_critic = f"optim/{end}", f"optim/critic_{end}"
+    if {"policy", "reward"} & {*trained}:
+        has_critic_only = any(of_critic in row for row in rows) and not any(main in row for row in rows)
+        return [of_critic if has_critic_only else main]
+    return [f"optim/{name}_{end}" for name in trained]
 
 
 def _any(rows: Rows, names: Collection[str]) -> bool:

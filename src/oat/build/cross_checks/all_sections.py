@@ -44,6 +44,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     evaluation.pairs,
     "evaluation",
     learner.buffer,
+    learner.critic,
     "learner",
 )
 """Checks in the order in which they are made; the first mistake is reported. The name of a section stands for

@@ -14,6 +14,15 @@ def memory(resolved: Resolved) -> Iterator[Check]:
     )
 
 
+def critic(resolved: Resolved) -> Iterator[Check]:
+    last, alone = resolved.config.stop.max_steps, resolved.config.learner.critic_only_steps
+    yield Check(
+        "learner.critic_only_steps",
+        "critic" in resolved.requires.models and last is not None and 0 < last <= alone,
+        f"the run has {last} steps, so the policy would never learn; lower it, or raise stop.max_steps",
+    )
+
+
 def buffer(resolved: Resolved) -> Iterator[Check]:
     """Check that the algorithm may learn again from older samples, and that the buffer has room for the
     questions of a step."""

@@ -12,6 +12,8 @@ from oat.types import ENSEMBLE
 
 _OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
 """Fields of the section `evaluation` that are read even if it has pairs and no prompts."""
+_OF_CRITIC = ("learning_rate", "weight_decay", "max_grad_norm", "schedule", "warmup_steps", "only_steps")
+"""Fields of the section `learner` with the prefix `critic_` that every run with a critic reads."""
 
 
 def refuse_unread(resolved: Resolved) -> None:
@@ -99,11 +101,14 @@ def _of_prompts_and_sampling(resolved: Resolved) -> dict[tuple[str, str], bool]:
 
 def _of_learner(resolved: Resolved) -> dict[tuple[str, str], bool]:
     learner, models = resolved.config.learner, resolved.requires.models
+    has_critic, constant = "critic" in models, "constant"
+    critic_schedule = (learner.critic_schedule or learner.schedule) if has_critic else constant
     is_sampled = not resolved.config.prompts.responses or resolved.config.answering is not None
     return {
-        ("learner", "critic_learning_rate"): "critic" not in models,
+        **{("learner", f"critic_{name}"): not has_critic for name in _OF_CRITIC},
+        ("learner", "critic_schedule_steps"): critic_schedule == constant,
         ("learner", "sync_every"): "reward" in models or not is_sampled,
-        ("learner", "schedule_steps"): learner.schedule == "constant",
+        ("learner", "schedule_steps"): {learner.schedule, critic_schedule} == {constant},
         ("learner", "max_skips"): learner.on_nonfinite == "stop",
     }
 
