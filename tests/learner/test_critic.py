@@ -235,7 +235,7 @@ def learner_settings(**values: Any) -> dict[str, Any]:
     return {f"learner.{name}": value for name, value in values.items()}
 
 
-@pytest.mark.inventory(25)
+@pytest.mark.inventory(109)
 def test_the_critics_own_optimiser_in_a_run(world: World, tmp_path: Path) -> None:
     """The critic's rate rises and falls by the critic's own settings, to a tenth of its own rate."""
     own = learner_settings(

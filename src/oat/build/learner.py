@@ -53,24 +53,11 @@ def make_learner(
     """
     config, objective = resolved.config, resolved.objective
     c = config.learner
-    models: dict[str, Model] = {}
-    for name in sorted(objective.requires.models):
-        if name == "critic":
-            models[name] = Critic(lms[name], seeds.at("init", name), autocast=c.autocast is not None)
-        elif name == "reward":
-            check_backbone(lms[name])
-            models[name] = RewardModel(
-                lms[name], seeds.at("init", name), trailing=renderer.trailing, autocast=c.autocast is not None
-            )
-        else:
-            models[name] = LanguageModel(
-                lms[name],
-                num_tokens=renderer.num_tokens,
-                chunk=c.logits_chunk,
-                autocast=c.autocast is not None,
-            )
-        if c.gradient_checkpointing and name in objective.wants:
-            lms[name].checkpoint_gradients()
+    models: dict[str, Model] = {
+        name: _model(c, name, lms[name], renderer, seeds) for name in sorted(objective.requires.models)
+    }
+    for name in objective.wants if c.gradient_checkpointing else ():
+        lms[name].checkpoint_gradients()
     optimisers = {name: _optimiser(c, name) for name in objective.wants}
     if ensemble:
         models[ENSEMBLE] = ensemble.model
@@ -94,6 +81,17 @@ def make_learner(
         limits = Limits(config.compute.memory_gb, sampling.max_new_tokens, longest, c.micro_batch_size)
         learner.micro_batch_tokens = measure_tokens(learner, objective, limits, sampling, renderer.num_tokens)
     return learner
+
+
+def _model(c: LearnerConfig, name: str, lm: CausalLM, renderer: Renderer, seeds: Seeds) -> Model:
+    """Make the learner's model of this name from a language model."""
+    autocast = c.autocast is not None
+    if name == "critic":
+        return Critic(lm, seeds.at("init", name), autocast=autocast)
+    if name == "reward":
+        check_backbone(lm)
+        return RewardModel(lm, seeds.at("init", name), trailing=renderer.trailing, autocast=autocast)
+    return LanguageModel(lm, num_tokens=renderer.num_tokens, chunk=c.logits_chunk, autocast=autocast)
 
 
 def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
