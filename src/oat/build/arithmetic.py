@@ -21,7 +21,8 @@ line above it."""
 
 
 def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
-    """Yield the lines about one step: its prompts, responses, questions, queries and optimiser steps."""
+    """Yield the lines about one step: its prompts, responses, questions, queries and optimiser steps. With
+    `sampling.refill_rounds`, one line has the largest numbers that all rounds together may reach."""
     config = resolved.config
     plan = run.plans(0)
     recorded = bool(config.prompts.responses)
@@ -33,6 +34,13 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
         "a step",
         f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
     )
+    if (rounds := resolved.most_rounds) > 1:
+        yield (
+            "",
+            f"up to {many(rounds - 1, 'further round')} in place of questions that teach nothing: in all at "
+            f"most {many(rounds * plan.prompts, 'prompt')}, {many(rounds * responses, 'response')}, "
+            f"{many(rounds * plan.questions, 'question')}, {_queries(rounds * queries)}",
+        )
     epochs, minibatches = resolved.step.epochs, resolved.step.minibatches
     is_pair = resolved.requires.feedback == "compare"
     units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
@@ -63,10 +71,12 @@ class Begun:
     Attributes:
         steps: number of steps that are done.
         queries: number of queries that these steps have spent.
+        prompts: number of prompts that were taken; None if no step is done.
     """
 
     steps: int
     queries: int
+    prompts: int | None = None
 
 
 def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Price, begun: Begun) -> Lines:
@@ -76,14 +86,14 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
         dearest: the highest price of a question of training, as `dearest_question` returns it.
         begun: the steps that are done.
     """
-    last, questions = run.stop.last, run.plans(0).questions
+    last, questions = run.stop.last, resolved.most_rounds * run.plans(0).questions
     left = None if last is None else max(0, last - begun.steps)
     for costs in lines_of_costs(resolved, run_inputs, dearest, questions, left):
         yield "cost", costs
     queries = questions * _price(resolved, run_inputs, _samples(resolved, run))
     yield (
         "the run",
-        _over(resolved, run, begun)
+        _over(resolved, run, run_inputs, begun)
         or (
             _until_spent(resolved, queries, begun)
             if last is None
@@ -92,7 +102,7 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
     )
 
 
-def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
+def _over(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun) -> str:
     """Return, in words, why no step is left to do. Return "" if a step is left, or if no step has been done
     yet."""
     most, spent = resolved.config.stop.max_queries, begun.queries
@@ -100,6 +110,11 @@ def _over(resolved: Resolved, run: Run, begun: Begun) -> str:
         return ""
     if (over := run.stop.steps_done(begun.steps)) is not None:
         return f"{over}, and nothing is left to do; {spent} queries are spent"
+    if _prompts_left(resolved, run, run_inputs, begun) <= 0:
+        return (
+            f"all prompts are used up (prompts.epochs) after step {begun.steps}, and nothing is left to do; "
+            f"{spent} queries are spent"
+        )
     if most is None or spent < most:
         return ""
     return (
@@ -145,28 +160,55 @@ def _all_steps(
         queries: the largest number of queries that a step may make.
         last: number of steps of the run.
     """
-    most, epochs = resolved.config.stop.max_queries, resolved.config.prompts.epochs
+    most, rounds = resolved.config.stop.max_queries, resolved.most_rounds
     a_step, size = run.plans(0).prompts, run_inputs.prompts.size
     steps = max(0, last - begun.steps)
-    left = math.inf if most is None else max(0, most - begun.queries)
-    prompts = steps * a_step
-    if epochs:
-        prompts = min(prompts, max(0, size * epochs - begun.steps * a_step))
+    budget = math.inf if most is None else max(0, most - begun.queries)
+    prompts_left = _prompts_left(resolved, run, run_inputs, begun)
+    prompts, most_prompts = (int(min(times * steps * a_step, prompts_left)) for times in (1, rounds))
     times = (
-        f"of {size}" if prompts < size else _each(prompts, size, is_exact=begun.steps * a_step % size == 0)
+        f"of {size}"
+        if prompts < size or prompts < most_prompts
+        else _each(prompts, size, is_exact=begun.steps * a_step % size == 0)
     )
     beside = f" beside {begun.queries} that are spent" if begun.steps else ""
+    samples = _samples(resolved, run)
+    dearest = min(steps * queries, math.ceil(most_prompts / a_step) * queries // rounds)
     taken = (
-        f"{many(prompts, 'prompt')} ({times}), {many(prompts * _samples(resolved, run), 'response')}, "
-        f"{_queries(int(min(steps * queries, left)))}{beside}"
+        f"{_span(prompts, most_prompts, 'prompt')} ({times}), "
+        f"{_span(prompts * samples, most_prompts * samples, 'response')}, "
+        f"{_queries(int(min(dearest, budget)))}{beside}"
     )
     updates = resolved.optimiser_steps(last) - resolved.optimiser_steps(min(begun.steps, last))
     until = _limits(resolved)
     after = f" after step {begun.steps}" if begun.steps else ""
+    bounded = "at most " if _may_end_early(resolved, run, run_inputs, begun, steps) else ""
     return (
-        f"{many(steps, 'step')}{after}: {taken}, {many(updates, 'optimiser step')}"
+        f"{bounded}{many(steps, 'step')}{after}: {taken}, {bounded}{many(updates, 'optimiser step')}"
         f"{f'; or until {until}' if until else ''}"
     )
+
+
+def _prompts_left(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun) -> float:
+    """Return the number of prompts that the run has not taken yet; infinite without `prompts.epochs`. With
+    `sampling.refill_rounds`, only a checkpoint tells how many prompts the steps so far have taken."""
+    epochs, taken = resolved.config.prompts.epochs, begun.steps * run.plans(0).prompts
+    if epochs is None:
+        return math.inf
+    if resolved.most_rounds > 1 and begun.prompts is not None:
+        taken = begun.prompts
+    return max(0, epochs * run_inputs.prompts.size - taken)
+
+
+def _may_end_early(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun, steps: int) -> bool:
+    """Return True if further rounds (`sampling.refill_rounds`) may use up the prompts before the run has done
+    `steps` more steps."""
+    most = resolved.most_rounds * steps * run.plans(0).prompts
+    return resolved.most_rounds > 1 and most > _prompts_left(resolved, run, run_inputs, begun)
+
+
+def _span(least: int, most: int, what: str) -> str:
+    return many(most, what) if least == most else f"{least} to {many(most, what)}"
 
 
 def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun: Begun) -> Lines:
@@ -186,7 +228,9 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
         if last is None
         else max(0, (done == 0) + last // e.every - done // e.every + (last % e.every > 0 and last > done))
     )
-    times = f": {many(count, 'time')}" if count else ""
+    left = 0 if last is None else max(0, last - done)
+    most = "at most " if _may_end_early(resolved, run, run_inputs, begun, left) else ""
+    times = f": {most}{many(count, 'time')}" if count else ""
     if run_inputs.pairs is not None:
         yield (
             "evaluation",
@@ -203,7 +247,8 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
     )
     prompts = many(run_inputs.held_out.size, "prompt")
     plan, is_pair = run.plans(0), resolved.requires.feedback == "compare"
-    online = plan.questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
+    questions = resolved.most_rounds * plan.questions
+    online = questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
     for purpose, (address, _) in run_inputs.evaluation_oracles.items():

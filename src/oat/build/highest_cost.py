@@ -79,8 +79,8 @@ def lines_of_costs(
 
     Args:
         one: the highest cost of a question, as `dearest_question` returns it.
-        questions: number of questions of a step.
-        steps: number of steps that are left; None: only a budget or a clock ends the run.
+        questions: largest number of questions of a step.
+        steps: largest number of steps that are left; None: only a budget or a clock ends the run.
     """
     _, oracle = run_inputs.training_oracle
     if resolved.config.oracle.name in BUILTIN or not oracle.names_price:
@@ -105,8 +105,8 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
     Raises:
         ConfigError: the budget is too small, and the run has not begun.
     """
-    budget, rounds = resolved.budgets["train"], 1 + resolved.config.sampling.refill_rounds
-    questions = resolved.plan.questions * rounds
+    budget, rounds = resolved.budgets["train"], resolved.most_rounds
+    questions = resolved.widened.questions * rounds
     alone = {
         "queries": Budget(queries=budget.queries),
         "tokens": Budget(tokens=budget.tokens),

@@ -83,6 +83,12 @@ class Resolved:
         """The plan of the first step, as the explorer's `widen` returns it."""
         return self.explorer.widen(self.plan)
 
+    @property
+    def most_rounds(self) -> int:
+        """Largest number of times that a step asks as many questions as its plan has. It is 1, or more with
+        `sampling.refill_rounds`."""
+        return 1 + self.config.sampling.refill_rounds
+
     @cached_property
     def engine(self) -> TorchEngineConfig:
         settings: TorchEngineConfig = settings_of(self.config, "engine")
@@ -127,11 +133,12 @@ class Resolved:
         return watched_metrics(self.config, self.objective)
 
     def optimiser_steps(self, steps: int) -> int:
-        """Return the number of optimiser steps planned for the first `steps` steps of the run together."""
+        """Return the number of optimiser steps planned for the first `steps` steps of the run together. An
+        objective may leave some of them out (`Objective.ends_passes`)."""
         learner = self.config.learner
         return optimiser_steps(
             steps,
-            questions=self.plan.questions,
+            questions=self.widened.questions,
             epochs=self.step.epochs,
             of_a_step=self.step.minibatches,
             config=learner.buffer,

@@ -26,6 +26,7 @@ from oat.learner.learner import Learner
 from oat.learner.models import LanguageModel
 from oat.loop import Run
 from oat.models.nf4 import count
+from oat.rundir.checkpoint_files import newest_state
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.rows import read_metrics
 from oat.types import Price
@@ -130,4 +131,5 @@ def _begun(resolved: Resolved, origin: Origin | None) -> Begun:
         for row in read_metrics(directory / "metrics.jsonl")
         if row["step"] <= step and "oracle/queries" in row
     ]
-    return Begun(step, int(spent[-1]) if spent else 0)
+    _, state = newest_state(directory / "checkpoints", step) or ("", {})
+    return Begun(step, int(spent[-1]) if spent else 0, state.get("prompts", {}).get("taken"))

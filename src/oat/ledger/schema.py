@@ -64,7 +64,7 @@ TABLES = {
 * `purses` has two running sums for each purpose: the price of all answers, and the price of the answers that
   steps took.
 * `taken` has the questions of each step. A step does not learn from a question at a position below 0: the
-  question was too old, or the step failed.
+  question was too old, the step failed, or dynamic sampling threw the question away.
 * `waves` has the first and the last question id of each wave, and the price of all answers before the wave.
   If the wave did not wait for these answers, the price is NULL.
 """
