@@ -151,6 +151,42 @@ def test_a_schedule_ends_with_the_steps_that_there_are(run: Path) -> None:
     assert config.learner.schedule_steps == rows_of(run)[-1]["optim/steps"] == 30
 
 
+HALF = """
+from dataclasses import dataclass, replace
+
+from oat.explore.base import Explorer
+from oat.types import Question
+
+
+class Half(Explorer):
+    needs = frozenset()
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    def __init__(self, config, kind):
+        pass
+
+    def widen(self, plan):
+        return replace(plan, questions=plan.questions // 2)
+
+    def choose(self, groups, keys, scores, generator):
+        return [Question.about(group, key, "compare", (0, 1), "") for group, key in [*zip(groups, keys)][::2]]
+"""
+
+
+def test_a_schedule_counts_the_questions_that_an_explorer_leaves(world: World, tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(HALF, encoding="utf-8")
+    explorer = {"explorer.name": f"{tmp_path / 'half.py'}:Half", "learner.schedule": "linear"}
+    config = world.config("dpo", tmp_path, {**BUFFER, **explorer})
+    assert oat("train", config) == 0
+    rows = rows_of(tmp_path / "dpo")[1:]
+    assert [row["buffer/questions"] for row in rows] == [2, 4, 6, 8, 10, 10]
+    steps = rows[-1]["optim/steps"]
+    assert rows[-1]["optim/learning_rate"] == pytest.approx(0.003 * (0.1 + 0.9 / steps))
+
+
 @pytest.mark.sample("*_step-15", seconds=2.9)
 @pytest.mark.parametrize(
     ("place", "call"),
