@@ -138,6 +138,7 @@ READS = {
 REFUSED: dict[str, Any] = {
     "model.path": "other",
     "model.reference": "other",
+    "model.critic": "other",
     "model.dtype": "bfloat16",
     "model.lora": {"rank": 2},
     "model.adapter": "other",

@@ -16,6 +16,7 @@ class About:
     Attributes:
         run_dir: the run directory, as the configuration names it.
         model: the model that the policy starts from, a directory or a hub id.
+        critic: the model that the critic starts from; None: the policy's.
         has_adapter: True if an adapter is trained beside the frozen weights.
         algorithm: name of the algorithm.
         is_ours: True if the algorithm is one of oat's own.
@@ -31,6 +32,7 @@ class About:
 
     run_dir: str
     model: str
+    critic: str | None
     has_adapter: bool
     algorithm: str
     is_ours: bool
@@ -51,6 +53,7 @@ def about(config: Config) -> About:
     return About(
         run_dir=config.run_dir,
         model=config.model.path,
+        critic=config.model.critic,
         has_adapter=config.model.lora is not None,
         algorithm=config.algorithm.name,
         is_ours=config.algorithm.name in ALGORITHMS,

@@ -44,6 +44,8 @@ def _of_model(resolved: Resolved) -> Iterator[_Default]:
     yield _Default("model.lora", model.adapter is not None, rank, "as model.adapter says")
     is_start = model.reference is None and has_reference
     yield _Default("model.reference", is_start, "the policy's start", "as model.path")
+    has_critic = model.critic is None and "critic" in resolved.models
+    yield _Default("model.critic", has_critic, "the policy's start", "as model.path")
     is_own = model.reference_dtype is None and has_reference and has_own_reference(model)
     yield _Default("model.reference_dtype", is_own, model.dtype, "as model.dtype")
 

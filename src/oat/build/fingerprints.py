@@ -4,7 +4,7 @@ with those of the present inputs.
 
 | key | content | a change is |
 | --- | --- | --- |
-| `models` | files of `model.path`, `.adapter` and `.reference` (`models/identity.py`) | refused |
+| `models` | files of `model.path`, `.adapter`, `.reference`, `.critic` (`models/identity.py`) | refused |
 | `weights` | checksums of the weights of the same models | refused, if they are read again |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
@@ -21,7 +21,7 @@ stores the fingerprints of the original run in `fork.json`, so it no longer need
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +87,27 @@ def recorded(run_dir: Path, step: int | None = None) -> Inputs | None:
     return None
 
 
-def inputs_of_models(config: Config, lm: CausalLM, tokenizer: Any) -> Inputs:
+def inputs_of_models(
+    config: Config, lm: CausalLM, tokenizer: Any, blame: Blame = lambda _: nullcontext()
+) -> Inputs:
     """Return the fingerprints of models and tokenizer, except those of weights and template.
 
     Args:
         lm: the policy; only its configuration is read.
 
     Raises:
-        ModelError: the reference, or an adapter, cannot be read.
+        ModelError: the reference, the critic's start, or an adapter cannot be read.
     """
     ends = {"generation_config.json": {"eos_token_id": sorted(lm.eos_ids)}}
     policy = {**model_identity(lm.module.config), **ends, **tokenizer_identity(tokenizer)}
     models = {"model.path": {"of": hash_of(config.model.path), "is": policy}}
-    for field, path in (("model.adapter", config.model.adapter), ("model.reference", config.model.reference)):
-        if path is not None:
-            found = (
-                adapter_identity(path) if is_adapter_directory(path) else model_identity(load_config(path))
-            )
-            models[field] = {"of": hash_of(path), "is": found}
+    for field, path in _paths(config).items():
+        if field == "model.path":
+            continue
+        with blame(field):
+            is_adapter = is_adapter_directory(path)
+            found = adapter_identity(path) if is_adapter else model_identity(load_config(path))
+        models[field] = {"of": hash_of(path), "is": found}
     return {"readers": readers(), "models": models}
 
 
@@ -154,11 +157,12 @@ def refuse_other_models(config: Config, known: Inputs | None, now: Inputs, blame
             )
 
 
-def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list[str]:
+def weights_read(config: Config, *, has_reference: bool, has_critic: bool, is_begun: bool) -> list[str]:
     """Return the fields whose weights a run reads from their files.
 
     Args:
         has_reference: True if the run has a reference.
+        has_critic: True if the run has a critic that starts from `model.critic`.
         is_begun: True if the run has a checkpoint. The weights that are learned, and those of a reference
             that follows the policy, are then read from the checkpoint.
     """
@@ -169,24 +173,25 @@ def weights_read(config: Config, *, has_reference: bool, is_begun: bool) -> list
         *(["model.path"] if starts or model.lora is not None else []),
         *(["model.adapter"] if starts and model.adapter is not None else []),
         *(["model.reference"] if is_fixed and model.reference is not None else []),
+        *(["model.critic"] if has_critic and (not is_begun or model.lora is not None) else []),
     ]
 
 
 def inputs_of_weights(config: Config) -> Inputs:
     """Return the fingerprints of the weights that are on this machine. The fingerprint of a hub model that
     was not downloaded yet is empty."""
-    paths = {
-        "model.path": config.model.path,
-        "model.adapter": config.model.adapter,
-        "model.reference": config.model.reference,
-    }
     return {
         "weights": {
             field: {"of": hash_of(path), "is": weights_identity(path)}
-            for field, path in paths.items()
-            if path is not None
+            for field, path in _paths(config).items()
         }
     }
+
+
+def _paths(config: Config) -> dict[str, str]:
+    """Return the paths of the models of a configuration, by field."""
+    paths = {name: getattr(config.model, name) for name in ("path", "adapter", "reference", "critic")}
+    return {f"model.{name}": path for name, path in paths.items() if path is not None}
 
 
 def refuse_other_weights(known: Inputs | None, now: Inputs, fields: Sequence[str], blame: Blame) -> None:

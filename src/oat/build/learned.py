@@ -11,34 +11,36 @@ import torch
 
 from oat.build.about import About, about
 from oat.build.fingerprints import inputs_of_models, inputs_of_template, recorded, refuse_other_models
+from oat.build.models import critic_model
 from oat.build.run_inputs import make_renderer
 from oat.config.load import blaming, stored_config
 from oat.config.settings import Config
 from oat.errors import CheckpointError, ConfigError
-from oat.learner.models import RewardModel, frozen_checksum
+from oat.learner.models import Critic, RewardModel, frozen_checksum
 from oat.loop import Run
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.models.lora import load_model
+from oat.models.outline import Outlines
 from oat.rundir.checkpoints import Checkpoints
 from oat.text.renderer import Renderer
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The main model of a run, with the weights of a checkpoint.
+    """A model of a run, with the weights of a checkpoint.
 
     Attributes:
-        name: "policy" or "reward".
+        name: "policy", "reward" or "critic".
         step: the checkpoint's step.
         lm: the language model. If it has an adapter, the adapter is not merged into the weights.
-        model: `lm` itself, or the reward model whose backbone is `lm`.
+        model: `lm` itself, or the reward model or critic whose backbone is `lm`.
     """
 
     name: str
     step: int
     lm: CausalLM
-    model: CausalLM | RewardModel
+    model: CausalLM | Critic
     tokenizer: Any
     renderer: Renderer
 
@@ -162,33 +164,47 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
 
 
 def load_learned(
-    run_dir: Path, which: int | Literal["best"] | None = None, device: torch.device | str = "cpu"
+    run_dir: Path,
+    which: int | Literal["best"] | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    critic: bool = False,
 ) -> Learned:
-    """Load the main model of a run with the weights of a checkpoint.
+    """Load a model of a run with the weights of a checkpoint.
 
     Args:
         which: see `policy_weights`.
+        critic: True: load the critic; False: load the main model.
 
     Raises:
+        ConfigError: the critic is to be loaded, and the run has none.
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
             or the frozen weights are not those with which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
             changed.
     """
     config = run_config(run_dir)
-    step, weights, tensors, state = policy_weights(run_dir, which)
-    name = learned_model(tensors)
-    lm, tokenizer = load_model(config.model, device=device), load_tokenizer(config.model.path)
-    now = {**inputs_of_models(config, lm, tokenizer), **inputs_of_template(config, tokenizer)}
+    step, _, tensors, state = policy_weights(run_dir, which)
+    name = "critic" if critic else learned_model(tensors)
+    if name not in state["learner"]["frozen"]:
+        raise ConfigError(f"{run_dir}: {config.algorithm.name} has no critic; leave --critic out")
+    start = critic_model(config.model) if critic else config.model
+    lm, tokenizer = load_model(start, device=device, needs_head=not critic), load_tokenizer(config.model.path)
+    policy = Outlines().on_meta(config.model) if critic else lm
+    now = {**inputs_of_models(config, policy, tokenizer), **inputs_of_template(config, tokenizer)}
     refuse_other_models(config, recorded(run_dir), now, partial(blaming, config, {(): str(run_dir)}))
-    renderer = make_renderer(config, lm, tokenizer)
-    model = lm if name == "policy" else RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
+    renderer = make_renderer(config, policy, tokenizer)
+    model: CausalLM | Critic = lm
+    if critic:
+        model = Critic(lm, np.random.default_rng())
+    elif name == "reward":
+        model = RewardModel(lm, np.random.default_rng(), trailing=renderer.trailing)
     if frozen_checksum(model.module, model.trainable().values()) != state["learner"]["frozen"][name]:
         raise CheckpointError(
-            f"{config.model.path} is not the model that the adapter of {run_dir} was trained beside; put "
-            "its files back as they were"
+            f"{start.path} is not the model that the adapter of {run_dir} was trained beside; put its files "
+            "back as they were"
         )
     with torch.no_grad():
         for tensor, parameter in model.trainable().items():
-            parameter.copy_(weights[tensor])
+            parameter.copy_(tensors[weights_prefix(name) + tensor])
     return Learned(name, step, lm, model, tokenizer, renderer)

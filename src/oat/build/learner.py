@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.build.engine import make_sampling
+from oat.build.models import critic_model, has_own_critic
 from oat.build.resolved import Resolved
-from oat.config.settings import LearnerConfig
+from oat.config.settings import Config, LearnerConfig
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
 from oat.learner.learner import Learner
@@ -19,6 +20,7 @@ from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import Ensemble
 from oat.models.sequence_classifier import check_backbone
+from oat.models.value_head import read_value_head
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -54,7 +56,7 @@ def make_learner(
     config, objective = resolved.config, resolved.objective
     c = config.learner
     models: dict[str, Model] = {
-        name: _model(c, name, lms[name], renderer, seeds) for name in sorted(objective.requires.models)
+        name: _model(config, name, lms[name], renderer, seeds) for name in sorted(objective.requires.models)
     }
     for name in objective.wants if c.gradient_checkpointing else ():
         lms[name].checkpoint_gradients()
@@ -83,11 +85,13 @@ def make_learner(
     return learner
 
 
-def _model(c: LearnerConfig, name: str, lm: CausalLM, renderer: Renderer, seeds: Seeds) -> Model:
+def _model(config: Config, name: str, lm: CausalLM, renderer: Renderer, seeds: Seeds) -> Model:
     """Make the learner's model of this name from a language model."""
+    c, start = config.learner, critic_model(config.model).path
     autocast = c.autocast is not None
     if name == "critic":
-        return Critic(lm, seeds.at("init", name), autocast=autocast)
+        head = read_value_head(start, lm) if has_own_critic(config.model) else None
+        return Critic(lm, seeds.at("init", name), head=head, autocast=autocast)
     if name == "reward":
         check_backbone(lm)
         return RewardModel(lm, seeds.at("init", name), trailing=renderer.trailing, autocast=autocast)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from oat.build.estimate import Estimate, Lengths, estimate, longest_sequence, most_questions
-from oat.build.models import load_models
+from oat.build.models import has_own_critic, load_models
 from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.load import where
@@ -57,7 +57,7 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         if given is None
         else f"compute.memory_gb is {limit / GB:.3g}"
     )
-    with resolved.blame("model.reference"):
+    with resolved.blame("model.critic" if has_own_critic(config.model) else "model.reference"):
         if _at_most(resolved, lengths, policy) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
     found = estimate(resolved, lengths)
@@ -114,11 +114,14 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     config, plan = resolved.config, resolved.plan
     engine = resolved.engine
     weights, a_token = policy.weights, policy.a_token
-    if config.model.reference:
-        lms = load_models(config, {"reference"}, Seeds(config.seed), resolved.outlines.on_meta)
-        reference = outline_of(lms["reference"], config.compute.profile)
-        weights += reference.weights
-        a_token += reference.a_token
+    others = {"reference"} if config.model.reference else set()
+    others |= {"critic"} if has_own_critic(config.model) else set()
+    if others:
+        lms = load_models(config, others, Seeds(config.seed), resolved.outlines.on_meta)
+        for name in others:
+            other = outline_of(lms[name], config.compute.profile)
+            weights += other.weights
+            a_token += other.a_token
     rows = most_questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
     evaluated = lengths.held_out * max(config.answering.samples, 1) if config.answering else 0
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens

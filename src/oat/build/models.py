@@ -13,6 +13,7 @@ from oat.hardware.threads import LARGE
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_tokenizer
 from oat.models.lora import LoadModel, described_adapter, is_adapter_directory, load_model, share_base
+from oat.models.value_head import read_value_head
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
@@ -51,8 +52,9 @@ def load_models(
     """Load the learner's models and return them by name. The policy is always loaded. `needs` may add
     "reference", "critic" (the critic's backbone) and "reward" (the reward model's backbone).
 
-    With an adapter, the backbones share the policy's frozen weights. If the reference has no weights of its
-    own (`has_own_reference`), it shares them too.
+    With an adapter, the backbones share the policy's frozen weights, except a critic that starts from another
+    model. If the reference has no weights of its own (`has_own_reference`), it shares them too. The backbones
+    have no output embeddings.
 
     Args:
         needs: names of the models that are needed beside the policy.
@@ -70,7 +72,9 @@ def load_models(
         lms["reference"] = _reference(config, policy, seeds, load)
     for name in ("critic", "reward"):
         if name in needs:
-            lms[name] = _another(config, name, policy, seeds, load)
+            is_own = name == "critic" and has_own_critic(model)
+            lms[name] = (_own_critic if is_own else _another)(config, name, policy, seeds, load)
+            lms[name].drop_head()
     return lms
 
 
@@ -145,6 +149,27 @@ def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:
         )
 
 
+def check_critic(critic: CausalLM, path: str, renderer: Renderer, longest: int | None) -> None:
+    """Refuse a critic that cannot read the policy's sequences, or whose head is no value head.
+
+    Args:
+        path: `model.critic`.
+        longest: largest number of tokens in a sequence; None: no limit is known.
+
+    Raises:
+        ModelError: see `check_reference` and `read_value_head`; or the critic's context is shorter than the
+            sequences.
+    """
+    check_reference(critic, path, renderer)
+    context = critic.context_length
+    if longest is not None and context is not None and context < longest:
+        raise ModelError(
+            f"it reads at most {context} tokens, and a prompt with its response may have {longest}; give a "
+            "model with a longer context, or lower prompts.max_tokens or sampling.max_new_tokens"
+        )
+    read_value_head(path, critic)
+
+
 def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
     """Refuse a reference that cannot read the ids that the policy writes. If the reference's tokenizer cannot
     be loaded, only the number of rows of its embeddings is checked.
@@ -201,6 +226,24 @@ def has_own_reference(model: ModelConfig) -> bool:
     return model.lora is None or not (
         model.reference in (None, model.path) or is_adapter_directory(model.reference or "")
     )
+
+
+def has_own_critic(model: ModelConfig) -> bool:
+    """Return True if the critic starts from another model than the policy."""
+    return model.critic not in (None, model.path)
+
+
+def critic_model(model: ModelConfig) -> ModelConfig:
+    """Return the settings of the model that the critic's backbone starts from. A critic that starts from
+    another model than the policy gets a new adapter, if the policy has one."""
+    if model.critic is None or not has_own_critic(model):
+        return model
+    return replace(model, path=model.critic, adapter=None)
+
+
+def _own_critic(config: Config, name: str, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
+    own, seed = critic_model(config.model), seeds.key("init", name)
+    return load(own, seed, policy.device, field="model.critic", needs_head=False)
 
 
 def _another(

@@ -36,7 +36,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     Raises:
         ConfigError: a setting is refused. The message names its place and its field, and says what to do.
     """
-    for field in ("path", "reference", "adapter"):
+    for field in ("path", "reference", "adapter", "critic"):
         with blaming(config, origins, f"model.{field}"):
             refuse_misplaced(getattr(config.model, field), origins)
     config = _with_adapter(config, origins)
@@ -108,7 +108,7 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
     adapter's files.
 
     Raises:
-        ConfigError: `model.path` is an adapter, or `model.lora` contradicts the adapter.
+        ConfigError: `model.path` or `model.critic` is an adapter, or `model.lora` contradicts the adapter.
         ModelError: the adapter cannot be read.
     """
     model = config.model
@@ -118,6 +118,12 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
         raise ConfigError(
             f"{place}: {model.path} is an adapter; set model.adapter to it, and model.path to the model "
             f"beside it ({base})"
+        )
+    if model.critic is not None and is_adapter_directory(model.critic):
+        place = where(("model", "critic"), origins)
+        raise ConfigError(
+            f"{place}: model.critic is {model.critic!r}, an adapter, and a critic starts from a whole model; "
+            "merge it with PEFT, and give the merged model"
         )
     if model.adapter is None:
         return config

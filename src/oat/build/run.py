@@ -16,10 +16,19 @@ from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import make_sampling, run_engine
+from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
 from oat.build.learner import EnsembleParts, make_ensemble, make_learner
-from oat.build.models import check_reference, device_notes, load_models, slot_dtypes
+from oat.build.models import (
+    check_critic,
+    check_reference,
+    critic_model,
+    device_notes,
+    has_own_critic,
+    load_models,
+    slot_dtypes,
+)
 from oat.build.resolve import make_objective
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, recorded_actor
@@ -148,6 +157,10 @@ def _computing(
 ) -> _Computing:
     config, renderer = resolved.config, run_inputs.renderer
     lms = _models(resolved, renderer, seeds, load)
+    if has_own_critic(config.model) and "critic" in lms:
+        with resolved.blame("model.critic"):
+            longest = _longest(resolved, run_inputs, lms["policy"])
+            check_critic(lms["critic"], critic_model(config.model).path, renderer, longest)
     with resolved.blame("explorer.name"):
         ensemble = make_ensemble(resolved.explorer, lms, seeds)
     with resolved.blame("model.path"):
@@ -170,6 +183,14 @@ def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadMode
         if config.model.reference and "reference" in lms:
             check_reference(lms["reference"], config.model.reference, renderer)
     return lms
+
+
+def _longest(resolved: Resolved, run_inputs: RunInputs, policy: CausalLM) -> int | None:
+    """Return the largest number of tokens of a prompt with its response; None if no limit is known."""
+    config = resolved.config
+    if config.prompts.responses or config.sampling.environment is not None:
+        return policy.context_length
+    return longest_sequence(policy, run_inputs.prompts.longest, config.sampling.max_new_tokens)
 
 
 def _wired(config: Config, box: Any) -> Any:

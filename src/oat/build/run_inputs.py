@@ -150,8 +150,8 @@ def _gather_text(resolved: Resolved, known: Inputs | None) -> tuple[ModelOutline
         lm = load_models(config, (), Seeds(config.seed), resolved.outlines.on_meta)["policy"]
         outline = outline_of(lm, config.compute.profile)
         tokenizer = load_tokenizer(config.model.path)
-    with blame("model.reference" if config.model.reference else "model.path"):
-        inputs = inputs_of_models(config, lm, tokenizer)
+    with blame("model.path"):
+        inputs = inputs_of_models(config, lm, tokenizer, blame)
     with blame("render.template"):
         inputs |= inputs_of_template(config, tokenizer)
     refuse_other_models(config, known, inputs, blame)
@@ -191,7 +191,12 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
     """
     config = resolved.config
     run_inputs.inputs.update(inputs_of_weights(config))
-    fields = weights_read(config, has_reference="reference" in resolved.models, is_begun=is_begun)
+    fields = weights_read(
+        config,
+        has_reference="reference" in resolved.models,
+        has_critic="critic" in resolved.models and config.model.critic is not None,
+        is_begun=is_begun,
+    )
     refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, resolved.blame)
 
 

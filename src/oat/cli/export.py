@@ -19,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write only the LoRA adapter of the run, for PEFT, instead of the merged model",
     )
+    parser.add_argument(
+        "--critic",
+        action="store_true",
+        help="write the critic, as a sequence-classification model, instead of the policy",
+    )
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
@@ -26,9 +31,10 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
 
     out = Path(arguments.out)
     replaced = any((out / name).exists() for name in ("config.json", "adapter_config.json"))
-    step = export_run(Path(arguments.run), out, checkpoint_of(arguments.step), adapter=arguments.adapter)
+    which = checkpoint_of(arguments.step)
+    step = export_run(Path(arguments.run), out, which, adapter=arguments.adapter, critic=arguments.critic)
     print(
-        f"oat export: the model after {step} steps is in "
+        f"oat export: the {'critic' if arguments.critic else 'model'} after {step} steps is in "
         f"{arguments.out}{', in place of the model that was there' if replaced else ''}"
     )
     return 0

@@ -15,14 +15,14 @@ from oat.build.learned import about_run, learned_model, load_learned, policy_wei
 from oat.commands.swap import swapped_in
 from oat.errors import ConfigError, DataError, ExportError
 from oat.files import saying_what_is_free, seen
-from oat.learner.models import RewardModel
+from oat.learner.models import Critic
 from oat.ledger.reader import Reader
 from oat.loop import ROW
 from oat.metrics import repeatable
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import save_lm
 from oat.models.lora import merged, save_adapter
-from oat.models.sequence_classifier import save_classifier
+from oat.models.sequence_classifier import check_backbone, save_classifier
 from oat.reports.model_card import model_card
 from oat.rundir.holdings import HELD
 from oat.rundir.rows import sound_rows
@@ -56,51 +56,62 @@ transformers stores a tokenizer and the settings of generation."""
 
 
 def export_run(
-    run_dir: Path, out: Path, which: int | Literal["best"] | None = None, *, adapter: bool = False
+    run_dir: Path,
+    out: Path,
+    which: int | Literal["best"] | None = None,
+    *,
+    adapter: bool = False,
+    critic: bool = False,
 ) -> int:
     """Write the model of a run's checkpoint, with a model card, into the directory `out`. Return the
     checkpoint's step.
 
     `AutoModelForCausalLM.from_pretrained` loads an exported policy.
-    `AutoModelForSequenceClassification.from_pretrained` loads an exported reward model. If `out` has a model
-    already, the new one replaces it (`oat.commands.swap`).
+    `AutoModelForSequenceClassification.from_pretrained` loads an exported reward model or critic. If `out`
+    has a model already, the new one replaces it (`oat.commands.swap`).
 
     Args:
         which: the checkpoint's step, "best" or None, as for `policy_weights`.
         adapter: True: write only the LoRA adapter, in PEFT's format; False: merge the adapter into the model.
+        critic: True: write the critic; False: write the run's main model, the policy or the reward model.
 
     Raises:
-        ConfigError: `run_dir` holds no run; `adapter` is set for a run without an adapter or with a reward
-            model; or `out` is a file, is the model that the run started from, or cannot be written to.
+        ConfigError: `run_dir` holds no run; `adapter` is set for a run without an adapter, for a reward model
+            or for a critic; `critic` is set for a run without a critic; or `out` is a file, is a model that
+            the run started from, or cannot be written to.
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
             or the frozen weights are not those beside which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
             changed.
         ExportError: the model cannot be written.
+        ModelError: the critic's backbone has no sequence-classification form.
     """
     about = about_run(run_dir)
     is_file = out.exists() and not out.is_dir()
-    if is_file or (out.exists() and out.resolve() == Path(about.model).resolve()):
+    starts = {Path(start).resolve() for start in (about.model, about.critic) if start}
+    if is_file or (out.exists() and out.resolve() in starts):
         raise ConfigError(
             f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory"
         )
     if adapter and not about.has_adapter:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
-    found = load_learned(run_dir, which)
-    if adapter and found.name == "reward":
+    found = load_learned(run_dir, which, critic=critic)
+    if adapter and found.name != "policy":
+        what = "--critic names the critic" if critic else "trained a reward model"
         raise ConfigError(
-            f"{run_dir}: trained a reward model, whose adapter is of no use without its score; leave "
-            "--adapter out"
+            f"{run_dir}: {what}, whose adapter is of no use without its score; leave --adapter out"
         )
+    if critic:
+        check_backbone(found.lm)
     model = found.model
     tokenizer = found.tokenizer
     renderer = found.renderer
     lm = found.lm if adapter else merged(found.lm)
     place = seen(out).resolve()
-    card = model_card(run_dir, about, found.step, out, is_adapter=adapter, is_reward=found.name == "reward")
+    card = model_card(run_dir, about, found.step, out, what="adapter" if adapter else found.name)
     try:
         with saying_what_is_free(place), swapped_in(place, partial(_model_files, place), _KEYS) as new:
-            if isinstance(model, RewardModel):
+            if isinstance(model, Critic):
                 save_classifier(lm, model.score.weight, tokenizer, renderer, new)
             else:
                 _save_policy(lm, tokenizer, renderer, about.model, new, adapter=adapter)

@@ -55,6 +55,10 @@ class ModelConfig:
     precision of `dtype`."""
     reference_update: ReferenceUpdateConfig | None = None
     """Makes the reference follow the policy (docs/models.md#references). None: it is frozen."""
+    critic: str | None = None
+    """The model that the critic starts from, for algorithms that have one: a hub id or a directory of a
+    language model or of a sequence-classification model with one label, such as a reward model. Its head, if
+    it has one, is the start of the value head. None: the model that the policy starts from."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights. bfloat16 is refused, since most steps of AdamW would be lost to rounding; set
     learner.autocast instead."""

@@ -369,7 +369,7 @@ class Learner:
         if changed:
             raise CheckpointError(
                 f"what is frozen in the {', '.join(changed)} is not what this run began with; put the files "
-                "of model.path and model.reference back as they were, or begin a new run"
+                "of model.path, model.reference and model.critic back as they were, or begin a new run"
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]

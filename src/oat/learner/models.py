@@ -138,23 +138,33 @@ class Critic(torch.nn.Module):
     If one trained token follows another, the first's "value_after" is the second's "value". After the last
     token of a row, and of each of the model's turns in an episode, only "value_after" has the value.
 
-    The head has no bias. Its initial weights are samples of a normal distribution with mean 0 and standard
-    deviation 1 / (hidden size + 1). The head is trained even if the backbone has an adapter.
+    The head has no bias. If no weights are given, its initial weights are samples of a normal distribution
+    with mean 0 and standard deviation 1 / (hidden size + 1). The head is trained even if the backbone has an
+    adapter.
 
     Args:
         generator: draws the head's initial weights.
+        head: (1, hidden size), the head's initial weights; None: they are drawn.
         autocast: True: the backbone's matrix products are computed in bfloat16; values stay float32.
     """
 
-    def __init__(self, lm: CausalLM, generator: np.random.Generator, *, autocast: bool = False):
+    def __init__(
+        self,
+        lm: CausalLM,
+        generator: np.random.Generator,
+        *,
+        head: torch.Tensor | None = None,
+        autocast: bool = False,
+    ):
         super().__init__()
         self.lm, self.autocast = lm, autocast
         self.work_counter = WorkCounter(lm, autocast=autocast)
         self.backbone = lm.module.base_model
         width = lm.module.get_output_embeddings().in_features
         self.score = torch.nn.Linear(width, 1, bias=False, device=lm.device)
+        drawn = torch.from_numpy(generator.normal(0, 1 / (width + 1), size=(1, width)))
         with torch.no_grad():
-            self.score.weight.copy_(torch.from_numpy(generator.normal(0, 1 / (width + 1), size=(1, width))))
+            self.score.weight.copy_(drawn if head is None else head)
 
     @property
     def module(self) -> torch.nn.Module:

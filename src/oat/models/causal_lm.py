@@ -24,6 +24,15 @@ NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 attention (`oat.models.attention`) ignores it."""
 
 
+class NoHead(torch.nn.Module):
+    """The place of a head that was dropped (`CausalLM.drop_head`). It has sizes and no weights."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+
+
 class CausalLM:
     """A module of transformers with the operations that engine and learner need.
 
@@ -68,7 +77,8 @@ class CausalLM:
     def vocab_rows(self) -> int:
         """Number of rows of the output embeddings, and so of logits for each token. It is often larger than
         the tokenizer's vocabulary."""
-        return len(self.module.get_output_embeddings().weight)
+        head = self.module.get_output_embeddings()
+        return head.out_features if isinstance(head, NoHead) else len(head.weight)
 
     @property
     def model_type(self) -> str:
@@ -155,6 +165,12 @@ class CausalLM:
         layer, for example if it has an adapter, return None instead of both."""
         head = self.module.get_output_embeddings()
         return (head.weight, head.bias) if type(head) in (torch.nn.Linear, Linear) else None
+
+    def drop_head(self) -> None:
+        """Free the weights of the head, which a model with another head does not need. A tied head stays in
+        memory as the input embedding. Do this last: copies of the model have no head either."""
+        head = self.module.get_output_embeddings()
+        self.module.set_output_embeddings(NoHead(head.in_features, len(head.weight)))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every parameter of the model, and every buffer of its state dict, by name. A tied parameter

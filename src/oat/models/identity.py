@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import try_to_load_from_cache
 
 from oat.files import parse_json, seen
 from oat.models.lora import WEIGHTS, described_adapter, is_adapter_directory
+from oat.models.weight_files import cached_files
 
 Identity = dict[str, dict[str, Any]]
 """An identity: a dict of sections. Each section is a dict of values by field."""
@@ -209,25 +209,9 @@ def _shown(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _weight_files(path: str) -> list[Path]:
-    """Return the safetensors files of a model on this machine, or the weights file of an adapter. If a model
-    has no such files, or one of them is missing, return an empty list. An adapter's file is returned even if
-    it is missing."""
-
-    def find(name: str) -> Path | None:
-        found = seen(path) / name if seen(path).is_dir() else try_to_load_from_cache(path, name)
-        return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
-
-    if is_adapter_directory(path):
-        return [seen(path) / WEIGHTS]
-    single = find("model.safetensors")
-    index = find("model.safetensors.index.json")
-    if single is not None:
-        return [single]
-    if index is None:
-        return []
-    weight_map = parse_json(index.read_text(encoding="utf-8"))["weight_map"]
-    files = [find(name) for name in sorted(set(weight_map.values()))]
-    return [file for file in files if file is not None] if None not in files else []
+    """Return the safetensors files of a model on this machine, or the weights file of an adapter. An
+    adapter's file is returned even if it is missing."""
+    return [seen(path) / WEIGHTS] if is_adapter_directory(path) else cached_files(path)
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int]]:

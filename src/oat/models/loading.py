@@ -40,12 +40,16 @@ def load_tokenizer(path: str) -> Any:
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
 
 
-def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "cpu") -> CausalLM:
+def load_lm(
+    path: str, *, dtype: str = "float32", device: torch.device | str = "cpu", needs_head: bool = True
+) -> CausalLM:
     """Load the causal language model of a local directory or of the hub, in evaluation mode, without dropout.
 
     Args:
         path: a directory with `config.json` and safetensors files, or `org/name`.
         dtype: "float32", "bfloat16" or "float16".
+        needs_head: False: the files may lack the output embeddings, as those of a sequence-classification
+            model do. The head's weights are then of no use.
 
     Raises:
         ModelError: the model is missing, cannot be read, or is no causal language model; there is no such
@@ -57,7 +61,12 @@ def load_lm(path: str, *, dtype: str = "float32", device: torch.device | str = "
         if os.path.isdir(seen(path)):
             described(path)
         module = module_from_files(
-            located(path), path, config, dtype=DTYPES[dtype], attn_implementation=attention
+            located(path),
+            path,
+            config,
+            needs_head=needs_head,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention,
         )
     use_fast_matmul(module)
     lm = CausalLM(module.eval().to(device))
@@ -196,6 +205,13 @@ def load_module(path: str, config: Any, mapping: Mapping[Any, Any], dtype: str) 
     return module.eval()
 
 
+def _names_of_head(module: Any) -> set[str]:
+    """Return the names of the tensors in a module's output embeddings."""
+    head = module.get_output_embeddings()
+    names = [name for name, part in module.named_modules() if part is head]
+    return {f"{name}.{tensor}" for name in names for tensor in ("weight", "bias")}
+
+
 def load_config(path: str) -> Any:
     """Load the configuration of the model in a local directory or on the hub.
 
@@ -204,9 +220,11 @@ def load_config(path: str) -> Any:
     """
     where = _locate(path)
     if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "config.json")):
+        is_run = os.path.isfile(os.path.join(where, "config.yaml"))
+        way = f"write the model of this run with `oat export {path} OUT`, and give OUT" if is_run else ""
         raise ModelError(
-            f"the directory {path} has no config.json, so it holds no model; give a directory written by "
-            "`save_pretrained`"
+            f"the directory {path} has no config.json, so it holds no model; "
+            + (way or "give a directory written by `save_pretrained`")
         )
     with refusing("model", path):
         return AutoConfig.from_pretrained(where, trust_remote_code=False)
@@ -217,6 +235,8 @@ def module_from_files(
     path: str,
     config: Any,
     mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING,
+    *,
+    needs_head: bool = True,
     **options: Any,
 ) -> Any:
     """Make a module with its weights, which must include every tensor of the module.
@@ -226,6 +246,7 @@ def module_from_files(
         path: the name of the model in messages.
         config: the model's configuration.
         mapping: maps types of configurations to classes of modules; it must contain the type of `config`.
+        needs_head: False: the weights may lack the output embeddings.
         options: further arguments of `from_pretrained`.
 
     Raises:
@@ -235,7 +256,7 @@ def module_from_files(
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers would also log what is raised below
     try:
-        with _without_bars():
+        with _without_bars(), torch.random.fork_rng(devices=[]):  # what is missing is drawn
             module, info = cls.from_pretrained(
                 where,
                 config=config,
@@ -246,8 +267,8 @@ def module_from_files(
             )
     finally:
         logging.set_verbosity(verbosity)
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
+    missing = sorted({*info["missing_keys"]} - (set() if needs_head else _names_of_head(module)))
+    if missing:
         raise ModelError(
             f"the weights of {path} lack {len(missing)} tensors, for example `{missing[0]}`; give a "
             "checkpoint of the whole model"

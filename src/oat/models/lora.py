@@ -55,7 +55,9 @@ class LoadPlain(Protocol):
     """A function that loads a model without an adapter: `load_lm`, or the method of `Outlines` that makes a
     model without weights."""
 
-    def __call__(self, path: str, *, dtype: str, device: torch.device | str) -> CausalLM: ...
+    def __call__(
+        self, path: str, *, dtype: str, device: torch.device | str, needs_head: bool
+    ) -> CausalLM: ...
 
 
 class LoadModel(Protocol):
@@ -69,6 +71,7 @@ class LoadModel(Protocol):
         device: torch.device | str = "cpu",
         *,
         field: str = "model.adapter",
+        needs_head: bool = True,
     ) -> CausalLM: ...
 
 
@@ -78,6 +81,7 @@ def load_model(
     device: torch.device | str = "cpu",
     *,
     field: str = "model.adapter",
+    needs_head: bool = True,
     load: LoadPlain = load_lm,
 ) -> CausalLM:
     """Load the model of a configuration, with its adapter if it has one.
@@ -85,6 +89,7 @@ def load_model(
     Args:
         seed: seed of the adapter's initial weights; without effect if weights are loaded afterwards.
         field: name of the setting that names the adapter's directory, for messages.
+        needs_head: see `load_lm`.
         load: loads the model without its adapter.
 
     Raises:
@@ -92,10 +97,8 @@ def load_model(
             cannot be read, or their names or shapes do not fit the model and `config.lora`.
     """
     is_outline = torch.device(device).type == "meta"
-    if config.quantize is None or is_outline:
-        lm = load(config.path, dtype=config.dtype, device=device)
-    else:
-        lm = load(config.path, dtype=config.dtype, device="cpu")
+    place = device if config.quantize is None or is_outline else "cpu"
+    lm = load(config.path, dtype=config.dtype, device=place, needs_head=needs_head)
     if config.quantize is not None:
         quantize(lm, device)
     if config.lora is None:

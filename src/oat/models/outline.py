@@ -33,7 +33,7 @@ class Outlines:
     """The models without weights that one command needs. Each is made at the first request for it."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, str], CausalLM] = {}
+        self._made: dict[tuple[str, str, bool], CausalLM] = {}
 
     def on_meta(
         self,
@@ -42,6 +42,7 @@ class Outlines:
         device: torch.device | str = "cpu",
         *,
         field: str = "model.adapter",
+        needs_head: bool = True,
     ) -> CausalLM:
         """Make the model that `load_model` would load, without weights, on the device `meta`; `device` is
         ignored.
@@ -50,7 +51,7 @@ class Outlines:
             ConfigError, ModelError: an error of `load_model` that is found without reading weights.
         """
         with _disable_current_modes():
-            return load_model(config, seed, "meta", field=field, load=self._copied)
+            return load_model(config, seed, "meta", field=field, needs_head=needs_head, load=self._copied)
 
     def fake(
         self,
@@ -59,6 +60,7 @@ class Outlines:
         device: torch.device | str = "cpu",
         *,
         field: str = "model.adapter",
+        needs_head: bool = True,
     ) -> CausalLM:
         """Make the model that `load_model` would load, with fake tensors on `device`. The caller must be
         within a `FakeTensorMode`.
@@ -66,16 +68,18 @@ class Outlines:
         Raises:
             ConfigError, ModelError: an error of `on_meta`.
         """
-        return _faked(self.on_meta(config, seed, field=field), torch.device(device))
+        lm = self.on_meta(config, seed, field=field, needs_head=needs_head)
+        return _faked(lm, torch.device(device))
 
-    def _copied(self, path: str, *, dtype: str, device: torch.device | str) -> CausalLM:
+    def _copied(self, path: str, *, dtype: str, device: torch.device | str, needs_head: bool) -> CausalLM:
         assert torch.device(device).type == "meta", "an outline has no other device"
-        if (path, dtype) not in self._made:
-            self._made[path, dtype] = _outline(path, dtype)
-        return copy.deepcopy(self._made[path, dtype])
+        key = (path, dtype, needs_head)
+        if key not in self._made:
+            self._made[key] = _outline(path, dtype, needs_head=needs_head)
+        return copy.deepcopy(self._made[key])
 
 
-def _outline(path: str, dtype: str) -> CausalLM:
+def _outline(path: str, dtype: str, *, needs_head: bool) -> CausalLM:
     """Make the model of a local directory or of the hub on the device `meta`.
 
     Names and shapes of the tensors in local files are compared with the model's, if Accelerate is installed:
@@ -88,7 +92,8 @@ def _outline(path: str, dtype: str) -> CausalLM:
         held = described(path) if os.path.isdir(seen(path)) else None
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": attention}
         if held is not None and importlib.util.find_spec("accelerate"):
-            module = module_from_files(None, path, config, device_map="meta", state_dict=held, **options)
+            options |= {"device_map": "meta", "state_dict": held}
+            module = module_from_files(None, path, config, needs_head=needs_head, **options)
         else:
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)

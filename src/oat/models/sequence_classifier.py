@@ -20,7 +20,7 @@ def check_backbone(lm: CausalLM) -> None:
     sequence-classification model of this type.
 
     Raises:
-        ModelError: there is no such model, so a reward model with this backbone could not be saved.
+        ModelError: there is no such model, so a model with this backbone and a score could not be saved.
     """
     cls = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(lm.module.config), None)
     if cls is not None and not lm.has_weights:
@@ -37,8 +37,8 @@ def check_backbone(lm: CausalLM) -> None:
         ):
             return
     raise ModelError(
-        f"a `{lm.model_type}` has no sequence-classification form that a reward model could be saved in; "
-        "give another model"
+        f"a `{lm.model_type}` has no sequence-classification form in transformers that its score could be "
+        "saved in; give another model"
     )
 
 

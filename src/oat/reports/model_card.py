@@ -66,9 +66,26 @@ or as an oracle of oat: `oracle: {{name: reward_model, path: {place}}}`
 """
 
 
-def model_card(
-    run_dir: Path, about: About, step: int, out: Path, *, is_adapter: bool, is_reward: bool = False
-) -> str:
+_LOAD_CRITIC = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```
+
+or as the start of a critic of oat: `model: {{critic: {place}}}`
+"""
+_WORDS = {
+    "policy": ("policy", "aligned online from", "text-generation", _LOAD),
+    "adapter": ("policy", "a LoRA adapter of", "text-generation", _LOAD_ADAPTER),
+    "reward": ("reward model", "begun as", "text-classification", _LOAD_REWARD),
+    "critic": ("critic", "begun as", "text-classification", _LOAD_CRITIC),
+}
+"""For each kind of exported model: its name, how it is related to the model that it started from, its task on
+the hub, and code that loads it."""
+
+
+def model_card(run_dir: Path, about: About, step: int, out: Path, *, what: str) -> str:
     """Return the text of README.md for an exported model.
 
     Absolute paths are cut to their last part, so the card does not show the directories of this machine.
@@ -77,36 +94,32 @@ def model_card(
         about: settings of the run.
         step: step of the exported checkpoint.
         out: directory of the exported model.
-        is_adapter: True if only a LoRA adapter is exported.
-        is_reward: True if the model is a reward model.
+        what: "policy", "adapter" (only the policy's LoRA adapter is exported), "reward" or "critic".
     """
-    base = _public(about.model)
+    named, kind, task, load = _WORDS[what]
+    start = (about.critic if what == "critic" else None) or about.model
+    base, is_adapter = _public(start), what == "adapter"
     name = out.resolve().name
     algorithm = _public(about.algorithm)
-    task = "text-classification" if is_reward else "text-generation"
     front = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": task,
         "tags": ["oat", algorithm],
     }
-    if _HUB_ID.fullmatch(about.model) and not seen(about.model).exists():
+    if _HUB_ID.fullmatch(start) and not seen(start).exists():
         front |= {
-            "base_model": about.model,
+            "base_model": start,
             "base_model_relation": "adapter" if is_adapter else "finetune",
         }
     sections = {
-        "How to load it": (_LOAD_REWARD if is_reward else _LOAD_ADAPTER if is_adapter else _LOAD).format(
-            place=name, base=base
-        ),
+        "How to load it": load.format(place=name, base=base),
         "What it learned from": _sources(run_dir, about.prompts),
         "How it went": _curve(run_dir, step),
         "Configuration": f"```yaml\n{tree_to_yaml(_without_places(about.tree))}```\n",
         "Versions": "".join(f"* {name} {version}\n" for name, version in versions().items()),
     }
     head = "\n".join(f"{field}: {json.dumps(value)}" for field, value in front.items())
-    kind = "begun as" if is_reward else "a LoRA adapter of" if is_adapter else "aligned online from"
-    what = "reward model" if is_reward else "policy"
-    opening = f"The {what} after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"
+    opening = f"The {named} after {step} steps of {algorithm}, {kind} `{base}`, by oat.\n"
     return "\n".join(
         [
             f"---\n{head}\n---\n\n# {name}\n\n{opening}",

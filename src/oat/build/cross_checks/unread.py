@@ -67,6 +67,7 @@ def _of_model(resolved: Resolved) -> dict[tuple[str, str], bool]:
     named = requires.models | requires.slots | resolved.explorer.needs | evaluated
     has_reference = bool({"reference", ENSEMBLE} & named)
     return {
+        ("model", "critic"): "critic" not in requires.models,
         ("model", "reference_update"): "reference" not in requires.models,
         ("model", "reference"): not has_reference,
         ("model", "reference_device"): not has_reference,

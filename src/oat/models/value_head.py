@@ -1,0 +1,87 @@
+"""The head of a value model, read from a checkpoint: one row of weights that turns a hidden state into a
+number. It is the `score` of transformers' sequence classifiers, or a tensor of another name.
+
+A head is a matrix beside the backbone and the output embeddings. If there are several, `value_head_prefix` in
+the checkpoint's config.json names the head's module; without it the module is `score`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from oat.errors import ModelError
+from oat.models.causal_lm import CausalLM
+from oat.models.weight_files import cached_files, tensors_of
+
+_DEFAULT = "score"
+
+
+def read_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
+    """Return the weight of the head in a model's files, (1, D) in float32. Return None if the files have no
+    head, as those of a language model, or if `lm` has no weights; an outline's head is checked all the same.
+
+    Args:
+        path: a directory, or a hub model that was loaded before.
+        lm: the backbone that was loaded from `path`. It may have an adapter, and its head may be dropped.
+
+    Raises:
+        ModelError: the head has several labels, another width than the backbone, or a bias; or it cannot be
+            told which of several matrices it is; or a sequence-classification model has none.
+    """
+    held = tensors_of(cached_files(path))
+    embeddings = lm.module.get_output_embeddings()
+    shape_of_embeddings = (lm.vocab_rows, embeddings.in_features)
+    known = {name.replace(".base_layer.", ".") for name in lm.module.state_dict()}
+    inner = f"{lm.module.base_model_prefix}."
+    heads = {
+        name.removesuffix(".weight"): shape
+        for name, (_, shape) in held.items()
+        if name.endswith(".weight")
+        and len(shape) == 2
+        and not {name, inner + name} & known
+        and shape != shape_of_embeddings
+    }
+    config = lm.module.config
+    if not heads:
+        kinds = [kind for kind in config.architectures or () if kind.endswith("ForSequenceClassification")]
+        if held and kinds:
+            raise ModelError(
+                f"its config.json says {kinds[0]}, and its files have no head; give the whole checkpoint"
+            )
+        return None
+    named = getattr(config, "value_head_prefix", None) or _DEFAULT
+    name = named if named in heads else next(iter(heads)) if len(heads) == 1 else None
+    if name is None:
+        raise ModelError(
+            f"its files have {len(heads)} heads ({', '.join(sorted(heads))}); name the one that gives the "
+            "value as `value_head_prefix` in its config.json"
+        )
+    labels, width = heads[name]
+    if labels != 1:
+        raise ModelError(
+            f"its head `{name}` has {labels} labels, and a critic gives one value; give a checkpoint with "
+            "one label"
+        )
+    if width != embeddings.in_features:
+        raise ModelError(
+            f"its head `{name}` reads {width} numbers, and its hidden states have "
+            f"{embeddings.in_features}; give the files that belong together"
+        )
+    if not lm.has_weights:
+        return None
+    bias = _read(held, f"{name}.bias")
+    if bias is not None and bias.any():
+        raise ModelError(
+            f"its head `{name}` has a bias, and the heads of oat and of transformers' sequence classifiers "
+            "have none; give another checkpoint"
+        )
+    return _read(held, f"{name}.weight")
+
+
+def _read(held: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> torch.Tensor | None:
+    if name not in held:
+        return None
+    with safe_open(held[name][0], "pt") as file:
+        return file.get_tensor(name).float()
