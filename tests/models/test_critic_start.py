@@ -359,7 +359,7 @@ def test_exports_that_are_refused(
     changes = {"model__lora": {"rank": 2}, "stop__max_steps": 1}
     assert oat("train", config_of(world, tmp_path, **changes)) == 0
     assert oat("export", tmp_path / "ppo", tmp_path / "out", "--critic", "--adapter") == 2
-    assert "--critic names the critic, whose adapter is of no use" in capsys.readouterr().err
+    assert "--critic names the critic, whose adapter is useless" in capsys.readouterr().err
     monkeypatch.setattr("oat.models.sequence_classifier.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", {})
     assert oat("export", tmp_path / "ppo", tmp_path / "out", "--critic") == 2
     assert "a `llama` has no sequence-classification form" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from oat.build.about import About
 from oat.build.learned import about_run, learned_model, load_learned, policy_weights, weights_prefix
 from oat.commands.swap import swapped_in
 from oat.errors import ConfigError, DataError, ExportError
@@ -66,9 +67,8 @@ def export_run(
     """Write the model of a run's checkpoint, with a model card, into the directory `out`. Return the
     checkpoint's step.
 
-    `AutoModelForCausalLM.from_pretrained` loads an exported policy.
-    `AutoModelForSequenceClassification.from_pretrained` loads an exported reward model or critic. If `out`
-    has a model already, the new one replaces it (`oat.commands.swap`).
+    `AutoModelForCausalLM` loads an exported policy, `AutoModelForSequenceClassification` a reward model or
+    critic. If `out` has a model already, the new one replaces it (`oat.commands.swap`).
 
     Args:
         which: the checkpoint's step, "best" or None, as for `policy_weights`.
@@ -82,39 +82,31 @@ def export_run(
         CheckpointError: the run has no usable checkpoint yet; the checkpoint `which` is missing or damaged;
             or the frozen weights are not those beside which the adapter was trained.
         ModelError, TemplateError: the model that the run started from cannot be loaded, or its files have
-            changed.
+            changed; or the critic's backbone has no sequence-classification form.
         ExportError: the model cannot be written.
-        ModelError: the critic's backbone has no sequence-classification form.
     """
     about = about_run(run_dir)
-    is_file = out.exists() and not out.is_dir()
-    starts = {Path(start).resolve() for start in (about.model, about.critic) if start}
-    if is_file or (out.exists() and out.resolve() in starts):
-        raise ConfigError(
-            f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory"
-        )
+    _refuse_place(out, about)
     if adapter and not about.has_adapter:
         raise ConfigError(f"{run_dir}: trained every weight, so there is no adapter; leave --adapter out")
     found = load_learned(run_dir, which, critic=critic)
     if adapter and found.name != "policy":
         what = "--critic names the critic" if critic else "trained a reward model"
         raise ConfigError(
-            f"{run_dir}: {what}, whose adapter is of no use without its score; leave --adapter out"
+            f"{run_dir}: {what}, whose adapter is useless without its score; leave --adapter out"
         )
     if critic:
         check_backbone(found.lm)
     model = found.model
-    tokenizer = found.tokenizer
-    renderer = found.renderer
     lm = found.lm if adapter else merged(found.lm)
     place = seen(out).resolve()
     card = model_card(run_dir, about, found.step, out, what="adapter" if adapter else found.name)
     try:
         with saying_what_is_free(place), swapped_in(place, partial(_model_files, place), _KEYS) as new:
             if isinstance(model, Critic):
-                save_classifier(lm, model.score.weight, tokenizer, renderer, new)
+                save_classifier(lm, model.score.weight, found.tokenizer, found.renderer, new)
             else:
-                _save_policy(lm, tokenizer, renderer, about.model, new, adapter=adapter)
+                _save_policy(lm, found.tokenizer, found.renderer, about.model, new, adapter=adapter)
             (new / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
         needed = sum(tensor.nbytes for tensor in (lm.trainable() if adapter else lm.tensors()).values())
@@ -124,6 +116,15 @@ def export_run(
             "of the new one is left: make room, or give another directory, and run the same command again"
         ) from error
     return found.step
+
+
+def _refuse_place(out: Path, about: About) -> None:
+    is_file = out.exists() and not out.is_dir()
+    starts = {Path(start).resolve() for start in (about.model, about.critic) if start}
+    if is_file or (out.exists() and out.resolve() in starts):
+        raise ConfigError(
+            f"{out} is {'a file' if is_file else 'the model that the run started from'}; give a new directory"
+        )
 
 
 def _model_files(folder: Path) -> set[str]:
