@@ -28,6 +28,7 @@ from oat.functional.preference import (
 )
 from oat.functional.rewards import confidence
 from oat.functional.surrogates import cpgd_loss, gspo_loss
+from oat.functional.values import clipped_value_loss
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -95,8 +96,14 @@ def of_logarithms(advantage: float, low: float, high: float) -> Term:
     )[0]
 
 
+def of_values(target: float, clip: float) -> Term:
+    return lambda x: clipped_value_loss(x, torch.zeros_like(x), torch.full_like(x, target), clip=clip)[0]
+
+
 LOG_2 = math.log(2)
 KINKS = [
+    Kink("clipped_value_loss", of_values(2.0, 0.5), 0.5, (-1.5, -1.5, 0.0)),
+    Kink("clipped_value_loss", of_values(-2.0, 0.5), -0.5, (0.0, 1.5, 1.5)),
     Kink("kl_k1", lambda x: kl_k1(x, torch.zeros_like(x), max_log_ratio=3.0), 3.0, (1.0, 1.0, 0.0)),
     Kink("clipped_policy_loss", dual(-1.5, 2.0), LOG_2, (3.0, 3.0, 0.0)),
     Kink("gspo_loss", of_sequences(1.5, 0.5, 1.0), LOG_2, (-3.0, -3.0, 0.0)),
@@ -129,9 +136,14 @@ NONE = {
     "batch_scaled": "counts",
     "first_of_best": "rewards",
     "whiten": "advantages",
-    "discounted_returns": "lengths",
     "gae": "values of a critic at `prepare`",
-    "_decayed_sums": "powers of the discount",
+    "affine_scan": "the end of a row",
+    "_blocks": "numbers of tokens",
+    "_even_length": "numbers of tokens",
+    "_sums_of_rows": "the end of a row",
+    "_sums_of_even_rows": "powers of the discount",
+    "vtrace": "values of a critic at `prepare`",
+    "_next": "the end of a row",
     "cispo_loss": "the clipped ratio is stopped",
     "rank_matches": "places",
     "segment_mean": "counts",

@@ -1,0 +1,105 @@
+"""The loss of a critic, and targets of its values for tokens that another policy sampled (V-trace)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from oat.functional._checks import check_same_shape
+from oat.functional.returns import affine_scan
+
+
+def clipped_value_loss(
+    values: Float[Tensor, "*shape"],
+    old_values: Float[Tensor, "*shape"],
+    targets: Float[Tensor, "*shape"],
+    *,
+    clip: float | None,
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """Return the terms of the critic's loss, with the clip of PPO's first implementation (OpenAI baselines;
+    arXiv:1707.06347 does not mention it).
+
+    term = max((V - G)^2, (clip(V, V_old - clip, V_old + clip) - G)^2) / 2
+
+    The clip stops the gradient of a value that has come closer to its target by more than `clip` since
+    `prepare`. A value that moves away keeps its gradient. The function is elementwise; all tensors have the
+    same shape, usually (K,) trained tokens. The learner reduces: TRL takes the mean over tokens, the older
+    package `oat-llm` the mean over rows of means over tokens.
+
+    Args:
+        values: the critic's values, in units of reward, with grad.
+        old_values: its values at `prepare`, no grad.
+        targets: returns G, no grad.
+        clip: how far a value may move, in units of reward, positive; None: there is no clip.
+    Returns:
+        Unreduced terms, in units of reward squared; and for each token 1 if the clip decides its term, else
+        0. If the two squares are equal, it is 0.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(values=values, old_values=old_values, targets=targets)
+    free = (values - targets).square()
+    if clip is None:
+        return 0.5 * free, torch.zeros_like(free)
+    bounded = (values.clamp(old_values - clip, old_values + clip) - targets).square()
+    is_bounded = bounded > free
+    return 0.5 * torch.where(is_bounded, bounded, free), is_bounded.to(free.dtype)
+
+
+def vtrace(
+    rewards_K: Float[Tensor, " K"],
+    values_K: Float[Tensor, " K"],
+    ratios_K: Float[Tensor, " K"],
+    row_of_K: Int[Tensor, " K"],
+    *,
+    gamma: float,
+    lam: float = 1.0,
+    max_ratio: float = 1.0,
+    max_trace: float = 1.0,
+) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
+    """Return V-trace targets of the values, and advantages (IMPALA, arXiv:1802.01561, Eq. 1 and Section 4.2),
+    for tokens that an older policy sampled.
+
+    rho_t = min(ratio_t, max_ratio),   c_t = lam min(ratio_t, max_trace)
+    e_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t e_{t+1},   V and e after the last token = 0
+    target_t = V_t + e_t
+    A_t = rho_t (r_t + gamma (V_{t+1} + lam e_{t+1}) - V_t)
+
+    The advantages contain the weights rho of the policy gradient. `lam` is that of the paper's Remark 2.
+    With ratios of 1, the advantages are those of `gae`, and the targets are their sum with the values. The
+    tokens of each row follow each other, as in `discounted_returns`; the next token is the row's next
+    trained token.
+
+    Args:
+        rewards_K: any unit; the results have no gradient.
+        values_K: the critic's value of the state before each token, in units of reward.
+        ratios_K: probability of each token under the policy, divided by that under the sampler.
+        row_of_K: index of the row of each token, not decreasing.
+        gamma: discount per token, in [0, 1].
+        lam: 0: one-step targets; 1: those of the paper's Eq. 1.
+        max_ratio: bound of the ratios that weigh differences (the paper's rho-bar); not below `max_trace`.
+        max_trace: bound of the ratios that carry later differences back (the paper's c-bar).
+    Returns:
+        (K,) targets and (K,) advantages.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(rewards_K=rewards_K, values_K=values_K, ratios_K=ratios_K, row_of_K=row_of_K)
+    rewards_K, values_K, ratios_K = rewards_K.detach(), values_K.detach(), ratios_K.detach()
+    joined_K = row_of_K[1:] == row_of_K[:-1]
+    rho_K = ratios_K.clamp(max=max_ratio)
+    traces_K = torch.zeros_like(ratios_K)
+    traces_K[:-1] = torch.where(joined_K, gamma * lam * ratios_K[:-1].clamp(max=max_trace), 0.0)
+    one_step_K = rewards_K + gamma * _next(values_K, joined_K) - values_K
+    errors_K = affine_scan(rho_K * one_step_K, traces_K)
+    advantages_K = rho_K * (one_step_K + gamma * lam * _next(errors_K, joined_K))
+    return values_K + errors_K, advantages_K
+
+
+def _next(values_K: torch.Tensor, joined_K: torch.Tensor) -> torch.Tensor:
+    """Return the value of the next token of the row; 0 at the end of a row. `joined_K` says for each token
+    but the last whether the next one is of its row."""
+    next_K = torch.zeros_like(values_K)
+    next_K[:-1] = torch.where(joined_K, values_K[1:], 0.0)
+    return next_K
