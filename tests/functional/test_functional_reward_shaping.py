@@ -22,7 +22,7 @@ def test_running_moments_are_those_of_all_numbers(calls: list[list[float]]) -> N
     for values in calls:
         moments = merged_moments(moments, torch.tensor(values, dtype=torch.float32))
     everything = [value for values in calls for value in values]
-    assert moments.count == len(everything)
+    assert moments.number == len(everything)
     if everything:
         assert moments.mean == pytest.approx(statistics.fmean(everything), rel=1e-9, abs=1e-9)
     if len(everything) > 1:

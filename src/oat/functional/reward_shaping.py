@@ -16,16 +16,16 @@ MOST_WEIGHT = 3.0
 
 
 class Moments(NamedTuple):
-    """Statistics of numbers: their count, their mean, and the sum of their squared distances to it."""
+    """Statistics of numbers: how many they are, their mean, and the sum of their squared distances to it."""
 
-    count: float = 0.0
+    number: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
     @property
     def std(self) -> float:
         """The unbiased standard deviation; 1 for fewer than two numbers."""
-        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 1.0
+        return math.sqrt(self.squares / (self.number - 1)) if self.number > 1 else 1.0
 
 
 def merged_moments(before: Moments, values_N: Float[Tensor, " N"]) -> Moments:
@@ -42,12 +42,12 @@ def merged_moments(before: Moments, values_N: Float[Tensor, " N"]) -> Moments:
     values_N = values_N.detach().double()
     mean = float(values_N.mean())
     squares = float((values_N - mean).square().sum())
-    total = before.count + count
+    total = before.number + count
     distance = mean - before.mean
     return Moments(
         total,
         before.mean + distance * count / total,
-        before.squares + squares + distance * distance * before.count * count / total,
+        before.squares + squares + distance * distance * before.number * count / total,
     )
 
 
