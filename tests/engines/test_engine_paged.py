@@ -10,7 +10,8 @@ from engines import KEYS, build_engine, log_normaliser, plain_logits, run
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_model
 
 from oat.engines.decoding import Decoding
-from oat.engines.paged_cache import PAGE, PagedCache, Pages, Storage
+from oat.engines.paged_cache import PagedCache
+from oat.engines.pages import PAGE, Pages, Storage
 from oat.errors import EngineError
 from oat.models.loading import load_lm
 from oat.types import Request, Sampling
@@ -221,7 +222,7 @@ def test_pages_that_move_are_the_last_ones(backwards):
     pages.rows_PG[taken, 0] = taken
     for page in range(0, 30, 2):
         pages.drop(page)
-    memory = pages.storage.of(torch.nn.Identity(), torch.zeros(0, 1, 1), torch.zeros(0, 1, 1))
+    memory = pages.layer(torch.nn.Identity(), torch.zeros(0, 1, 1), torch.zeros(0, 1, 1))
     for tensor in memory:
         tensor[pages.at(np.arange(40))] = torch.arange(40.0).view(-1, 1, 1, 1).expand(-1, *tensor.shape[1:])
     places = pages.close_gaps(1.03)
@@ -251,7 +252,7 @@ def test_shared_pages_and_others_stay_within_one_memory(lms, decodings, monkeypa
     cache = decodings[-1][0]._cache
     assert max(pages for *_, pages in decodings) > 20
     assert (
-        sum(tensor.nbytes for layer in cache._storage.layers.values() for tensor in layer)
+        sum(tensor.nbytes for layer in cache.storage.layers.values() for tensor in layer)
         == 24 * cache.page_bytes
     )
 

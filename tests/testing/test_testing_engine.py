@@ -64,6 +64,9 @@ def test_it_holds_what_it_was_given_and_says_so() -> None:
     assert (engine.version("sampler"), engine.version("policy")) == (7, 0)
     (completion,) = engine.generate([Request(np.zeros(1, dtype=np.int32), Sampling(4), 0)], "sampler")
     assert completion.version == 7
+    engine.release("sampler", [3, 4])
+    engine.release("sampler", [5])
+    assert engine.released == {"sampler": [3, 4, 5]}
 
 
 def test_the_actor_samples_and_scores_with_it() -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from oat.build import models
-from oat.engines.decoding import blaming_model, cache_dtype_on
-from oat.engines.paged_cache import PAGE
+from oat.engines.decoding import blaming_model
+from oat.engines.paged_cache import cache_dtype_on
+from oat.engines.pages import PAGE
 from oat.models.causal_lm import CausalLM
 
 

@@ -24,7 +24,15 @@ class Engine(Protocol):
     `reference`."""
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
-        """Yield completions as they finish, in any order. `Completion.index` is the index of the request."""
+        """Yield completions as they finish, in any order. `Completion.index` is the index of the request.
+
+        For a request that `keeps`, the engine may keep the keys and values of its ids and its response until
+        a load of the slot, until `release`, or as long as it has memory for them. If a later request has the
+        same key, and its ids begin with these, the engine need not compute them again. Kept or not, the
+        tokens that it draws are the same, up to rounding of the logits (docs/decisions/024)."""
+
+    def release(self, slot: str, keys: Sequence[int]) -> None:
+        """Drop what is kept for requests with these keys. Keys for which nothing is kept have no effect."""
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
         """Return, for each sequence, the raw log-probabilities of all its tokens except the first: (T - 1,)

@@ -7,6 +7,10 @@ group share the prompt's full pages.
 When the KV cache is full, the rows that entered last leave and wait. When such a row enters again, its prompt
 and its tokens so far are computed again. Its next tokens are drawn with the same random numbers as without
 the wait, since a token's random number depends on its address alone.
+
+A finished row whose request says so (`Request.keeps`) leaves its pages in the cache. A later batch takes them
+over (`kept.py`): a request that goes on with these tokens computes only the new ones. Running rows go before
+kept pages: if the cache is full, pages are dropped, and the tokens are computed again when they are needed.
 """
 
 from collections import deque
@@ -19,7 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from oat import seeds
-from oat.engines.paged_cache import Filling, PagedCache, Step
+from oat.engines.cached_attention import Continuing, Filling, Step
+from oat.engines.kept import Kept
+from oat.engines.paged_cache import PagedCache, cache_dtype
 from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
@@ -56,7 +62,9 @@ class Decoding:
         pages: largest number of pages of the cache; enough for any single row.
         meter: counts the computed work, without idle rows and padding.
         prompt_width: number of tokens to which every prompt is padded. Shapes are then fixed: all rows enter
-            at once, no row leaves, and no page is shared. None: prompts are packed, and rows enter and leave.
+            at once, no row leaves, and no page is shared or kept. None: prompts are packed, and rows enter
+            and leave.
+        kept: pages of earlier turns, which the batch takes over; None: there are none.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Decoding:
         pages: int,
         meter: Meter,
         prompt_width: int | None = None,
+        kept: Kept | None = None,
     ):
         self._requests = list(requests)
         self._lm = lm
@@ -102,13 +111,13 @@ class Decoding:
         self._sampled_NT = np.zeros(shape, np.float32)
         self._made_N = np.zeros(len(requests), dtype=np.int64)
         self._live_N = self._rooms_N > 0
-        self._waiting = deque(self._groups())
-        readers = 1 if self._fixed else max(len(group) for group in self._waiting)
-        self._cache = PagedCache(
-            self._lengths_N + self._rooms_N, readers, pages, cache_dtype(lm), fixed=self._fixed
-        )
+        self._keeps_pages_N = np.array([request.keeps and not self._fixed for request in requests])
+        old_N = kept.rows_of(requests) if kept else np.full(len(requests), -1)
+        self._waiting = deque(self._groups(old_N, kept.cache.shared.readers if kept else None))
+        self._cache = self._take_over(kept.cache, old_N) if kept else self._new_cache(pages)
         self._hold(np.zeros(0, dtype=np.int64))
         self._hidden_RD = torch.zeros(0)
+        self._parked: list[int] = []
 
     @property
     def busy(self) -> bool:
@@ -130,6 +139,8 @@ class Decoding:
             self._live_N[row] = False
         if self.busy:
             self._advance(ids_R)
+        elif self._keeps_pages_N.any():
+            self._leave(self._held_R)
         return finished
 
     def completion(self, row: int, index: int, reason: FinishReason, version: int) -> Completion:
@@ -149,23 +160,45 @@ class Decoding:
         )
         return Completion(index, ids, raw, sampled, kept, reason, version)
 
-    def _groups(self) -> list[list[int]]:
+    def kept(self) -> Kept | None:
+        """Return the pages that the finished batch leaves; None if there are none."""
+        rows = np.flatnonzero(self._cache.is_parked_N).tolist()
+        found = Kept(self._cache)
+        for row in rows:
+            found.add(self._requests[row].key, row, self._so_far(row)[: self._cache.lengths_N[row]])
+        return found if rows else None
+
+    def _new_cache(self, pages: int) -> PagedCache:
+        readers = 1 if self._fixed else max(len(group) for group in self._waiting)
+        most_N = self._lengths_N + self._rooms_N
+        return PagedCache(most_N, readers, pages, cache_dtype(self._lm), fixed=self._fixed)
+
+    def _take_over(self, cache: PagedCache, old_N: np.ndarray) -> PagedCache:
+        cache.renumber(old_N, self._lengths_N + self._rooms_N)
+        return cache
+
+    def _groups(self, old_N: np.ndarray, readers: int | None) -> list[list[int]]:
         """Return groups of rows. The rows of a group have the same prompt and enter together. If shapes are
-        fixed, each row is a group. Otherwise the rows of a prompt are cut into groups. The largest size
-        of a group is the smaller of two numbers:
+        fixed, or a row has kept pages, each row is a group. Otherwise the rows of a prompt are cut into
+        groups. The largest size of a group is the smallest of these numbers:
 
         * The median number of rows of a prompt. A decoding step computes each shared page for as many rows as
           the largest group has, so one large group would slow all steps.
         * A quarter of `max_rows`, if there are more requests than `max_rows`. A group enters only when there
           are free places for all of its rows.
+        * `readers`, if it is not None.
+
+        Args:
+            old_N: for each row, the row of the kept cache whose pages it has; -1 for none.
         """
         if self._fixed:
             return [[row] for row in range(len(self._requests))]
-        rows_of: dict[bytes, list[int]] = {}
+        rows_of: dict[bytes | int, list[int]] = {}
         for row, request in enumerate(self._requests):
-            rows_of.setdefault(request.ids.astype(np.int64).tobytes(), []).append(row)
+            common = row if old_N[row] >= 0 else request.ids.astype(np.int64).tobytes()
+            rows_of.setdefault(common, []).append(row)
         places = self._max_rows if len(self._requests) <= self._max_rows else max(1, self._max_rows // 4)
-        most = min(places, sorted(map(len, rows_of.values()))[len(rows_of) // 2])
+        most = min(places, readers or places, sorted(map(len, rows_of.values()))[len(rows_of) // 2])
         return [
             rows[start : start + most] for rows in rows_of.values() for start in range(0, len(rows), most)
         ]
@@ -180,28 +213,52 @@ class Decoding:
         """Let waiting rows enter if enough places are free and the cache has room for the rows."""
         held = len(self._held_R)
         free = self._max_rows - held
-        entering: list[list[int]] = []
+        fresh: list[list[int]] = []
+        again: list[tuple[int, int]] = []
         if not self._waiting or (held and free < self._max_rows * _ENTER_SHARE):
             return
         while self._waiting and len(self._waiting[0]) <= free:
-            group = self._waiting[0]
+            group = self._waiting.popleft()
             length = int(self._lengths_N[group[0]] + self._made_N[group[0]])
-            needed = self._cache.pages_for(group, length)
             in_use = self._max_rows - free
-            if needed + (0 if self._fixed else in_use // 4) > self._cache.room:
+            needed = self._cache.pages_for(group, length) + (0 if self._fixed else in_use // 4)
+            if not self._makes_room(needed):
                 if in_use or len(group) == 1:
+                    self._waiting.appendleft(group)
                     break
-                self._waiting.popleft()
                 self._waiting.extendleft([row] for row in reversed(group))
                 continue
-            self._waiting.popleft()
+            cached = int(self._cache.lengths_N[group[0]])
             self._cache.admit(group, length)
-            entering.append(group)
+            if cached:
+                again.append((group[0], length - cached))
+            else:
+                fresh.append(group)
             free -= len(group)
-        if entering:
-            self._hidden_RD = torch.cat([*([self._hidden_RD] if held else []), *self._fill(entering)])
-            self._hold(np.concatenate([self._held_R, *entering]))
+        if fresh or again:
+            entered = [row for group in fresh for row in group] + [row for row, _ in again]
+            self._hidden_RD = torch.cat(
+                [*([self._hidden_RD] if held else []), *self._fill(fresh), *self._fill_up(again)]
+            )
+            self._hold(np.concatenate([self._held_R, np.array(entered)]))
         assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
+
+    def _makes_room(self, needed: int) -> bool:
+        """Return True if the cache has room for so many pages. If it has not, first drop kept pages: those of
+        rows that finished last, then those of rows that wait, the last of the queue first."""
+        if needed > self._cache.room + self._cache.parked:
+            return False
+        while needed > self._cache.room:
+            last = self._parked.pop() if self._parked else self._last_waiting()
+            if last is None:
+                return False
+            self._cache.free(last)
+        return True
+
+    def _last_waiting(self) -> int | None:
+        """Return the last row of the queue that has pages; None if there is none."""
+        waiting = (group[0] for group in reversed(self._waiting))
+        return next((row for row in waiting if self._cache.is_parked_N[row]), None)
 
     def _fill(self, groups: Sequence[list[int]]) -> Iterator[Tensor]:
         """Make the forward passes over the sequences of groups that enter the cache: one sequence per group,
@@ -213,12 +270,7 @@ class Decoding:
             pass.
         """
         device = self._lm.device
-        sequences = [
-            np.concatenate([self._requests[g[0]].ids, self._ids_NT[g[0], : self._made_N[g[0]]]]).astype(
-                np.int64
-            )
-            for g in groups
-        ]
+        sequences = [self._so_far(group[0]) for group in groups]
         widths = np.array([self._prompt_width or len(ids) for ids in sequences])
         for some in passes(widths):
             ids_1T, positions_1T, spans = pack(
@@ -255,6 +307,36 @@ class Decoding:
             self._meter.backbone(int(lengths.sum()), pairs=int((lengths * (lengths + 1) // 2).sum()))
             last = np.repeat([span.stop - 1 for span in spans], counts)
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
+
+    def _fill_up(self, rows: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+        """Make the forward passes over the new tokens of rows whose other tokens are in the cache.
+
+        Args:
+            rows: the index of each row, and the number of its new tokens.
+
+        Yields:
+            For each pass, (rows, D): the hidden state of the last token of each row.
+        """
+        device = self._lm.device
+        lengths = np.array([self._cache.lengths_N[row] for row, _ in rows])
+        for some in passes(lengths):
+            held = np.array([rows[number][0] for number in some])
+            counts = np.array([rows[number][1] for number in some])
+            ids = [self._so_far(row)[-count:] for row, count in zip(held, counts, strict=True)]
+            layout = Continuing(self._cache, held, counts, device)
+            hidden_1TD = self._lm.hidden(
+                torch.from_numpy(np.concatenate(ids))[None].to(device),
+                positions=layout.positions_1T,
+                layout=layout,
+            )
+            pairs = (counts * (self._cache.lengths_N[held] - counts) + counts * (counts + 1) // 2).sum()
+            self._meter.backbone(int(counts.sum()), pairs=int(pairs))
+            yield hidden_1TD[0, torch.from_numpy(np.cumsum(counts) - 1).to(device)]
+
+    def _so_far(self, row: int) -> np.ndarray:
+        """Return the ids of a row's prompt and of its tokens so far, int64."""
+        made = self._ids_NT[row, : self._made_N[row]]
+        return np.concatenate([self._requests[row].ids, made]).astype(np.int64)
 
     def _draw(self) -> Tensor:
         """Draw and record one token per row. Return the ids, (R,)."""
@@ -329,9 +411,8 @@ class Decoding:
         if self._fixed:
             self._cache.extend(self._held_R[stays_R])
         else:
-            for row in self._held_R[~stays_R]:
-                self._cache.free(row)
-            while self._cache.needed(self._held_R[stays_R]) > self._cache.room:
+            self._leave(self._held_R[~stays_R])
+            while not self._makes_room(self._cache.needed(self._held_R[stays_R])):
                 last = np.flatnonzero(stays_R)[-1]
                 stays_R[last] = False
                 self._cache.free(self._held_R[last])
@@ -355,6 +436,15 @@ class Decoding:
             seen=self._cache.seen(live),
             keys=self._cache.keys,
         )
+
+    def _leave(self, rows: np.ndarray) -> None:
+        """Take finished rows out of the cache, or park them if their requests keep their pages."""
+        keeps_R = self._keeps_pages_N[rows]
+        for row in rows[~keeps_R]:
+            self._cache.free(row)
+        if keeps_R.any():
+            self._cache.park(rows[keeps_R])
+            self._parked.extend(rows[keeps_R].tolist())
 
 
 def filled_up(rows: int) -> int:
@@ -384,7 +474,7 @@ def passes(widths: np.ndarray) -> Iterator[list[int]]:
 @contextmanager
 def blaming_model(lm: CausalLM) -> Iterator[None]:
     """A context in which errors of a model's code become a `ModelError`. In it the model runs with a layout,
-    such as `paged_cache.Step`, which takes the place of the model's own attention."""
+    such as `cached_attention.Step`, which takes the place of the model's own attention."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -392,14 +482,3 @@ def blaming_model(lm: CausalLM) -> Iterator[None]:
             f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain "
             "attention model"
         ) from error
-
-
-def cache_dtype(lm: CausalLM) -> torch.dtype:
-    """Return the dtype of a model's cached keys and values."""
-    return cache_dtype_on(lm.device, next(lm.module.parameters()).dtype)
-
-
-def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of cached keys and values. On a CPU this is float32, since a product in half precision
-    would round the scores. On other devices it is the dtype of the weights."""
-    return torch.float32 if device.type == "cpu" else dtype

@@ -1,161 +1,37 @@
-"""The paged KV cache: keys and values in pages of 8 tokens, within a limit on bytes.
+"""The paged KV cache: the keys and values of rows in pages of 8 tokens, within a limit on bytes.
 
 A page belongs to one row, or holds a piece of a prompt that several rows share. The pages in use form two
-blocks in one memory: pages of single rows at its front, shared pages at its end. The blocks grow towards each
-other, so `engine.cache_gb` limits both together.
+sets in one memory (`pages.py`): pages of single rows at its front, shared pages at its end. So
+`engine.cache_gb` limits both together.
 
-A decoding step computes attention by matrix products over the two blocks, and copies no page. Nearly all
-padding is the empty rest of each row's last page. The attention of a row is summed in the order of the row's
-pages, so other rows in the cache do not change this order.
+A row that has finished a turn of an episode may be parked: its pages stay for the next turn. They count
+against the limit, but a decoding step does not compute with them.
 
-In a measurement on two cores, pages of 8 tokens were as fast as pages of 16 or 32. The empty rests of last
-pages were less than a tenth of all keys.
+`cached_attention.py` computes attention over the pages. The attention of a row is summed in the order of the
+row's pages, so other rows in the cache do not change this order.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from oat.models.attention import Packed
+from oat.engines.pages import PAGE, Pages, Storage
+from oat.models.causal_lm import CausalLM
 
-PAGE = 8
-"""Number of tokens in a page."""
 _SLACK = 1.03
-"""The gaps of a block are closed if `Pages.used` is more than this number times `Pages.live`."""
+"""The gaps of a block are closed if `Pages.used` is more than this number times the pages that belong into
+the block."""
 _WHOLE = 8
 """With fixed shapes, the number of pages in the block `own` is rounded up to a multiple of this number. Then
 each thread of an elementwise kernel computes only complete SIMD vectors."""
 _NONE = -1
 
 
-class Storage:
-    """The memory of pages: for each layer, keys and values, (capacity, heads, PAGE, width) each. A layer's
-    memory is allocated when the layer first writes."""
-
-    def __init__(self, capacity: int, dtype: torch.dtype):
-        self.capacity, self.dtype = capacity, dtype
-        self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
-
-    def of(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values. The first call for a layer allocates it,
-        with the heads and widths of `key_THd` and `value_THd`."""
-        if module not in self.layers:
-            keys, values = (
-                like.new_empty(self.capacity, like.shape[1], PAGE, like.shape[2], dtype=self.dtype)
-                for like in (key_THd, value_THd)
-            )
-            self.layers[module] = keys, values
-        return self.layers[module]
-
-
-class Pages:
-    """A block of pages at the front of a storage. With `backwards`, the block is at the storage's end, and
-    its pages are counted from the end.
-
-    Args:
-        readers: largest number of rows that read a page.
-        multiple: the number of pages of the block is rounded up to a multiple of this number.
-
-    Attributes:
-        used: number of pages in use plus number of gaps. A gap is a page that was dropped and not taken
-            again.
-        live: number of pages in use.
-        rows_PG: (capacity, readers) indices of the rows that read each page; -1 fills the unused places.
-    """
-
-    def __init__(self, readers: int, storage: Storage, *, multiple: int = 1, backwards: bool = False):
-        self.readers = readers
-        self.storage = storage
-        self.multiple = multiple
-        self.backwards = backwards
-        self.used = self.live = 0
-        self.rows_PG = np.full((storage.capacity, readers), _NONE)
-        self._free: list[int] = []
-        self._clean: dict[torch.nn.Module, int] = {}
-
-    @property
-    def block(self) -> int:
-        """Number of pages that a decoding step computes with: `used`, rounded up to a multiple of
-        `multiple`."""
-        return -(-self.used // self.multiple) * self.multiple
-
-    @property
-    def has_gaps(self) -> bool:
-        """True if there are free pages between those in use."""
-        return bool(self._free)
-
-    def at(self, pages: np.ndarray) -> np.ndarray:
-        """Convert page numbers within this block to indices in the storage."""
-        return self.storage.capacity - 1 - pages if self.backwards else pages
-
-    def within_block(self, pages: np.ndarray) -> np.ndarray:
-        """Convert the numbers of pages to their indices in the tensors that `tensors` returns."""
-        return self.block - 1 - pages if self.backwards else pages
-
-    def take(self) -> int:
-        """Mark a free page as in use, and return it."""
-        self.live += 1
-        if self._free:
-            return heapq.heappop(self._free)
-        self.used += 1
-        return self.used - 1
-
-    def drop(self, page: int) -> None:
-        self.rows_PG[page] = _NONE
-        self.live -= 1
-        heapq.heappush(self._free, page)
-
-    def close_gaps(self, slack: float) -> np.ndarray | None:
-        """If `used` is more than `slack` times `live`, move the last pages into free ones.
-
-        Returns:
-            For each page that was in use, the page that has its content now; None if nothing was to be done.
-        """
-        if self.used <= self.live * slack:
-            return None
-        free = sorted(page for page in self._free if page < self.live)
-        last = np.setdiff1d(np.arange(self.live, self.used), self._free)
-        places = np.arange(self.used)
-        places[last] = free
-        self.rows_PG[free] = self.rows_PG[last]
-        self.rows_PG[self.live : self.used] = _NONE
-        to, source = self.at(np.array(free, dtype=np.int64)), self.at(last)
-        for keys, values in self.storage.layers.values():
-            keys[to], values[to] = keys[source], values[source]
-        self.used, self._free = self.live, []
-        return places
-
-    def layer(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and of its values (`Storage.of`). First set the memory
-        of pages that are new in this block to zero. It could hold NaN, and even with weight 0 a NaN makes
-        sums NaN."""
-        memory, clean = self.storage.of(module, key_THd, value_THd), self._clean.get(module, 0)
-        for tensor in memory if clean < self.block else ():
-            self._part(tensor, clean, self.block).zero_()
-        self._clean[module] = max(clean, self.block)
-        return memory
-
-    def tensors(self, module: torch.nn.Module, key_THd: Tensor, value_THd: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and the values that a layer has in these pages, each of shape (number of pages,
-        heads, PAGE, width)."""
-        keys, values = (
-            self._part(tensor, 0, self.block) for tensor in self.layer(module, key_THd, value_THd)
-        )
-        return keys, values
-
-    def _part(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Return the part of a layer's memory that holds the pages from `start` to `stop` - 1."""
-        end = self.storage.capacity
-        return tensor[end - stop : end - start] if self.backwards else tensor[start:stop]
-
-
 @dataclass(frozen=True, eq=False)
-class _Places:
+class Places:
     """The places of new tokens: token `source[i]` of a pass is written to place `offset[i]` of page
     `page[i]`."""
 
@@ -179,6 +55,7 @@ class PagedCache:
     Attributes:
         lengths_N: for each row, the number of its tokens that have a place; 0 for a row that is not in the
             cache.
+        is_parked_N: true for rows in the cache that wait for their next turn.
     """
 
     def __init__(
@@ -188,20 +65,26 @@ class PagedCache:
         self._most_pages_N = -(-most_N // PAGE)
         self._most = min(pages, int(self._most_pages_N.sum()))
         multiple = _WHOLE if fixed else 1
-        self._storage = Storage(-(-self._most // multiple) * multiple, dtype)
+        self.storage = Storage(-(-self._most // multiple) * multiple, dtype)
         self.own, self.shared = (
-            Pages(1, self._storage, multiple=multiple),
-            Pages(readers, self._storage, backwards=True),
+            Pages(1, self.storage, multiple=multiple),
+            Pages(readers, self.storage, backwards=True),
         )
         shape = len(most_N), int(self._most_pages_N.max())
         self._entries_NJ, self._is_shared_NJ = np.full(shape, _NONE), np.zeros(shape, dtype=bool)
         self._count_N = np.zeros(len(most_N), dtype=np.int64)
         self.lengths_N = np.zeros(len(most_N), dtype=np.int64)
+        self.is_parked_N = np.zeros(len(most_N), dtype=bool)
 
     @property
     def room(self) -> int:
         """The number of pages that may still be taken."""
         return self.pages - self.own.live - self.shared.live
+
+    @property
+    def parked(self) -> int:
+        """The number of pages of parked rows that no row in the batch reads."""
+        return self.own.parked + self.shared.parked
 
     @property
     def keys(self) -> int:
@@ -211,11 +94,13 @@ class PagedCache:
     @property
     def page_bytes(self) -> int:
         """Bytes of the keys and values of a page, summed over the layers that have written to the cache."""
-        return sum(tensor[0].nbytes for layer in self._storage.layers.values() for tensor in layer)
+        return sum(tensor[0].nbytes for layer in self.storage.layers.values() for tensor in layer)
 
     def admit(self, rows: Sequence[int], length: int) -> None:
         """Take pages for the first `length` tokens of rows. These tokens are equal in all rows, and the rows
-        share the pages that the tokens fill completely. A `Filling` writes the keys and values afterwards."""
+        share the pages that the tokens fill completely. A single row may be parked: it then gets pages for
+        the tokens that it lacks, and is in the batch again. A layout of `cached_attention.py` writes the keys
+        and values afterwards."""
         common = self._common(rows, length)
         for _ in range(common):
             page = self._page(self.shared)
@@ -223,15 +108,17 @@ class PagedCache:
                 self.shared.rows_PG[page, reader] = row
                 self._add(row, page * self.shared.readers + reader, is_shared=True)
         for row in rows:
-            for _ in range(-(-length // PAGE) - common):
+            for _ in range(int(self._count_N[row]), -(-length // PAGE)):
                 self._take(row)
             self.lengths_N[row] = length
+        self._resume(np.array(rows))
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
         """Return the number of pages that `admit` would take for rows of `length` tokens, plus one page for
         each row that may need a further page later."""
         common, whole = self._common(rows, length), -(-length // PAGE)
-        return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
+        most_R, held_R = self._most_pages_N[list(rows)], self._count_N[list(rows)]
+        return common + int((np.minimum(whole + 1, most_R) - common - held_R).sum())
 
     def needed(self, rows: np.ndarray) -> int:
         """Return the number of pages that `extend` would take."""
@@ -248,11 +135,10 @@ class PagedCache:
         several rows read it.
 
         Args:
-            rows: indices of rows. Each shared page in use must be read by at least one of them.
+            rows: indices of rows. Each shared page in use must be read by at least one of them, or be parked.
         """
-        return (
-            int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum())
-            + PAGE * self.shared.live
+        return int((self.lengths_N[rows] - PAGE * self._is_shared_NJ[rows].sum(1)).sum()) + PAGE * (
+            self.shared.live - self.shared.parked
         )
 
     def free(self, row: int) -> None:
@@ -264,16 +150,85 @@ class PagedCache:
                 self.shared.rows_PG[page, reader] = _NONE
                 if (self.shared.rows_PG[page] == _NONE).all():
                     self.shared.drop(page)
+                elif not self._has_readers(np.array([page])).any():
+                    self.shared.park(np.array([page]))
             else:
                 self.own.drop(entry)
         self._entries_NJ[row] = _NONE
         self._is_shared_NJ[row] = False
         self._count_N[row] = self.lengths_N[row] = 0
+        self.is_parked_N[row] = False
+
+    def park(self, rows: np.ndarray) -> None:
+        """Keep the pages of rows that leave the batch. `admit` takes such a row into the batch again; `free`
+        removes it. A shared page is parked when none of its readers is in the batch."""
+        self.is_parked_N[rows] = True
+        own, shared = self._pages_of(rows)
+        self.own.park(own)
+        self.shared.park(shared[~self._has_readers(shared)])
+
+    def renumber(self, old_N: np.ndarray, most_N: np.ndarray) -> None:
+        """Replace the rows by new ones, of which some keep the pages of former rows. All other former rows
+        are removed. No row may be in the batch.
+
+        Args:
+            old_N: for each new row, the index of the former row whose pages it has; -1 for none.
+            most_N: for each new row, the largest number of tokens that it can have.
+        """
+        for row in np.setdiff1d(np.flatnonzero(self._count_N), old_N):
+            self.free(row)
+        has_N = old_N != _NONE
+        new_of = np.full(len(self._count_N) + 1, _NONE)  # the last entry is that of the row -1
+        new_of[old_N[has_N]] = np.flatnonzero(has_N)
+        for pages in (self.own, self.shared):
+            pages.rows_PG = new_of[pages.rows_PG]
+        self._most_pages_N = -(-most_N // PAGE)
+        width = max(self._entries_NJ.shape[1], int(self._most_pages_N.max()))
+        more = ((0, 0), (0, width - self._entries_NJ.shape[1]))
+        self._entries_NJ = np.where(
+            has_N[:, None], np.pad(self._entries_NJ, more, constant_values=_NONE)[old_N], _NONE
+        )
+        self._is_shared_NJ = has_N[:, None] & np.pad(self._is_shared_NJ, more)[old_N]
+        self._count_N, self.lengths_N, self.is_parked_N = (
+            np.where(has_N, values_N[old_N], 0).astype(values_N.dtype)
+            for values_N in (self._count_N, self.lengths_N, self.is_parked_N)
+        )
+        self._grow()
+
+    def _grow(self) -> None:
+        """Make the memory large enough for the rows, within the limit. It at least doubles, so that a
+        further turn seldom needs it."""
+        needed = int(self._most_pages_N.sum())
+        most = min(self.pages, max(needed, 2 * self._most))
+        if needed > self._most < most:
+            self._most = most
+            self.storage.grow(most, self.own.top, self.shared.top)
+            self.own.grow()
+            self.shared.grow()
+
+    def _pages_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the own pages of rows, and the shared pages that they read, each once."""
+        entries_RJ, is_shared_RJ = self._entries_NJ[rows], self._is_shared_NJ[rows]
+        own = entries_RJ[(entries_RJ != _NONE) & ~is_shared_RJ]
+        return own, np.unique(entries_RJ[is_shared_RJ] // self.shared.readers)
+
+    def _has_readers(self, shared: np.ndarray) -> np.ndarray:
+        """Return, for each of these shared pages, true if a row in the batch reads it."""
+        readers_PG = self.shared.rows_PG[shared]
+        found: np.ndarray = ((readers_PG != _NONE) & ~self.is_parked_N[readers_PG]).any(1)
+        return found
+
+    def _resume(self, rows: np.ndarray) -> None:
+        if self.is_parked_N[rows].any():
+            self.is_parked_N[rows] = False
+            own, shared = self._pages_of(rows)
+            self.own.resume(own)
+            self.shared.resume(shared)
 
     def _page(self, pages: Pages) -> int:
         """Take a free page of `pages` (`own` or `shared`), and return it. If the storage is full and
         `pages` has no gap to reuse, first close the gaps of both `own` and `shared`."""
-        if not pages.has_gaps and self.own.used + self.shared.used >= self._most:
+        if not pages.has_gaps and self.own.top + self.shared.top >= self._most:
             self._close_gaps(slack=1.0)
         return pages.take()
 
@@ -287,7 +242,7 @@ class PagedCache:
 
     def places(
         self, rows: np.ndarray, positions: np.ndarray, sources: np.ndarray, device: torch.device
-    ) -> list[tuple[Pages, _Places]]:
+    ) -> list[tuple[Pages, Places]]:
         """Return where the keys and values of new tokens are to be written: the set of pages (`own` or
         `shared`), and the tokens' places in the storage. If several rows share a page, each of them has the
         page's tokens; only the tokens of the first such row get a place.
@@ -306,12 +261,12 @@ class PagedCache:
             first = reader == 0
             columns = (sources[mine][first], pages.at(page[first]), positions[mine][first] % PAGE)
             if first.any():
-                found.append((pages, _Places(*(torch.from_numpy(column).to(device) for column in columns))))
+                found.append((pages, Places(*(torch.from_numpy(column).to(device) for column in columns))))
         return found
 
     def write(
         self,
-        places: Sequence[tuple[Pages, _Places]],
+        places: Sequence[tuple[Pages, Places]],
         module: torch.nn.Module,
         key_THd: Tensor,
         value_THd: Tensor,
@@ -320,6 +275,16 @@ class PagedCache:
             keys, values = pages.layer(module, key_THd, value_THd)
             keys[where.page, :, where.offset] = key_THd[where.source]
             values[where.page, :, where.offset] = value_THd[where.source]
+
+    def pages_at(self, rows: np.ndarray) -> np.ndarray:
+        """Return the indices in the storage of the pages of rows, (R, J); -1 fills up rows with fewer
+        pages."""
+        entries_RJ = self._entries_NJ[rows, : self._count_N[rows].max()]
+        shared_RJ = self.shared.at(entries_RJ // self.shared.readers)
+        pages_RJ = np.where(
+            self._is_shared_NJ[rows, : entries_RJ.shape[1]], shared_RJ, self.own.at(entries_RJ)
+        )
+        return np.where(entries_RJ == _NONE, _NONE, pages_RJ)
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the index by which a decoding step finds the pages of rows. If there are many gaps
@@ -363,88 +328,12 @@ class PagedCache:
         self._count_N[row] += 1
 
 
-class Filling:
-    """The attention layout of a pass over complete sequences (prefill). The layout also writes the sequences'
-    keys and values into the cache."""
-
-    def __init__(self, cache: PagedCache, packed: Packed, places: Sequence[tuple[Pages, _Places]]):
-        self.cache = cache
-        self.packed = packed
-        self.places = places
-
-    def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
-    ) -> Tensor:
-        key_THd, value_THd = (tensor[0].transpose(0, 1).to(self.cache.dtype) for tensor in (key, value))
-        self.cache.write(self.places, module, key_THd, value_THd)
-        return self.packed.attend(module, query, key, value, scale)
+def cache_dtype(lm: CausalLM) -> torch.dtype:
+    """Return the dtype of a model's cached keys and values."""
+    return cache_dtype_on(lm.device, next(lm.module.parameters()).dtype)
 
 
-class Step:
-    """The attention layout of a decoding step: one new token per row. `PagedCache.extend` must have made room
-    for these tokens.
-
-    Args:
-        rows: (R,) the cache's rows that get a token, as indices, in the order of the pass.
-    """
-
-    def __init__(self, cache: PagedCache, rows: np.ndarray, device: torch.device):
-        self.cache = cache
-        self.entries, self.starts, self.empty_PC = (
-            torch.from_numpy(numbers).to(device) for numbers in cache.index(rows)
-        )
-        self.places = cache.places(rows, cache.lengths_N[rows] - 1, np.arange(len(rows)), device)
-        place_of_N = np.zeros(len(cache.lengths_N) + 1, dtype=np.int64)
-        place_of_N[rows] = np.arange(len(rows))
-        self.pools = [pages for pages in (cache.own, cache.shared) if pages.used]
-        blocks = [pages.rows_PG[pages.within_block(np.arange(pages.block))] for pages in self.pools]
-        self.queries_PG = [torch.from_numpy(place_of_N[rows_PG]).to(device) for rows_PG in blocks]
-
-    def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
-    ) -> Tensor:
-        cache = self.cache
-        key_RHd, value_RHd = (tensor[: len(self.starts), :, 0].to(cache.dtype) for tensor in (key, value))
-        cache.write(self.places, module, key_RHd, value_RHd)
-        heads, groups = query.shape[1], query.shape[1] // key.shape[1]
-        query_RHgd = (query[:, :, 0] * scale).to(cache.dtype).unflatten(1, (-1, groups))
-        held = [pages.tensors(module, key_RHd, value_RHd) for pages in self.pools]
-        scores = []
-        for queries_PG, (keys, _) in zip(self.queries_PG, held, strict=True):
-            query_PHQd = query_RHgd[queries_PG].transpose(1, 2).flatten(2, 3)
-            scores.append(torch.matmul(query_PHQd, keys.transpose(2, 3)).float())
-        scores[0] += self.empty_PC[:, None, None]
-        highest_RH = self._bag(
-            [
-                _by_entry(score.amax(-1), pages.readers)
-                for score, pages in zip(scores, self.pools, strict=True)
-            ],
-            "max",
-        )
-        highest_RHg = highest_RH.unflatten(1, (-1, groups))
-        totals, sums = [], []
-        for score, queries_PG, pages, (_, values) in zip(
-            scores, self.queries_PG, self.pools, held, strict=True
-        ):
-            score -= highest_RHg[queries_PG].transpose(1, 2).flatten(2, 3)[..., None]
-            weights = score.exp_()
-            totals.append(_by_entry(weights.sum(-1), pages.readers))
-            seen = torch.matmul(weights.to(cache.dtype), values).float()
-            sums.append(_by_entry(seen, pages.readers))
-        seen_RHd = self._bag(sums, "sum").unflatten(1, (heads, -1)) / self._bag(totals, "sum")[
-            ..., None
-        ].clamp(min=1e-30)
-        return F.pad(seen_RHd, (0, 0, 0, 0, 0, len(query) - len(seen_RHd))).to(query.dtype)[:, None]
-
-    def _bag(self, values: Sequence[Tensor], mode: str) -> Tensor:
-        """Return for each of the R rows the sum or the maximum (`mode`) of its pages' values, (R, ...)."""
-        table = values[0] if len(values) == 1 else torch.cat(list(values))
-        return F.embedding_bag(self.entries, table, self.starts, mode=mode)
-
-
-def _by_entry(values: Tensor, readers: int) -> Tensor:
-    """Regroup values of P pages by page and reader; `readers` rows may read each page. The shape
-    (P, key heads, readers * query heads per key head, ...) becomes (P * readers, X). Index p * readers + r
-    of the result has all values of page p for reader r, one key head after another."""
-    values = values.unflatten(2, (readers, -1)).transpose(1, 2)
-    return values.reshape(len(values) * readers, -1)
+def cache_dtype_on(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of cached keys and values. On a CPU this is float32, since a product in half precision
+    would round the scores. On other devices it is the dtype of the weights."""
+    return torch.float32 if device.type == "cpu" else dtype

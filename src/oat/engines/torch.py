@@ -9,6 +9,7 @@
    on the request and the settings. The prompts of a batch are padded to one width, a power of two, and share
    no page. Kernels divide a tensor among threads, and the last elements of a small part may be rounded
    differently. So batches have a fixed number of rows, at least 64, and at most two threads compute.
+4. The pages of an episode stay in the cache between its turns (`kept.py`), except with `deterministic`.
 
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
@@ -22,9 +23,12 @@ import torch
 from torch import Tensor
 
 from oat.engines.base import checksum
-from oat.engines.decoding import Decode, Decoding, blaming_model, cache_dtype
+from oat.engines.cached_attention import Filling, Step
+from oat.engines.decoding import Decode, Decoding, blaming_model
 from oat.engines.fixed_shapes import fixed_rows, fixed_width
-from oat.engines.paged_cache import PAGE, Filling, PagedCache, Step
+from oat.engines.kept import Kept
+from oat.engines.paged_cache import PagedCache, cache_dtype
+from oat.engines.pages import PAGE
 from oat.engines.scoring import score
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
@@ -99,6 +103,7 @@ class TorchEngine:
         self.threads = threads
         self._slots = dict(slots)
         self._versions = {id(lm): 0 for lm in slots.values()}
+        self._kept: dict[int, Kept] = {}
         self._num_tokens = num_tokens
         self._is_stop_V = np.isin(np.arange(num_tokens), list(stop_ids))
         self._decode = decode
@@ -155,6 +160,18 @@ class TorchEngine:
         )
         return self._generate(requests, rooms, slot)
 
+    def release(self, slot: str, keys: Sequence[int]) -> None:
+        """Drop the pages that are kept for requests with these keys.
+
+        Raises:
+            EngineError: there is no such slot.
+        """
+        model = id(self._model(slot))
+        if model in self._kept:
+            self._kept[model].drop(keys)
+            if not len(self._kept[model]):
+                del self._kept[model]
+
     def stream(self, request: Request, slot: str) -> Iterator[Completion]:
         """Yield the completion so far after each token of the response to one request. The finish reason is
         "aborted" in all completions except the last. No kept sets are recorded.
@@ -197,7 +214,7 @@ class TorchEngine:
         Return the version and the checksums of the model's tensors afterwards.
 
         If a tensor is refused, nothing is copied. If a call of `generate` is under way for this slot, it
-        fails at its next step. Keys and values of earlier calls are not kept.
+        fails at its next step. The pages that are kept for later turns are dropped.
 
         Raises:
             EngineError: there is no such slot.
@@ -219,6 +236,7 @@ class TorchEngine:
                     f"slot `{slot}` holds `{name}` as {tuple(held[name].shape)} and was sent "
                     f"{tuple(tensor.shape)}; send its own model's"
                 )
+        self._kept.pop(id(lm), None)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if not _same_memory(held[name], tensor):
@@ -265,7 +283,10 @@ class TorchEngine:
                 )
         for indices in self._batches(requests, rooms):
             decoding = self._decoding(
-                [requests[index] for index in indices], [rooms[index] for index in indices], lm
+                [requests[index] for index in indices],
+                [rooms[index] for index in indices],
+                lm,
+                self._kept.pop(id(lm), None),
             )
             while decoding.busy:
                 if self.version(slot) != version:
@@ -277,8 +298,13 @@ class TorchEngine:
                     finished = decoding.step()
                 for row, reason in finished:
                     yield decoding.completion(row, indices[row], reason, version)
+            kept = decoding.kept()
+            if kept is not None and self.version(slot) == version:
+                self._kept[id(lm)] = kept
 
-    def _decoding(self, requests: list[Request], rooms: list[int], lm: CausalLM) -> Decoding:
+    def _decoding(
+        self, requests: list[Request], rooms: list[int], lm: CausalLM, kept: Kept | None = None
+    ) -> Decoding:
         width = None
         if self._deterministic:
             idle = self._max_rows - len(requests)
@@ -295,6 +321,7 @@ class TorchEngine:
             pages=self._pages[id(lm)],
             meter=self._meters[id(lm)],
             prompt_width=width,
+            kept=kept,
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:

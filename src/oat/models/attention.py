@@ -6,7 +6,7 @@ Transformers' models call `attention`, which is registered there under the name 
 are two kinds of layout:
 
 * `Packed`, in this module, is the layout of a row of complete sequences (spans).
-* `engines/paged_cache.py` has the layouts of a KV cache.
+* `engines/cached_attention.py` has the layouts of a KV cache.
 
 `Packed` computes attention in one of two ways:
 

@@ -187,13 +187,17 @@ class Actor:
     def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
         """Play all episodes until they have ended. In each turn, sample a response for every episode that
         goes on; the environment then answers the response or ends the episode. Without an environment there
-        is one turn."""
-        playing = list(episodes)
-        while playing:
-            requests = [Request(episode.ids, sampling, episode.key) for episode in playing]
-            for completion in self.engine.generate(requests, slot):
-                playing[completion.index].respond(completion, self.renderer.text(completion.ids))
-            playing = [episode for episode in playing if self._goes_on(episode)]
+        is one turn. The engine keeps what it has computed of an episode from turn to turn."""
+        playing, has_turns = list(episodes), self.environment is not None
+        try:
+            while playing:
+                requests = [Request(episode.ids, sampling, episode.key, has_turns) for episode in playing]
+                for completion in self.engine.generate(requests, slot):
+                    playing[completion.index].respond(completion, self.renderer.text(completion.ids))
+                playing = [episode for episode in playing if self._goes_on(episode)]
+        finally:
+            if has_turns:
+                self.engine.release(slot, [episode.key for episode in episodes])
 
     def _goes_on(self, episode: _Episode) -> bool:
         if self.environment is None:

@@ -37,6 +37,7 @@ class FakeEngine:
 
     Attributes:
         requests: all requests so far.
+        released: the keys that were released, by slot.
         held: the weights that were loaded last into each slot.
     """
 
@@ -51,12 +52,16 @@ class FakeEngine:
         self.logp = -float(np.log(num_tokens))
         self.stop_ids = frozenset(stop_ids)
         self.requests: list[Request] = []
+        self.released: dict[str, list[int]] = {}
         self.held: dict[str, dict[str, torch.Tensor]] = {}
         self._versions: dict[str, int] = {}
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         answered = [self._answer(index, request, slot) for index, request in enumerate(requests)]
         yield from reversed(answered)
+
+    def release(self, slot: str, keys: Sequence[int]) -> None:
+        self.released.setdefault(slot, []).extend(keys)
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
         return [np.full(len(ids) - 1, self.logp, dtype=np.float32) for ids in sequences]

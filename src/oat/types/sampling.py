@@ -92,11 +92,14 @@ class Request:
     Attributes:
         ids: int32 ids of the prompt, at least one, as a flat array.
         key: 64-bit key of the random numbers for this response, from `Seeds.key`.
+        keeps: True if a later request with this key may go on with these ids and the response, as the next
+            turn of an episode. The engine may then keep their keys and values (`Engine.release`).
     """
 
     ids: np.ndarray
     sampling: Sampling
     key: int
+    keeps: bool = False
 
 
 @dataclass(frozen=True, eq=False)
