@@ -27,6 +27,7 @@ FEATURES = {
     30: "clip of the critic's values: values are clipped only after a large update",
     45: "sequence-classification score",
     51: "packing: packed and padded rows have the same advantages",
+    50: "weights that make up for groups without spread (clip filter)",
     52: "filter of high-entropy tokens: it keeps exactly the top fraction",
     53: "reward functions with the signatures of TRL and LightRFT",
     54: "several reward functions with weights: the reward is their weighted sum",

@@ -90,7 +90,19 @@ def page() -> str:
         shared.setdefault(algorithm.Config, []).append(name)
     for cls, names in shared.items():
         parts += [f"## algorithm: {', '.join(names)}\n", *table(cls), ""]
+    for (name, cls), readers in inner_sections().items():
+        parts += [f"## algorithm.{name}: {', '.join(readers)}\n", *table(cls), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def inner_sections() -> dict[tuple[str, type], list[str]]:
+    """Return the sections within the settings of algorithms, by name and class, each with the algorithms that
+    have it."""
+    found: dict[tuple[str, type], list[str]] = {}
+    for algorithm, part in ALGORITHMS.items():
+        for name, cls in sections(part.Config)[1:]:
+            found.setdefault((name, cls), []).append(algorithm)
+    return found
 
 
 def _type(hint: Any) -> str:

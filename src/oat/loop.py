@@ -52,6 +52,9 @@ metrics so far of the row that the run must still write."""
 LEARNED = ("learner", "objective", ENSEMBLE)
 """The parts that learning changes. A roll back restores only these parts."""
 
+MOST_GAP = 0.05
+"""Nats per token by which the engine and the learner may differ on average before the run warns."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -234,9 +237,22 @@ def learn(run: Run, row: Row) -> None:
             generator = run.seeds.at("prepare", objective.name, row.step)
             batch = prepared(objective, feedback, run.learner.forward, generator)
             row.metrics.add(run.learner.update(objective, run.buffer.share_out(objective, batch, feedback)))
+    warn_of_gap(row.metrics.values)
     row.metrics.add({**missing(row.taken.asked), **run.buffer.metrics(feedback)})
     if run.collector.is_usable is not None:
         row.metrics.add(refill_metrics(row.taken, run.collector.is_usable))
+
+
+def warn_of_gap(values: Mapping[str, float]) -> None:
+    """Warn, once in a process, if the engine and the learner give the same weights' tokens log-probabilities
+    that differ by more than `MOST_GAP`. A sampler with older weights is no fault, so it gives no warning."""
+    if values.get("logps/recorded_gap", 0.0) > MOST_GAP and not values.get("lag/versions"):
+        warn(
+            f"the engine's log-probabilities differ from the learner's by more than {MOST_GAP} nats a token, "
+            "although both have the same weights (metric logps/recorded_gap); set engine.dtype to float32 "
+            "and remove learner.autocast, or correct for it with algorithm.correction "
+            "(docs/algorithms/corrections.md)"
+        )
 
 
 def react_to_alarms(run: Run, row: Row) -> None:

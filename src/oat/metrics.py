@@ -37,6 +37,8 @@ NAMES = {
     ),
     "buffer/age": "mean age of the questions that the step learns from, in steps since they were asked",
     "buffer/questions": "questions that the step learns from, including its own (learner.buffer)",
+    "correction/bounded_frac": "share of trained tokens whose correction a bound changed, or left out",
+    "correction/weight": "mean over trained tokens of the weight that corrects for the sampler",
     "ensemble/accuracy": (
         "share of the ensemble's training pairs in which the mean reward over members prefers the chosen "
         "response"
@@ -113,7 +115,12 @@ NAMES = {
         "mean over the sampler's tokens of the policy's version minus the version that sampled the token"
     ),
     "logps/chosen": "mean over pairs of the summed log-probability of the chosen response, nats",
-    "logps/recorded_gap": "mean absolute difference between old and recorded log-probabilities, nats",
+    "logps/recorded_gap": (
+        "mean over trained tokens of the absolute difference between the recorded log-probabilities and the "
+        "policy's before the update, nats; measured over the first mini-batch if the recorded ones serve as "
+        "old ones"
+    ),
+    "logps/recorded_gap_max": "as logps/recorded_gap, but the largest difference",
     "logps/recomputed": (
         "1 if recorded log-probabilities could not serve as old ones (other weights, another precision), so "
         "that one more pass was needed; else 0"
@@ -124,9 +131,14 @@ NAMES = {
     ),
     "logps/rejected": "mean over pairs of the summed log-probability of the rejected response, nats",
     "loss/centring": "squared sum of a pair's two scores, averaged, before its coefficient",
+    "loss/covariance_kl": (
+        "KL(old policy || policy) of the tokens with the largest covariance of log-probability and "
+        "advantage, averaged over all tokens, before its coefficient (algorithm.tokens.covariance_kl)"
+    ),
     "loss/drift": "KL(old policy || policy), averaged, before its coefficient (algorithm.drift_coef)",
     "loss/ensemble": "pairwise loss of the ensemble, averaged over pairs and members",
     "loss/ensemble_total": "total loss of the ensemble, which is differentiated",
+    "loss/entropy": "the policy's entropy, averaged, before its coefficient (algorithm.entropy)",
     "loss/kl": "KL term, averaged, before its coefficient",
     "loss/policy": "policy-gradient term, averaged",
     "loss/preference": "preference term, averaged",
@@ -216,6 +228,8 @@ NAMES = {
     "pairs/reward_rejected": "mean over pairs of the reward of the rejected response",
     "policy/clipped_frac": "share of trained tokens whose loss is clipped, so that they have no gradient",
     "policy/entropy": "mean over trained tokens of the policy's entropy at temperature 1, nats",
+    "policy/entropy_coef": "coefficient of the entropy in this step (algorithm.entropy.target)",
+    "policy/gradient_frac": "share of trained tokens that give a gradient (algorithm.tokens)",
     "policy/ratio_max": "largest importance ratio (new to old probability) of a trained token",
     "policy/ratio_min": "smallest importance ratio (new to old probability) of a trained token",
     "prompts/cut": (
@@ -315,7 +329,16 @@ _UNITS = {
         "buffer/questions",
         "eval/pairs/count",
     ),
-    "": ("kl/coef", "kto/*", "loss/*", "optim/*", "pairs/*", "eval/pairs/*"),
+    "": (
+        "kl/coef",
+        "policy/entropy_coef",
+        "correction/weight",
+        "kto/*",
+        "loss/*",
+        "optim/*",
+        "pairs/*",
+        "eval/pairs/*",
+    ),
     "score": ("eval/*", "reward/*", "oracle/source/*"),
 }
 """Patterns of metric names, by unit. A name has the first unit with a matching pattern; "" is for numbers

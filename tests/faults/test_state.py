@@ -39,6 +39,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "learner.sync_every": 3,
             "algorithm.kl_coef": 0.1,
             "algorithm.kl_target": 1e-4,
+            "algorithm.entropy": {"coef": 0.01, "target": 3.0},
+            "algorithm.correction": {"form": "truncate"},
             "learner.schedule": "linear",
         },
     ),

@@ -19,12 +19,16 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
+from oat.algorithms.corrections import correction_weights
 from oat.algorithms.estimators import Rewards, find_estimator
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_values
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
+from oat.algorithms.token_choice import chosen_tokens
 from oat.functional.advantages import whiten
-from oat.functional.kl import adapted_coef, kl_k1, kl_k3
+from oat.functional.corrections import on_policy_mask
+from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
+from oat.functional.kl import KL_ESTIMATORS, adapted_coef, importance_weighted, kl_k3
 from oat.functional.policy import log_ratio
 from oat.functional.returns import discounted_returns
 from oat.functional.surrogates import policy_drift
@@ -46,7 +50,7 @@ class PolicyGradient(Objective):
         self.wants: Mapping[str, set[str]] = {
             "policy": {"sampled", "entropy", *(["raw"] if self.has_reference else [])}
         }
-        self.kl_coef = config.kl_coef
+        self.kl_coef, self.entropy_coef = config.kl_coef, config.entropy.coef
         tie = {"kl/reference"} if self.has_reference else set()
         self.watched = OF_RESPONSES | {"policy/entropy", "policy/ratio_max", "reward/zero_spread_frac"} | tie
 
@@ -75,14 +79,10 @@ class PolicyGradient(Objective):
         if kept.rows:
             start = self._start_values(kept, feedback.step, forward)
             metrics |= start.metrics()
-            columns["old_logps_K"] = start.old_K
-            if start.reference_K is not None:
-                columns["reference_logps_K"] = start.reference_K
-            if self.config.kl_target is not None:
-                self._adapt(start, len(kept.rows))
-                columns["kl_coef_N"] = torch.full((len(kept.rows),), self.kl_coef, dtype=torch.float64)
-                metrics["kl/coef"] = self.kl_coef
+            columns |= self._start_columns(start)
+            columns |= self._adapted(start, len(kept.rows), metrics)
             columns |= self.advantage_columns(kept, start, forward)
+            columns |= self._weight_columns(kept, start, columns, generator, metrics)
         return Batch(
             kept.rows,
             np.arange(len(kept.rows)),
@@ -94,16 +94,25 @@ class PolicyGradient(Objective):
         )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        policy = outputs["policy"]
+        c, policy = self.config, outputs["policy"]
         terms_K, _ = self._surrogate(outputs, view)
-        losses = {"loss/policy": self.reduced(terms_K)}
-        if self.config.drift_coef:
-            drift_K = policy_drift(policy["sampled"], view["old_logps_K"])
-            losses["loss/drift"] = self.reduced(drift_K, coef=self.config.drift_coef)
-        if self.config.kl_coef:
-            adapted_N = view.columns.get("kl_coef_N")
-            coef = self.config.kl_coef if adapted_N is None else float(adapted_N[0])
-            losses["loss/kl"] = self.reduced(kl_k3(policy["raw"], view["reference_logps_K"]), coef=coef)
+        losses = {"loss/policy": self.reduced(terms_K * self._gradient_weights(outputs, view))}
+        old_K = view["old_logps_K"]
+        if c.drift_coef:
+            losses["loss/drift"] = self.reduced(policy_drift(policy["sampled"], old_K), coef=c.drift_coef)
+        if c.tokens.covariance_kl:
+            drift_K = policy_drift(policy["sampled"], old_K) * view["covariance_kl_K"]
+            losses["loss/covariance_kl"] = self.reduced(drift_K, coef=c.tokens.covariance_kl_coef)
+        if c.kl_coef:
+            kl_K = KL_ESTIMATORS[c.kl_estimator](
+                policy["raw"], view["reference_logps_K"], max_log_ratio=c.kl_max_log_ratio
+            )
+            if c.kl_unbiased:
+                kl_K = importance_weighted(kl_K, policy["sampled"], old_K)
+            losses["loss/kl"] = self.reduced(kl_K, coef=_coef(view, "kl_coef_N", c.kl_coef))
+        if c.entropy.is_used:
+            coef = _coef(view, "entropy_coef_N", c.entropy.coef)
+            losses["loss/entropy"] = self.reduced(policy["entropy"], coef=-coef)
         return losses
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -115,6 +124,9 @@ class PolicyGradient(Objective):
             "policy/ratio_max": (ratio_K, "max"),
             "policy/ratio_min": (ratio_K, "min"),
         }
+        if "is_recorded_N" in view.columns:
+            gap_K = (policy["sampled"] - view["old_logps_K"]).abs()
+            values |= {"logps/recorded_gap": (gap_K, "K"), "logps/recorded_gap_max": (gap_K, "max")}
         if self.config.target_kl is not None:
             values["kl/old"] = (kl_k3(view["old_logps_K"], policy["sampled"]), "K")
         if self.has_reference:
@@ -126,15 +138,21 @@ class PolicyGradient(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        return (
-            {} if self.config.kl_target is None else {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
-        )
+        state: dict[str, Any] = {}
+        if self.config.kl_target is not None:
+            state |= {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
+        if self.config.entropy.target is not None:
+            state |= {"entropy_coef": self.entropy_coef, "entropy_started": self.config.entropy.coef}
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the adapted weight of the KL. A fork ignores the saved weight if `kl_target` is not set, or
-        if its `kl_coef` differs from that of the original run."""
+        """Restore the adapted weights of the KL and of the entropy. A fork ignores a saved weight if it sets
+        no target, or another weight at the start than the original run."""
         if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
             self.kl_coef = state["kl_coef"]
+        entropy = self.config.entropy
+        if entropy.target is not None and state.get("entropy_started") == entropy.coef:
+            self.entropy_coef = state["entropy_coef"]
 
     def response_advantages(self, scored: ScoredRows) -> torch.Tensor:
         """Return the (N,) advantages of the responses by the chosen estimator.
@@ -163,13 +181,18 @@ class PolicyGradient(Objective):
         """
         advantages_N = self.response_advantages(scored)
         if not self._is_per_token:
-            return {"advantages_N": advantages_N}
+            return {"advantages_N": self.clipped_advantages(advantages_N)}
         rewards_K = self.token_rewards(scored, start, advantages_N)
         row_of_K = row_index(scored.rows)
         returns_K = discounted_returns(rewards_K, row_of_K, len(scored.rows), gamma=self.config.gamma)
-        return {
-            "advantages_K": whiten(returns_K, torch.ones_like(returns_K)) if self.config.whiten else returns_K
-        }
+        if self.config.whiten:
+            returns_K = whiten(returns_K, torch.ones_like(returns_K))
+        return {"advantages_K": self.clipped_advantages(returns_K)}
+
+    def clipped_advantages(self, advantages: torch.Tensor) -> torch.Tensor:
+        """Return the advantages within the bounds of `advantage_clip`."""
+        most = self.config.advantage_clip
+        return advantages if most is None else advantages.clamp(-most, most)
 
     def token_rewards(self, scored: ScoredRows, start: StartValues, rewards_N: torch.Tensor) -> torch.Tensor:
         """Return the (K,) rewards of the tokens: that of each response at its last token, minus the KL
@@ -184,25 +207,98 @@ class PolicyGradient(Objective):
         rewards_K = torch.zeros(len(row_of_K))
         rewards_K[(lengths_N.cumsum(0) - 1)[has_tokens_N]] = rewards_N[has_tokens_N]
         if self.config.kl_reward_coef:
-            rewards_K -= self.config.kl_reward_coef * kl_k1(start.read("raw_K"), start.read("reference_K"))
+            kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
+                start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
+            )
+            rewards_K -= self.config.kl_reward_coef * kl_K
         return rewards_K
 
     def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> StartValues:
         wants: set[Literal["raw", "entropy", "reference"]] = {"reference"} if self.has_reference else set()
         if self.config.kl_reward_coef or self.config.kl_target is not None:
             wants.add("raw")
-        return start_values(scored.rows, step, forward, is_same_precision=self.recorded_is_old, wants=wants)
-
-    def _adapt(self, start: StartValues, num_rows: int) -> None:
-        """Adapt `kl_coef` to the KL from the reference, which is estimated on these rows before the step's
-        update."""
-        target, horizon = self.config.kl_target, self.config.kl_horizon
-        assert target is not None, "asked for where there is one"
-        k3_K = kl_k3(start.read("raw_K"), start.read("reference_K"))
-        divergence = float(k3_K.mean()) if len(k3_K) else math.nan
-        self.kl_coef = adapted_coef(
-            self.kl_coef, divergence, target=target, samples=num_rows, horizon=horizon
+        if self.config.tokens.reads_entropy or self.config.entropy.target is not None:
+            wants.add("entropy")
+        return start_values(
+            scored.rows,
+            step,
+            forward,
+            is_same_precision=self.recorded_is_old,
+            wants=wants,
+            old_from=self.config.old_from,
         )
+
+    def _start_columns(self, start: StartValues) -> dict[str, torch.Tensor]:
+        """Return the columns of log-probabilities. `is_recorded_N` is there if the old log-probabilities are
+        the recorded ones, so that the first optimiser step measures how far the policy's are from them."""
+        columns = {"old_logps_K": start.old_K}
+        if start.reference_K is not None:
+            columns["reference_logps_K"] = start.reference_K
+        if start.are_recorded:
+            columns["is_recorded_N"] = torch.ones(start.num_rows)
+        if self.config.correction.off_policy_bound is not None:
+            columns["recorded_logps_K"] = start.recorded_K
+        return columns
+
+    def _adapted(
+        self, start: StartValues, num_rows: int, metrics: dict[str, float]
+    ) -> dict[str, torch.Tensor]:
+        """Adapt the weights of the KL and of the entropy to what the policy has on these rows before the
+        step's update. Return them as columns, and add them to the metrics."""
+        columns: dict[str, torch.Tensor] = {}
+        target = self.config.kl_target
+        if target is not None:
+            k3_K = kl_k3(start.read("raw_K"), start.read("reference_K"))
+            divergence = float(k3_K.mean()) if len(k3_K) else math.nan
+            self.kl_coef = adapted_coef(
+                self.kl_coef, divergence, target=target, samples=num_rows, horizon=self.config.kl_horizon
+            )
+            columns["kl_coef_N"] = torch.full((num_rows,), self.kl_coef, dtype=torch.float64)
+            metrics["kl/coef"] = self.kl_coef
+        entropy = self.config.entropy
+        if entropy.target is not None:
+            entropy_K = start.read("entropy_K")
+            present = float(entropy_K.mean()) if len(entropy_K) else math.nan
+            self.entropy_coef = adapted_entropy_coef(
+                self.entropy_coef, present, target=entropy.target, step=entropy.step, highest=entropy.highest
+            )
+            applied = applied_entropy_coef(self.entropy_coef, present, target=entropy.target)
+            columns["entropy_coef_N"] = torch.full((num_rows,), applied, dtype=torch.float64)
+            metrics["policy/entropy_coef"] = applied
+        return columns
+
+    def _weight_columns(
+        self,
+        scored: ScoredRows,
+        start: StartValues,
+        columns: Mapping[str, torch.Tensor],
+        generator: np.random.Generator,
+        metrics: dict[str, float],
+    ) -> dict[str, torch.Tensor]:
+        """Return `gradient_weight_K`, which multiplies the terms of the policy's loss, and `covariance_kl_K`.
+        A column that the settings do not ask for is missing."""
+        row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
+        advantages_N = columns.get("advantages_N")
+        masks = chosen_tokens(
+            self.config.tokens,
+            entropy_K=start.entropy_K,
+            old_K=start.old_K,
+            advantages_K=columns["advantages_K"] if advantages_N is None else advantages_N[row_of_K],
+            row_of_K=row_of_K,
+            num_rows=num_rows,
+            generator=generator,
+        )
+        found = {f"{name}_K": mask for name, mask in masks.items() if name != "gradient"}
+        weights_K = masks.get("gradient")
+        if weights_K is not None:
+            metrics["policy/gradient_frac"] = float(weights_K.mean()) if len(weights_K) else 1.0
+        if self.config.correction.form != "none":
+            corrections_K, values = correction_weights(
+                self.config.correction, start.old_K, start.recorded_K, row_of_K, num_rows
+            )
+            metrics |= values
+            weights_K = corrections_K if weights_K is None else weights_K * corrections_K
+        return found if weights_K is None else {**found, "gradient_weight_K": weights_K}
 
     @property
     def _is_per_token(self) -> bool:
@@ -211,8 +307,34 @@ class PolicyGradient(Objective):
         return bool(self.config.whiten or self.config.kl_reward_coef or self.config.gamma != 1)
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
-        advantages_N = view.columns.get("advantages_N")
-        advantages_K = view["advantages_K"] if advantages_N is None else advantages_N[view.row_of_K]
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])
-        given = TokenTerms(*logps, advantages_K, view.row_of_K, view.num_rows)
+        given = TokenTerms(*logps, _advantages(view), view.row_of_K, view.num_rows)
         return POLICY_LOSSES[self.config.policy_loss](self.config, given)
+
+    def _gradient_weights(self, outputs: Outputs, view: View) -> torch.Tensor | float:
+        """Return the weights by which the terms of the policy's loss are multiplied, (K,), or 1."""
+        weights_K = view.columns.get("gradient_weight_K")
+        bound = self.config.correction.off_policy_bound
+        if bound is None:
+            return 1.0 if weights_K is None else weights_K
+        mask_K = on_policy_mask(
+            outputs["policy"]["sampled"],
+            view["recorded_logps_K"],
+            _advantages(view),
+            view.row_of_K,
+            view.num_rows,
+            bound=bound,
+        )
+        return mask_K if weights_K is None else mask_K * weights_K
+
+
+def _advantages(view: View) -> torch.Tensor:
+    """Return the advantage of each token, (K,)."""
+    advantages_N = view.columns.get("advantages_N")
+    return view["advantages_K"] if advantages_N is None else advantages_N[view.row_of_K]
+
+
+def _coef(view: View, column: str, fixed: float) -> float:
+    """Return the adapted weight in a column, or the fixed one if there is no such column."""
+    adapted_N = view.columns.get(column)
+    return fixed if adapted_N is None else float(adapted_N[0])

@@ -1,9 +1,11 @@
 """Settings that all policy gradients share."""
 
 import math
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
+from oat.algorithms.corrections import CorrectionConfig
+from oat.algorithms.token_choice import EntropyConfig, TokensConfig
 from oat.errors import ConfigError, did_you_mean
 
 ADVANTAGES = (
@@ -19,6 +21,8 @@ ADVANTAGES = (
 """Names of the estimators in `estimators.py`."""
 PolicyLoss = Literal["clipped", "reinforce", "gspo", "gspo_token", "cispo", "cpgd"]
 """Names of the losses in `surrogates.py`."""
+KLEstimator = Literal["k1", "k2", "k3"]
+"""Names of the estimators in `functional/kl.py`."""
 Reduction = Literal["sequence", "token", "sequence_sum"]
 """Names of the reductions of a loss that an algorithm may choose from."""
 
@@ -41,12 +45,20 @@ class PolicyGradientConfig:
     std_eps: float = 1e-4
     """Number that is added to the standard deviation by which `group_norm` and `batch_norm` divide."""
     kl_reward_coef: float = 0.0
-    """Weight of the KL to the reference (estimator k1) in the tokens' rewards. 0: the KL is no part of the
-    rewards."""
+    """Weight of the KL to the reference in the tokens' rewards. 0: the KL is no part of the rewards."""
+    kl_reward_estimator: KLEstimator = "k1"
+    """Estimator of the KL in the rewards (`functional/kl.py`)."""
     gamma: float = 1.0
     """Discount per token: a token's advantage counts a reward n tokens later gamma^n times."""
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all tokens of the step."""
+    advantage_clip: float | None = None
+    """Largest absolute value of an advantage, after whitening. None: no bound."""
+    old_from: Literal["policy", "sampler"] = "policy"
+    """The old policy, by whose probabilities importance ratios divide. `policy`: the policy before the
+    update. If other weights or another precision sampled the tokens, a forward pass computes its
+    log-probabilities. `sampler`: the weights that sampled the tokens; their log-probabilities are
+    recorded."""
     policy_loss: PolicyLoss = "clipped"
     """Loss of the policy. `clipped`: that of PPO. `reinforce`: without importance ratio. `gspo`: one ratio
     for each response; `gspo_token`: its form for tokens. `cispo`: the clipped ratio gives no gradient.
@@ -63,6 +75,14 @@ class PolicyGradientConfig:
     kl_coef: float = 0.0
     """Weight of the KL to the reference. 0: no KL, and no reference is needed. With `kl_target`, this is the
     weight at the start of the run."""
+    kl_estimator: KLEstimator = "k3"
+    """Estimator of the KL in the loss (`functional/kl.py`)."""
+    kl_unbiased: bool = False
+    """Multiply each term of the KL in the loss by the importance ratio, so that its gradient is that of the
+    KL (arXiv:2512.02556). Not with `k2`."""
+    kl_max_log_ratio: float | None = None
+    """Largest absolute value of the log-ratio between policy and reference in a term of the KL, nats. None:
+    no bound."""
     kl_target: float | None = None
     """Target of the KL to the reference, nats per token. Each step changes the weight so that the KL moves
     towards the target. None: the weight is fixed."""
@@ -76,6 +96,12 @@ class PolicyGradientConfig:
     target_kl: float | None = None
     """Largest KL(old policy || policy), nats per token. An update ends before the optimiser step whose
     mini-batch is above it. None: an update makes all of its optimiser steps."""
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    """Weights for tokens that the old policy would have sampled with another probability."""
+    entropy: EntropyConfig = field(default_factory=EntropyConfig)
+    """The bonus for the policy's entropy."""
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    """Which tokens give a gradient."""
 
     def __post_init__(self) -> None:
         if self.advantage not in ADVANTAGES and ":" not in self.advantage:
@@ -92,7 +118,12 @@ class PolicyGradientConfig:
             raise ConfigError(f"algorithm.gamma is {self.gamma}; it must be at least 0 and at most 1")
         if self.dual_clip is not None and not 1 < self.dual_clip < math.inf:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip}; it must be above 1, and finite")
+        for name in ("advantage_clip", "kl_max_log_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"algorithm.{name} is {value}; it must be positive, and finite")
         self._check_read()
+        self._check_forms()
         self._check_control()
         self._check_ends()
 
@@ -109,19 +140,35 @@ class PolicyGradientConfig:
     def _check_read(self) -> None:
         """Check that the chosen estimator and the chosen loss read the settings that were changed."""
         readers = {
-            "std_eps": self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage,
-            "clip_low": self.policy_loss != "reinforce",
-            "clip_high": self.policy_loss != "reinforce",
-            "dual_clip": self.policy_loss == "clipped",
+            "std_eps": (self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage, "advantage"),
+            "clip_low": (self.policy_loss != "reinforce", "policy_loss"),
+            "clip_high": (self.policy_loss != "reinforce", "policy_loss"),
+            "dual_clip": (self.policy_loss == "clipped", "policy_loss"),
+            "kl_reward_estimator": (bool(self.kl_reward_coef), "kl_reward_coef"),
+            "kl_estimator": (bool(self.kl_coef), "kl_coef"),
+            "kl_unbiased": (bool(self.kl_coef), "kl_coef"),
+            "kl_max_log_ratio": (bool(self.kl_coef or self.kl_reward_coef), "kl_coef"),
         }
-        for field in fields(self):
-            is_changed = field.default is not MISSING and getattr(self, field.name) != field.default
-            if is_changed and not readers.get(field.name, True):
-                by = "advantage" if field.name == "std_eps" else "policy_loss"
+        defaults = {each.name: each.default for each in fields(self) if each.default is not MISSING}
+        for name, (is_read, by) in readers.items():
+            if not is_read and getattr(self, name) != defaults[name]:
                 raise ConfigError(
-                    f"algorithm.{field.name} is {getattr(self, field.name)}, and nothing reads it with "
+                    f"algorithm.{name} is {getattr(self, name)}, and nothing reads it with "
                     f"algorithm.{by} {getattr(self, by)}; remove it"
                 )
+
+    def _check_forms(self) -> None:
+        """Check settings that exclude each other."""
+        if self.kl_unbiased and self.kl_estimator == "k2":
+            raise ConfigError(
+                "algorithm.kl_unbiased is true, and k2 is no estimator of the KL itself; set "
+                "algorithm.kl_estimator to k1 or k3"
+            )
+        if self.old_from == "sampler" and self.correction.form != "none":
+            raise ConfigError(
+                "algorithm.correction.form is set, and with algorithm.old_from sampler there is no old "
+                "policy beside the sampler; remove one of the two"
+            )
 
     def _check_ends(self) -> None:
         """Check the setting that ends passes early."""

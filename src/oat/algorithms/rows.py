@@ -98,6 +98,7 @@ class StartValues:
         raw_K, entropy_K: the policy's raw log-probabilities and entropies, nats; None if nothing reads them.
         reference_K: the reference's raw log-probabilities, nats; None if nothing reads them.
         are_recorded: True if `old_K` is `recorded_K`.
+        num_rows: N.
     """
 
     recorded_K: torch.Tensor
@@ -106,6 +107,7 @@ class StartValues:
     entropy_K: torch.Tensor | None
     reference_K: torch.Tensor | None
     are_recorded: bool
+    num_rows: int
 
     def read(self, name: Literal["raw_K", "entropy_K", "reference_K"]) -> torch.Tensor:
         """Return a value that `start_values` was asked for."""
@@ -162,6 +164,7 @@ def start_values(
         found.get("entropy"),
         forward("reference", rows, {"raw"})["raw"] if "reference" in wants else None,
         are_recorded="sampled" not in found,
+        num_rows=len(rows),
     )
 
 

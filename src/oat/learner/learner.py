@@ -33,6 +33,10 @@ from oat.learner.reduction import Reduction
 from oat.seeds import Seeds
 from oat.types import Batch, Trajectory
 
+_OF_THE_FIRST = ("logps/recorded_gap", "logps/recorded_gap_max")
+"""Metrics that compare the policy before the update with the sampler. Only the first optimiser step of an
+update computes with these weights."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -451,12 +455,15 @@ class _Report:
 
 
 def _joined(reports: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Join the metrics of several optimiser steps. Take the last learning rate, the largest of the maxima,
-    the smallest of the minima, and the mean of any other metric."""
+    """Join the metrics of several optimiser steps. Take the first value of a metric in `_OF_THE_FIRST`, the
+    last learning rate, the largest of the maxima, the smallest of the minima, and the mean of any other
+    metric."""
     joined: dict[str, float] = {}
     for name in sorted({name for report in reports for name in report}):
         values = [report[name] for report in reports if name in report]
-        if name.endswith("learning_rate"):
+        if name in _OF_THE_FIRST:
+            joined[name] = values[0]
+        elif name.endswith("learning_rate"):
             joined[name] = values[-1]
         elif name.endswith(("_max", "_min")):
             joined[name] = max(values) if name.endswith("_max") else min(values)
