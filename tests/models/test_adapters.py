@@ -252,7 +252,9 @@ def test_policy_critic_and_reward_model_stand_beside_one_base(
         return {key: p for key, p in lms[name].module.named_parameters() if ("lora_" in key) == adapter}
 
     frozen = {name: {p.data_ptr() for p in part(name, adapter=False).values()} for name in lms}
-    assert all(places == frozen["policy"] for places in frozen.values())
+    head = {p.data_ptr() for p in lms["policy"].module.get_output_embeddings().parameters()}
+    assert frozen["reference"] == frozen["policy"]
+    assert frozen["critic"] == frozen["reward"] == frozen["policy"] - head
     places = [
         p.data_ptr() for name in ("policy", "critic", "reward") for p in part(name, adapter=True).values()
     ]
