@@ -6,8 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Case:
     """An algorithm of the learning tests: its name, the class of `flipped.py` that must not learn, its
-    settings, further settings for online and for offline runs, the file of its recorded data, and further
-    flags."""
+    settings, further settings for online and for offline runs, the file of its recorded data, further flags,
+    and the columns of recorded responses, if the algorithm has no default for them."""
 
     name: str
     flipped: str
@@ -16,6 +16,7 @@ class Case:
     offline: str = ""
     records: str = "pairs.jsonl"
     flags: tuple[str, ...] = ()
+    responses: str = ""
 
 
 CASES = {
@@ -57,10 +58,10 @@ CASES = {
         records="",
         flags=("--learner.sync_every", "99"),
     ),
-    "grpo": Case("grpo", "FlippedGRPO", "samples: 8", records=""),
+    "grpo": Case("grpo", "FlippedGRPO", online="samples: 8", responses="[chosen, rejected]"),
     "dr_grpo": Case("dr_grpo", "FlippedDrGRPO", "samples: 8, max_length: 4", records=""),
     "rloo": Case("rloo", "FlippedRLOO", "samples: 8", records=""),
-    "reinforce_pp": Case("reinforce_pp", "FlippedReinforcePP", online="samples: 8", records=""),
+    "reinforce_pp": Case("reinforce_pp", "FlippedReinforcePP", online="samples: 8", records="labels.jsonl"),
     "reinforce_pp with a baseline": Case(
         "reinforce_pp", "FlippedReinforcePP", "samples: 8, advantage: group_mean", records=""
     ),

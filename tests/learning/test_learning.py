@@ -95,7 +95,9 @@ def run(
     config.write_text(
         CONFIG.format(root=root, here=HERE, name=name, options=options, prompts=prompts, oracle=oracle)
     )
-    assert main(["train", str(config), "--run_dir", str(directory / "run"), *case.flags, *flags]) == 0
+    recorded = ("--prompts.responses", case.responses) if is_offline and case.responses else ()
+    command = ["train", str(config), "--run_dir", str(directory / "run"), *case.flags, *recorded, *flags]
+    assert main(command) == 0
     rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
     return rows[0]["eval/sampled"], rows[-1]["eval/sampled"]
 

@@ -125,6 +125,9 @@ class Objective(Protocol):
     reads_answers: bool = True
     """True if `prepare` learns from the oracle's answers. False: only oracles that cost nothing are
     accepted."""
+    takes_recorded: bool = False
+    """True if a loss with importance ratios (`Requires.ratio_based`) can learn from recorded responses,
+    because `prepare` computes the old log-probabilities."""
     judges_singly: bool = False
     """True if `prepare` compares the score of each response with a threshold. Recorded responses then need
     scores or labels."""

@@ -12,7 +12,7 @@ old policy. An algorithm chooses the reduction (`reduced`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ from oat.functional.policy import log_ratio
 from oat.functional.returns import discounted_returns
 from oat.functional.surrogates import policy_drift
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
+from oat.types.part import Check, RunFacts
 
 
 class PolicyGradient(Objective):
@@ -40,6 +41,7 @@ class PolicyGradient(Objective):
 
     config: PolicyGradientConfig
     setting_for: Mapping[str, str] = {"kl/reference": "kl_coef"}
+    takes_recorded = True
 
     def __init__(self, config: PolicyGradientConfig):
         self.config = config
@@ -51,8 +53,21 @@ class PolicyGradient(Objective):
             "policy": {"sampled", "entropy", *(["raw"] if self.has_reference else [])}
         }
         self.kl_coef, self.entropy_coef = config.kl_coef, config.entropy.coef
-        tie = {"kl/reference"} if self.has_reference else set()
-        self.watched = OF_RESPONSES | {"policy/entropy", "policy/ratio_max", "reward/zero_spread_frac"} | tie
+        watched = {
+            "policy/entropy": True,
+            "policy/ratio_max": True,
+            "kl/reference": self.has_reference,
+            "reward/zero_spread_frac": config.advantage != "none",
+        }
+        self.watched = OF_RESPONSES | {name for name, is_watched in watched.items() if is_watched}
+
+    @staticmethod
+    def checks(config: PolicyGradientConfig, run: RunFacts) -> Iterator[Check]:
+        why = "the probabilities with which recorded responses were sampled are not known; remove it"
+        is_corrected = config.correction.form != "none"
+        is_masked = config.correction.off_policy_bound is not None
+        yield Check("algorithm.old_from", run.has_recorded and config.old_from == "sampler", why)
+        yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
         """Make a part of the loss from terms, (K,), with the algorithm's reduction."""

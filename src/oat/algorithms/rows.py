@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from oat.algorithms.base import Forward
+from oat.algorithms.base import Forward, row_index
+from oat.functional.corrections import recorded_gap
 from oat.types import Answer, Feedback, Trajectory
 
 Rows = tuple[Trajectory, ...]
@@ -99,6 +100,7 @@ class StartValues:
         reference_K: the reference's raw log-probabilities, nats; None if nothing reads them.
         are_recorded: True if `old_K` is `recorded_K`.
         num_rows: N.
+        is_sampled_K: True for the tokens that an engine sampled, so that log-probabilities were recorded.
     """
 
     recorded_K: torch.Tensor
@@ -108,6 +110,7 @@ class StartValues:
     reference_K: torch.Tensor | None
     are_recorded: bool
     num_rows: int
+    is_sampled_K: torch.Tensor
 
     def read(self, name: Literal["raw_K", "entropy_K", "reference_K"]) -> torch.Tensor:
         """Return a value that `start_values` was asked for."""
@@ -117,15 +120,14 @@ class StartValues:
 
     def metrics(self) -> dict[str, float]:
         """Return `logps/recomputed` and, if the old log-probabilities were computed, how far the recorded
-        ones are from them, in nats per token."""
+        ones of sampled tokens are from them, in nats per token."""
         if self.are_recorded:
             return {"logps/recomputed": 0.0}
-        gap_K = (self.old_K - self.recorded_K).abs()
-        return {
-            "logps/recomputed": 1.0,
-            "logps/recorded_gap": float(gap_K.mean()) if len(gap_K) else 0.0,
-            "logps/recorded_gap_max": float(gap_K.max()) if len(gap_K) else 0.0,
-        }
+        kept_K = self.is_sampled_K
+        if len(kept_K) and not kept_K.any():
+            return {"logps/recomputed": 1.0}
+        mean, largest = recorded_gap(self.old_K[kept_K], self.recorded_K[kept_K])
+        return {"logps/recomputed": 1.0, "logps/recorded_gap": mean, "logps/recorded_gap_max": largest}
 
 
 def start_values(
@@ -165,6 +167,7 @@ def start_values(
         forward("reference", rows, {"raw"})["raw"] if "reference" in wants else None,
         are_recorded="sampled" not in found,
         num_rows=len(rows),
+        is_sampled_K=torch.tensor([row.slot == "sampler" for row in rows], dtype=torch.bool)[row_index(rows)],
     )
 
 

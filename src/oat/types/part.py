@@ -21,6 +21,7 @@ class RunFacts:
         profile: "cpu" or "gpu" (`compute.profile`).
         max_new_tokens: largest number of tokens in a response (`sampling.max_new_tokens`).
         is_sampling: True if the run samples responses, in training or in evaluations.
+        has_recorded: True if training learns from recorded responses (`prompts.responses`).
         has_environment: True if an environment answers the policy, so an episode can have several responses.
         has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
         measures_pairs: True if evaluations measure recorded pairs (`evaluation.pairs`), which are never
@@ -30,6 +31,7 @@ class RunFacts:
     profile: str
     max_new_tokens: int
     is_sampling: bool
+    has_recorded: bool
     has_environment: bool
     has_buffer: bool
     measures_pairs: bool

@@ -29,7 +29,7 @@ def suits_algorithm(resolved: Resolved) -> Iterator[Check]:
     )
     yield Check(
         "prompts.responses",
-        is_ratio_based and bool(config.prompts.responses),
+        is_ratio_based and bool(config.prompts.responses) and not resolved.objective.takes_recorded,
         f"{ratio}, which recorded responses lack; choose another algorithm",
     )
 
