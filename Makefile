@@ -10,10 +10,11 @@ TRACKERS := .venv-trackers
 PEERS := .venv-peers
 TABLES ?=
 ROW ?=
+SHORT ?=
 LONG := kill_series losses same_run ten_thousand_steps
 WIRED := kill state
 
-.PHONY: setup quickstart test tests test-slow faults bench lint type clean
+.PHONY: setup quickstart test tests test-slow faults bench compare lint type clean
 
 setup: $(STAMP)
 
@@ -75,6 +76,11 @@ $(PEERS)/%/.installed: benchmarks/environments/%.txt
 	$(PEERS)/$*/bin/python -m pip install --quiet $(PIP_OPTIONS) --requirement $< torch
 	-$(PEERS)/$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
+
+# The comparison of docs/comparison.md; goes on where it was ended, and measures nothing twice. SHORT=1: eight algorithms,
+# two seeds, half length. No other program should run beside it.
+compare: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/compare.py $(if $(SHORT),--short)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,10 +7,7 @@ update, direct, logps, growth, shapes.
 """
 
 import argparse
-import os
-import platform
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +20,7 @@ import real_shapes
 import step
 import update
 from peers import THREADS
+from provenance import commit, machine
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -250,7 +248,7 @@ def write(name: str, rows: Sequence[Sequence[str]], seconds: float) -> None:
     """Replace the table `name` of the page. Two comments with this name mark its beginning and its end."""
     head, *body = [f"| {' | '.join(row)} |" for row in rows]
     ruler = "|" + " --- |" * len(rows[0])
-    made = f"*{_machine()}; made in {seconds / 60:.0f} min, with `oat` at {_commit()}.*"
+    made = f"*{machine()}, {THREADS} threads; made in {seconds / 60:.0f} min, with `oat` at {commit()}.*"
     table = "\n".join([head, ruler, *body, "", made])
     page = PAGE.read_text(encoding="utf-8")
     begin = f"<!-- {name} -->"
@@ -259,27 +257,6 @@ def write(name: str, rows: Sequence[Sequence[str]], seconds: float) -> None:
     PAGE.write_text(
         re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{table}\n{end}", page, flags=re.DOTALL),
         encoding="utf-8",
-    )
-
-
-def _machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    processor = next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-    return f"{processor}, {os.cpu_count()} cores, {THREADS} threads"
-
-
-def _commit() -> str:
-    """Return the project's commit, followed by a plus if `src` or `benchmarks` has changes since it."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    return (git("rev-parse", "--short", "HEAD") or "an unknown commit") + (
-        "+" if git("status", "--porcelain", "--", "src", "benchmarks") else ""
     )
 
 
