@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from comparison.one_run import perform, prepare_start
@@ -77,11 +77,13 @@ class Task:
         records: folder in which it leaves the records of its runs.
         seed: the seed whose start is made; None: no start.
         jobs: runs, made one after another.
+        parent: id of the process that made the process of the task; None: the task has no process of its own.
     """
 
     records: Path
     seed: int | None = None
     jobs: tuple[Job, ...] = ()
+    parent: int | None = None
 
 
 Perform = Callable[[Mapping[str, Task], Places, Callable[[str], None]], None]
@@ -94,7 +96,9 @@ def do(task: Task, places: Places) -> None:
         prepare_start(places.start(task.seed), task.seed)
     for job in task.jobs:
         name = f"{job.name}_{job.purpose}_{job.seed}_{job.digest}"
-        record = perform(job, places.start(job.seed), places.work / "runs" / f"{name}_{os.getpid()}")
+        record = perform(
+            job, places.start(job.seed), places.work / "runs" / f"{name}_{os.getpid()}", task.parent
+        )
         task.records.mkdir(parents=True, exist_ok=True)
         write_atomically(task.records / f"{name}.json", json.dumps(asdict(record)))
         print(f"{job.name}, {job.setting}, seed {job.seed}: {record.outcome}, {record.last}", flush=True)
@@ -109,7 +113,8 @@ def in_processes(tasks: Mapping[str, Task], places: Places, report: Callable[[st
     commands = {}
     for name, task in tasks.items():
         request = places.work / f"{name}.json"
-        write_atomically(request, json.dumps({"work": places.work, **asdict(task)}, default=str))
+        told = {"work": places.work, **asdict(replace(task, parent=os.getpid()))}
+        write_atomically(request, json.dumps(told, default=str))
         commands[name] = [sys.executable, __file__, "--do", str(request)]
 
     def note(name: str, seconds: float | None) -> None:
@@ -234,7 +239,7 @@ def _task_of(request: Path) -> tuple[Task, Places]:
     """Read what `in_processes` wrote."""
     read = json.loads(request.read_text(encoding="utf-8"))
     jobs = tuple(Job(**{**job, "setting": Setting(**job["setting"])}) for job in read["jobs"])
-    return Task(Path(read["records"]), read["seed"], jobs), Places(work=Path(read["work"]))
+    return Task(Path(read["records"]), read["seed"], jobs, read["parent"]), Places(work=Path(read["work"]))
 
 
 def main(argv: Sequence[str] | None = None, places: Places | None = None) -> int:

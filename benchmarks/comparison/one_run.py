@@ -28,7 +28,7 @@ def prepare_start(folder: Path, seed: int) -> None:
         write_pairs(folder / "pairs.jsonl", seed)
 
 
-def perform(job: Job, start: Path, run_dir: Path) -> Record:
+def perform(job: Job, start: Path, run_dir: Path, parent: int | None = None) -> Record:
     """Make a run from its beginning, and return its record. The run directory is removed.
 
     Errors that the settings of the algorithm cause (numbers that are not finite, an alarm) are the outcome of
@@ -36,13 +36,14 @@ def perform(job: Job, start: Path, run_dir: Path) -> Record:
 
     Args:
         start: the folder that `prepare_start` wrote for the seed of the job.
+        parent: id of the process that started this one; if it has ended, the run ends too. None: nobody
+            started it for the comparison.
     """
     rows: list[tuple[Mapping[str, float], float]] = []
-    parent = os.getppid()
 
     def note(step: int, row: Mapping[str, float]) -> None:
         rows.append((row, time.process_time()))
-        if os.getppid() != parent:
+        if parent not in (None, os.getppid()):
             raise SystemExit("the comparison was killed, so this run ends")
 
     shutil.rmtree(run_dir, ignore_errors=True)
