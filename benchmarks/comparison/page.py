@@ -1,6 +1,7 @@
 """The tables of docs/comparison.md, made from the CSV."""
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -59,11 +60,12 @@ def tables(csvs: Path) -> dict[str, str]:
     """Return the texts of the page that are made from the CSV, by the name of their place."""
     shown = shown_runs(csvs)
     if shown is None:
-        return {"made": NONE_YET, "results": NONE_YET, "search": NONE_YET}
+        return {"picture": "", "made": NONE_YET, "results": NONE_YET, "search": NONE_YET}
     size, runs = shown
     records = read_records(csvs / f"{size.name}.csv")
     return {
-        "made": "\n".join(made(size, runs)),
+        "picture": "![accuracy against queries and against seconds](images/comparison.png)",
+        "made": "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in made(size, runs)),
         "results": "\n".join(results(runs)),
         "search": "\n".join(search(size, records)),
     }
@@ -82,8 +84,10 @@ def made(size: Size, runs: Mapping[str, Sequence[Record]]) -> Iterator[str]:
     yield f"* Seeds: {', '.join(map(str, size.seeds))}; of the search: {SEARCH_SEED}."
     yield f"* Machine: {machines}; two runs at a time, each with one thread."
     yield f"* Code: {commits}."
-    yield f"* Other programs ran beside {beside} of {len(every)} runs, so there the clock shows more than"
-    yield f"  {ALONE} times the seconds of the processor."
+    yield (
+        f"* Other programs ran beside {beside} of {len(every)} runs: there the clock shows more than {ALONE} "
+        "times the seconds of the processor."
+    )
 
 
 def results(runs: Mapping[str, Sequence[Record]]) -> Iterator[str]:

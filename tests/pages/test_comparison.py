@@ -70,7 +70,9 @@ def places_in(folder: Path, starts: Path) -> Any:
     (folder / "work").mkdir()
     for start in starts.iterdir():
         (folder / "work" / start.name).symlink_to(start)
-    marks = "".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in ("made", "results", "search"))
+    marks = "".join(
+        f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in ("picture", "made", "results", "search")
+    )
     (folder / "page.md").write_text(f"before\n{marks}after\n", encoding="utf-8")
     return Places(folder, folder / "work", folder / "page.md", folder)
 
@@ -312,7 +314,9 @@ def test_the_page_agrees_with_the_csv() -> None:
 
     text = PAGE.read_text(encoding="utf-8")
     for name, made in tables(CSVS).items():
-        assert f"<!-- {name} -->\n{made}\n<!-- end of {name} -->" in text
+        assert f"<!-- {name} -->\n{made}\n<!-- end of {name} -->" in text, (
+            "python benchmarks/compare.py --tables"
+        )
     plain = " ".join(text.split())
     rates = ", ".join(f"{rate:.0e}".replace("e-0", "e-") for rate in plan.LEARNING_RATES)
     assert f"three learning rates ({rates})" in plain
