@@ -15,6 +15,8 @@ from oat.plugins.registry import ALGORITHMS
 ROOT = Path(__file__).parents[2]
 VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}
 """Further ways to use `sft`."""
+OFFLINE_TOO = {"grpo_offline"}
+"""Offline recipes of algorithms that divide by the sampling probability."""
 FURTHER = {"dpo_buffer", "dpo_iterative"}
 """Recipes of features other than an algorithm."""
 RECIPES = sorted((ROOT / "configs" / "cpu").glob("*.yaml"))
@@ -31,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_every_algorithm_has_its_recipes() -> None:
     """Every algorithm has an online recipe. It also has an offline recipe, unless it divides by the sampling
-    probability."""
+    probability. Of those that do, GRPO has one."""
     here = {name: algorithm for name, algorithm in ALGORITHMS.items() if name != "reward_model"}
     offline = {
         name
@@ -39,7 +41,7 @@ def test_every_algorithm_has_its_recipes() -> None:
         if not getattr(algorithm(algorithm.Config(**needed(name))).requires, "ratio_based", False)
     }
     stems = {f"{name}_online" for name in here} | {f"{name}_offline" for name in offline}
-    assert {path.stem for path in RECIPES} == stems | VARIANTS | FURTHER
+    assert {path.stem for path in RECIPES} == stems | OFFLINE_TOO | VARIANTS | FURTHER
     for path in (path for path in RECIPES if path.stem not in FURTHER):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
         name = "sft" if path.stem in VARIANTS else path.stem.rpartition("_")[0]
