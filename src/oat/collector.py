@@ -150,7 +150,8 @@ class Collector:
         missing = plan.questions
         further = 0
         before = self.ledger.asked(step, 0)
-        for round in range(MAX_ROUNDS + refill.rounds if plan.questions else 0):
+        most = MAX_ROUNDS + refill.rounds if plan.questions else 0
+        for round in range(most):
             is_further = self.ledger.asked(step, round) - before >= plan.questions
             further += is_further
             fewer = max(min(missing, plan.prompts), math.ceil(plan.prompts * missing / plan.questions))
@@ -165,8 +166,8 @@ class Collector:
             if missing <= 0 or any("unpaid" in item.answer.marks for item in items):
                 break
             has_enough = self.ledger.asked(step, round + 1) - before >= plan.questions
-            if has_enough and further >= refill.rounds:
-                self._warn(step, plan, usable, len(items))
+            if (has_enough and further >= refill.rounds) or round + 1 == most:
+                self._warn(step, plan, usable, len(items), len(answered) - len(items))
                 break
 
     def _round(self, step: int, round: int, plan: Plan, prompts: int) -> bool:
@@ -184,19 +185,25 @@ class Collector:
             self._ask(step, round, batch, plan)
         return bool(batch)
 
-    def _warn(self, step: int, plan: Plan, usable: int, asked: int) -> None:
-        """Warn, once in a process, that a step had too few usable questions after its last round."""
-        if not self._has_warned:
-            self._has_warned = True
-            useless = (
-                f"{asked - usable} of {asked} questions ({1 - usable / asked:.0%}) teach nothing"
-                if asked
-                else "no oracle was asked about any of its questions"
-            )
-            warn(
-                f"step {step + 1}: {useless}, and no further round is asked (sampling.refill_rounds); the "
-                f"step learns from {usable} instead of {plan.questions} (metrics refill/*)"
-            )
+    def _warn(self, step: int, plan: Plan, usable: int, asked: int, unasked: int) -> None:
+        """Warn, once in a process, that a step had too few usable questions after its last round.
+
+        Args:
+            asked: number of the step's questions that an oracle was asked.
+            unasked: number of the others. Most of them are about two equal responses.
+        """
+        if self._has_warned:
+            return
+        self._has_warned = True
+        why = []
+        if asked:
+            why.append(f"{asked - usable} of {asked} questions ({1 - usable / asked:.0%}) teach nothing")
+        if unasked or not asked:
+            why.append(f"{unasked} of {asked + unasked} were asked of no oracle (equal responses)")
+        warn(
+            f"step {step + 1}: {' and '.join(why)}, and no further round is asked (sampling.refill_rounds); "
+            f"the step learns from {usable} instead of {plan.questions} (metrics refill/*)"
+        )
 
     def _bound(self, step: int) -> int:
         """Return the number of questions, of all steps together, that `fill` tries to have on disk:

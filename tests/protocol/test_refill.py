@@ -297,7 +297,34 @@ def test_a_step_that_cannot_be_filled_ends_at_its_cap(
         assert row["refill/thrown_away"] == 3 * PROMPTS
     said = [str(each.message) for each in recwarn if "teach nothing" in str(each.message)]
     assert len(said) == 1
-    assert "step 1: 12 of 12 questions (100%) teach nothing" in said[0]
+    assert "step 1: 12 of 12 questions (100%) teach nothing, and no further round" in said[0]
+
+
+def test_equal_responses_that_fill_no_step_are_named(
+    bench: Bench, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config = config_of(
+        bench,
+        tmp_path / "equal.yaml",
+        model={"path": str(bench.folder / "model"), "reference": str(bench.folder / "reference")},
+        algorithm={"name": "dpo", "prompts": PROMPTS},
+        oracle={"name": f"{HERE}/rewards.py:graded"},
+        sampling={"max_new_tokens": 2, "temperature": 0.02, "refill_rounds": 1},
+        stop={"max_steps": 1},
+    )
+    assert oat("train", config) == 0
+    ((kept, thrown),) = [recorded(config.with_suffix(""), 0)[1:]]
+    unasked = sum(item.question.oracle == UNASKED for item in kept)
+    learned = len(kept) - unasked
+    asked = learned + len(thrown)
+    assert learned < PROMPTS
+    assert asked * unasked > 0
+    (said,) = [str(each.message) for each in recwarn if "no further round" in str(each.message)]
+    assert said.startswith(
+        f"step 1: {len(thrown)} of {asked} questions ({len(thrown) / asked:.0%}) teach nothing and "
+        f"{unasked} of {asked + unasked} were asked of no oracle (equal responses), and no further round"
+    )
+    assert f"the step learns from {learned} instead of {PROMPTS}" in said
 
 
 @pytest.mark.parametrize("budget", [{"max_queries": 31}, {"max_cost": 30.5}])
