@@ -84,6 +84,14 @@ ROWS = {
     ),
     "R28": "a malformed request gets a status of 4xx, and the server continues",
     "R29": "a planted token or key appears in no message, log, metric, checkpoint or traceback",
+    "R32": (
+        "`kill -9` inside a step that asks further rounds in place of useless questions, then the same "
+        "command: the run ends bitwise equal to the unbroken one"
+    ),
+    "R33": (
+        "`kill -9` inside an update of several optimiser steps that may end early, then the same command: "
+        "the run ends bitwise equal to the unbroken one"
+    ),
 }
 
 
