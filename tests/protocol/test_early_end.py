@@ -73,6 +73,15 @@ def test_the_schedule_goes_by_planned_steps(config: Path) -> None:
     assert 0 < row["optim/left_out"] < PLANNED * STEPS - STEPS
 
 
+def test_check_says_that_steps_may_be_left_out(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oat("check", config_of(bench, tmp_path / "new.yaml")) == 0
+    said = capsys.readouterr().out
+    assert f"{EPOCHS} epochs x {MINIBATCHES} mini-batches = {PLANNED} optimiser steps, or fewer" in said
+    assert f"at most {PLANNED * STEPS} optimiser steps" in said
+
+
 def test_micro_batches_do_not_decide(bench: Bench, config: Path, tmp_path: Path) -> None:
     other = config_of(bench, tmp_path / "other.yaml", micro_batch_size=2)
     assert oat("train", other) == 0

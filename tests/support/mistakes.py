@@ -260,6 +260,37 @@ ARITHMETIC = {
         ("samples: 2", "samples: 2\n  kl_coef: 0.1\n  kl_target: 0.1\n  kl_horizon: 7"),
         said=("@kl_horizon:", "less than the 8 responses of a step", "raise it"),
     ),
+    "a KL that no optimiser step can reach": wrong(
+        ("samples: 2", "samples: 2\n  target_kl: 0.1"),
+        said=("@target_kl:", "algorithm.target_kl is set", "one optimiser step", "set algorithm.epochs or"),
+    ),
+    "a KL that the first of many optimiser steps cannot reach": wrong(
+        ("samples: 2", "samples: 2\n  epochs: 2\n  target_kl: 0.1"),
+        ("1e-3", "1e-3\n  max_updates: 1"),
+        said=("@max_updates:", "learner.max_updates is 1", "algorithm.target_kl can end none", "raise it"),
+    ),
+    "a step in all of its rounds": wrong(
+        ("max_new_tokens: 4", "max_new_tokens: 4\n  refill_rounds: 2"),
+        ("max_steps: 2", "max_steps: 2\n  max_queries: 23"),
+        said=(
+            "@max_queries:",
+            "is 23",
+            "one step can cost 24",
+            "in 3 rounds",
+            "lower sampling.refill_rounds",
+        ),
+    ),
+    "further rounds beside questions ahead": wrong(
+        DPO,
+        ("max_new_tokens: 4", "max_new_tokens: 4\n  refill_rounds: 2"),
+        ("reward.py:reward", "reward.py:reward\n  max_outstanding: 4"),
+        said=(
+            "@refill_rounds:",
+            "is 2",
+            "all answers to the earlier ones",
+            "set oracle.max_outstanding to 0",
+        ),
+    ),
     "a group of one": wrong(
         ("samples: 2", "samples: 1"), said=("@samples: 1", "algorithm.samples is 1", "at least 2")
     ),

@@ -69,11 +69,14 @@ class StepSettings:
         samples: number of responses per prompt; None if the algorithm has no such field.
         epochs: number of passes over the data of a step.
         minibatches: number of optimiser steps in each pass.
+        target_kl: the KL above which the objective ends an update early (`Objective.ends_passes`); None if it
+            ends none for this reason.
     """
 
     samples: int | None = None
     epochs: int = 1
     minibatches: int = 1
+    target_kl: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "StepSettings":

@@ -57,6 +57,7 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
     each = (
         f"{many(epochs, 'epoch')} x {many(minibatches, 'mini-batch')} = "
         f"{many(epochs * minibatches, 'optimiser step')}{bounded}"
+        f"{'' if resolved.step.target_kl is None else ', or fewer (algorithm.target_kl)'}"
     )
     yield "", f"{each}, each of {many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
     if (buffer := config.learner.buffer) is not None:
@@ -183,8 +184,9 @@ def _all_steps(
     until = _limits(resolved)
     after = f" after step {begun.steps}" if begun.steps else ""
     bounded = "at most " if _may_end_early(resolved, run, run_inputs, begun, steps) else ""
+    fewer = bounded if resolved.step.target_kl is None else "at most "
     return (
-        f"{bounded}{many(steps, 'step')}{after}: {taken}, {bounded}{many(updates, 'optimiser step')}"
+        f"{bounded}{many(steps, 'step')}{after}: {taken}, {fewer}{many(updates, 'optimiser step')}"
         f"{f'; or until {until}' if until else ''}"
     )
 

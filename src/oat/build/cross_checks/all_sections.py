@@ -43,6 +43,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     render.system,
     evaluation.pairs,
     "evaluation",
+    learner.updates,
     learner.buffer,
     learner.critic,
     "learner",

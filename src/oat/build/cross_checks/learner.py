@@ -23,6 +23,16 @@ def critic(resolved: Resolved) -> Iterator[Check]:
     )
 
 
+def updates(resolved: Resolved) -> Iterator[Check]:
+    """Check that an update which may end early has more than one optimiser step."""
+    yield Check(
+        "learner.max_updates",
+        resolved.config.learner.max_updates == 1 and resolved.step.target_kl is not None,
+        "an update is then one optimiser step, at which the KL is 0, so algorithm.target_kl can end none; "
+        "raise it, or remove one of the two",
+    )
+
+
 def buffer(resolved: Resolved) -> Iterator[Check]:
     """Check that the algorithm may learn again from older samples, and that the buffer has room for the
     questions of a step."""
