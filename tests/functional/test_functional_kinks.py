@@ -144,6 +144,8 @@ NONE = {
     "_sums_of_even_rows": "powers of the discount",
     "vtrace": "values of a critic at `prepare`",
     "_next": "the end of a row",
+    "sapo_loss": "a choice by the advantage's sign",
+    "vespo_loss": "the weight is stopped",
     "cispo_loss": "the clipped ratio is stopped",
     "rank_matches": "places",
     "segment_mean": "counts",
