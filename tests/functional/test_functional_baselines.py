@@ -1,8 +1,14 @@
 """Estimators of advantages within groups, and whitening: by hand and against plain loops."""
 
+import json
+import os
 import random
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +16,17 @@ import torch
 from oat.functional.advantages import (
     batch_scaled,
     best_of_group,
+    clipped_advantages,
+    group_advantages,
     leave_one_out,
     leave_one_out_max,
     length_weighted,
     whiten,
+    whiten_biased,
+    whiten_in_groups,
 )
+from oat.functional.returns import discounted_returns, gae
+from oat.functional.segments import segment_sum
 
 Estimator = Callable[..., torch.Tensor]
 
@@ -81,6 +93,7 @@ def test_estimators_are_those_of_plain_loops(name: str, seed: int) -> None:
     assert found_N.tolist() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.inventory(47)
 def test_rloo_by_hand() -> None:
     found = leave_one_out(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.long), 1)
     assert found.tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
@@ -104,21 +117,179 @@ def test_whitening_by_hand() -> None:
     assert (kept_K.mean().item(), kept_K.std().item()) == (pytest.approx(3), pytest.approx(1))
 
 
-def test_whitening_over_several_parts_is_that_of_the_whole() -> None:
-    """Two parts whose sums are added, as over ranks, give the values of the whole."""
+def summed_over(
+    parts: list[tuple[torch.Tensor, ...]], function: Callable[..., torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return what each part gets when the sums of all parts are added, as over ranks. The function reduces
+    twice, and the second sums depend on the first."""
+
+    def run(known: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Run all parts with the sums that are known, and return their results and their next sums."""
+        found, own_sums = [], []
+        for part in parts:
+            totals = iter(known)
+            own: list[torch.Tensor] = []
+
+            def reduce(
+                sums: torch.Tensor,
+                totals: Iterator[torch.Tensor] = totals,
+                own: list[torch.Tensor] = own,
+            ) -> torch.Tensor:
+                own.append(sums)
+                return next(totals, sums)
+
+            found.append(function(*part, reduce=reduce))
+            own_sums.append(own[min(len(known), len(own) - 1)])
+        return found, own_sums
+
+    known: list[torch.Tensor] = []
+    for _ in range(2):
+        known.append(torch.stack(run(known)[1]).sum(0))
+    return run(known)[0]
+
+
+@pytest.mark.inventory(49)
+@pytest.mark.parametrize("function", [whiten, whiten_biased])
+def test_whitening_over_several_parts_is_that_of_the_whole(function: Callable[..., torch.Tensor]) -> None:
+    """Two parts whose sums are added, as over ranks, give the values of the whole: their mean is 0 and their
+    variance 1."""
     torch.manual_seed(0)
     whole = torch.randn(10, dtype=torch.float64) + 100
-    ones = torch.ones(10, dtype=torch.float64)
-    parts = whole.split([3, 7])
-    sums = [torch.stack((torch.tensor(float(len(p)), dtype=torch.float64), p.sum())) for p in parts]
-    mean = whole.mean()
-    squares = [(p - mean).square().sum()[None] for p in parts]
+    mask = torch.tensor([1.0, 0, 1, 1, 1, 0, 1, 1, 1, 1], dtype=torch.float64)
+    parts = list(zip(whole.split([3, 7]), mask.split([3, 7]), strict=True))
+    found = torch.cat(summed_over(parts, function))
+    torch.testing.assert_close(found, function(whole, mask), rtol=0, atol=1e-12)
+    kept = found[mask > 0]
+    assert kept.mean().item() == pytest.approx(0, abs=1e-9)
+    assert kept.var(correction=int(function is whiten)).item() == pytest.approx(1, abs=1e-6)
 
-    def over(part: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda own: own + (sums if len(own) == 2 else squares)[1 - part]
 
-    found = [whiten(p, torch.ones_like(p), reduce=over(n)) for n, p in enumerate(parts)]
-    torch.testing.assert_close(torch.cat(found), whiten(whole, ones), rtol=0, atol=1e-12)
+OF_A_PROCESS = """
+import json, sys, torch
+import torch.distributed as dist
+from oat.functional import advantages
+
+def over_processes(sums):
+    dist.all_reduce(sums)
+    return sums
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+whole, mask = torch.tensor(json.loads(sys.argv[3]), dtype=torch.float64)
+part = slice(0, 3) if rank == 0 else slice(3, None)
+functions = (advantages.whiten, advantages.whiten_biased)
+found = [function(whole[part], mask[part], reduce=over_processes) for function in functions]
+print(json.dumps([values.tolist() for values in found]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.inventory(49)
+@pytest.mark.slow(instead="test_whitening_over_several_parts_is_that_of_the_whole", seconds=4.0)
+def test_whitening_over_two_processes_is_that_of_the_whole(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    whole = torch.randn(9, dtype=torch.float64) * 3 - 20
+    mask = torch.tensor([1.0, 1, 0, 1, 1, 1, 0, 1, 1], dtype=torch.float64)
+    given = json.dumps(torch.stack((whole, mask)).tolist())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OF_A_PROCESS, str(rank), str(tmp_path / "store"), given],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    found = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+    for number, function in enumerate((whiten, whiten_biased)):
+        together = torch.tensor(found[0][number] + found[1][number], dtype=torch.float64)
+        torch.testing.assert_close(together, function(whole, mask), rtol=0, atol=1e-12)
+        assert together[mask > 0].mean().item() == pytest.approx(0, abs=1e-9)
+
+
+def test_biased_whitening_by_hand() -> None:
+    """Values 1, 2, 6 count: mean 3, biased variance (4 + 1 + 9) / 3."""
+    values, mask = torch.tensor([1.0, float("nan"), 2.0, 6.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    root = (14 / 3) ** 0.5
+    assert whiten_biased(values, mask).tolist() == pytest.approx([-2 / root, 0, -1 / root, 3 / root])
+    assert whiten_biased(torch.full((3,), 2.0), torch.ones(3)).tolist() == [0.0] * 3
+    near = torch.tensor([1.0, 1.0 + 2e-5], dtype=torch.float64)
+    # the variance, 1e-10, counts as 1e-8: the values are 1e-5 / 1e-4 from 0
+    assert whiten_biased(near, torch.ones_like(near)).tolist() == pytest.approx([-0.1, 0.1], rel=1e-6)
+    assert whiten_biased(torch.zeros(2), torch.zeros(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whitening_in_groups_is_that_of_plain_python(seed: int) -> None:
+    draw = random.Random(seed)
+    groups = [draw.randrange(5) for _ in range(20)]
+    values = [draw.gauss(3, 2) for _ in groups]
+    counted = [draw.random() < 0.8 for _ in groups]
+    expected = []
+    for group, value, counts in zip(groups, values, counted, strict=True):
+        own = [v for g, v, c in zip(groups, values, counted, strict=True) if g == group and c]
+        spread = (statistics.variance(own) + 1e-8) ** 0.5 if len(own) > 1 else 1.0
+        expected.append((value - statistics.fmean(own)) / spread if counts else 0.0)
+    given = torch.tensor(values, dtype=torch.float64).masked_fill(~torch.tensor(counted), torch.nan)
+    mask = torch.tensor(counted).double()
+    found = whiten_in_groups(given, mask, torch.tensor(groups), 5)
+    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_whitening_in_groups_by_hand() -> None:
+    """Group 0 has 1 and 3: mean 2, variance 2. Group 2 has one value."""
+    found = whiten_in_groups(torch.tensor([1.0, 9.0, 3.0]), torch.ones(3), torch.tensor([0, 2, 0]), 3)
+    assert found.tolist() == pytest.approx([-1 / 2**0.5, 0.0, 1 / 2**0.5])
+
+
+def test_batch_scaled_over_several_parts_is_that_of_the_whole() -> None:
+    rewards = torch.tensor([0.0, 1.0, 3.0, 1.0, 2.0, 7.0, 0.5], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 1, 1, 0, 0, 0])
+
+    def scaled(rewards_N: torch.Tensor, group_of_N: torch.Tensor, **given: Any) -> torch.Tensor:
+        return batch_scaled(rewards_N, group_of_N, 2, **given)
+
+    found = summed_over([(rewards[:4], groups[:4]), (rewards[4:], groups[4:])], scaled)
+    whole = batch_scaled(rewards, torch.tensor([0, 0, 1, 1, 2, 2, 2]), 3)
+    torch.testing.assert_close(torch.cat(found), whole, rtol=0, atol=1e-12)
+
+
+def test_a_clip_of_advantages() -> None:
+    found = clipped_advantages(torch.tensor([-9.0, -2.0, 0.5, 3.0]), limit=2.0)
+    assert found.tolist() == [-2.0, -2.0, 0.5, 2.0]
+
+
+@pytest.mark.inventory(46)
+@pytest.mark.parametrize(
+    "name", ["gae", "reinforce", "rloo", "group_norm", "reinforce_baseline", "cpgd", "grpo"]
+)
+def test_each_estimator_of_lightrft_gives_finite_advantages(name: str) -> None:
+    """Rewards of three responses to each of four prompts become advantages of tokens. One group is flat."""
+    torch.manual_seed(0)
+    rewards_N = torch.cat((torch.ones(3), torch.randn(9)))
+    groups_N = torch.arange(4).repeat_interleave(3)
+    row_of_K = torch.arange(12).repeat_interleave(torch.tensor([3, 5, 1] * 4))
+    place = (rewards_N, groups_N, 4)
+    shaped = {
+        "rloo": lambda: leave_one_out(*place),
+        "grpo": lambda: group_advantages(*place, eps=1e-8),
+        "group_norm": lambda: group_advantages(*place, eps=1e-8),
+        "reinforce_baseline": lambda: group_advantages(*place, normalise=False),
+    }
+    shaped_N = shaped[name]() if name in shaped else rewards_N
+    is_last_K = torch.cat((row_of_K[1:] != row_of_K[:-1], torch.ones(1, dtype=torch.bool)))
+    rewards_K = torch.where(is_last_K, shaped_N[row_of_K], 0.0) - 0.1 * torch.rand(len(row_of_K))
+    if name == "gae":
+        found = gae(rewards_K, torch.randn(len(row_of_K)), row_of_K, 12, gamma=1.0, lam=0.95)
+    else:
+        found = discounted_returns(rewards_K, row_of_K, 12, gamma=1.0)
+    assert found.isfinite().all()
+    assert found.std() > 0
+    whitened = whiten_biased(found, torch.ones_like(found))
+    assert whitened.isfinite().all()
+    if name in shaped:
+        sums_G = segment_sum(shaped_N, groups_N, 4)
+        assert sums_G.tolist() == pytest.approx([0.0] * 4, abs=1e-5)
+        assert shaped_N[:3].tolist() == [0.0] * 3
 
 
 def test_one_value_is_not_scaled() -> None:

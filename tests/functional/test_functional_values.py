@@ -5,7 +5,7 @@ import torch
 
 from oat.errors import ShapeError
 from oat.functional.returns import gae, lambda_returns
-from oat.functional.values import clipped_value_loss, vtrace
+from oat.functional.values import clipped_value_loss, monte_carlo_values, step_advantages, vtrace
 
 ROWS = torch.tensor([0, 0, 0, 2, 2, 3])
 """The row of each token; row 1 has none."""
@@ -174,8 +174,64 @@ def test_a_token_that_the_policy_would_not_draw_changes_nothing_before_it() -> N
     assert second[2] > first[2]
 
 
+def test_step_advantages_by_hand() -> None:
+    """A response of three steps, right in the end. From the prompt a quarter of the continuations is right,
+    after step 1 three quarters, after step 2 a half. Steps: +1/2, -1/4, and 1 - 1/2. Then a wrong one of one
+    step, from a prompt that is solved always: -1."""
+    returns_SG = torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 1, 0], [1, 1, 1, 1]])
+    values = monte_carlo_values(returns_SG)
+    assert values.tolist() == [0.25, 0.75, 0.5, 1.0]
+    rewards, rows = torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 2])
+    assert step_advantages(rewards, values, rows).tolist() == [0.5, -0.25, 0.5, -1.0]
+    discounted = step_advantages(rewards, values, rows, gamma=0.5)
+    assert discounted.tolist() == [0.125, -0.5, 0.5, -1.0]
+
+
+def test_steps_without_a_valid_continuation_have_no_advantage() -> None:
+    valid = torch.tensor([[True, True], [False, False], [True, False], [True, True]])
+    returns = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, float("nan")], [0.0, 0.0]])
+    values = monte_carlo_values(returns, valid)
+    assert values.isnan().tolist() == [False, True, False, False]
+    assert values[2].item() == 1.0
+    found = step_advantages(torch.zeros(4), values, torch.tensor([0, 0, 0, 0]))
+    assert found.isnan().tolist() == [True, True, False, False]
+    assert found[2:].tolist() == [-1.0, 0.0]
+
+
+def test_step_advantages_are_those_of_plain_python_and_sum_to_the_return_less_the_baseline() -> None:
+    torch.manual_seed(5)
+    returns_SG = torch.randn(20, 3, dtype=torch.float64)
+    rewards = torch.randn(20, dtype=torch.float64)
+    rows = torch.randint(0, 5, (20,)).sort().values
+    values = [sum(own) / 3 for own in returns_SG.tolist()]
+    expected = []
+    for k in range(20):
+        after = values[k + 1] if k < 19 and rows[k + 1] == rows[k] else 0.0
+        expected.append(float(rewards[k]) + 0.9 * after - values[k])
+    found = step_advantages(rewards, monte_carlo_values(returns_SG), rows, gamma=0.9)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    gae_K = gae(rewards, monte_carlo_values(returns_SG), rows, 5, gamma=0.9, lam=0.0)
+    torch.testing.assert_close(found, gae_K, rtol=0, atol=1e-12)
+    undiscounted = step_advantages(rewards, monte_carlo_values(returns_SG), rows)
+    for row in rows.unique().tolist():
+        own = rows == row
+        first = values[int(own.nonzero()[0])]
+        assert undiscounted[own].sum().item() == pytest.approx(float(rewards[own].sum()) - first, abs=1e-12)
+
+
+def test_a_step_after_which_more_succeed_gets_a_positive_advantage() -> None:
+    rows, rewards = torch.tensor([0, 0]), torch.zeros(2)
+    better = step_advantages(rewards, torch.tensor([0.2, 0.8]), rows)
+    worse = step_advantages(rewards, torch.tensor([0.8, 0.2]), rows)
+    assert better[0] > 0 > worse[0]
+
+
 def test_wrong_shapes_are_refused(unchecked: None) -> None:
     with pytest.raises(ShapeError, match="old_values"):
         clipped_value_loss(torch.zeros(2), torch.zeros(3), torch.zeros(2), clip=0.2)
     with pytest.raises(ShapeError, match="ratios_K"):
         vtrace(torch.zeros(2), torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.long), gamma=1.0)
+    with pytest.raises(ShapeError, match="valid_SG"):
+        monte_carlo_values(torch.zeros(2, 2), torch.ones(2, 1, dtype=torch.bool))
+    with pytest.raises(ShapeError, match="values_S"):
+        step_advantages(torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.long))

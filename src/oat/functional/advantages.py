@@ -158,19 +158,23 @@ def batch_scaled(
     *,
     valid_N: Bool[Tensor, " N"] | None = None,
     eps: float = 1e-4,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, " N"]:
     """Return each reward minus the mean of its group, divided by the standard deviation of all valid rewards.
 
     A_n = (r_n - mean of the group) / (std of all groups' rewards + eps),   std unbiased
 
-    Arguments, units and errors as in `group_advantages`.
+    Arguments, units and errors as in `group_advantages`. The standard deviation is computed in float64. With
+    one valid reward in all, it counts as 0.
+
+    Args:
+        reduce: sums a tensor over all parts of the batch, such as the ranks of a distributed run, each with
+            complete groups; None: the rewards are the whole batch.
     """
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     centred_N = group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
-    together_N = torch.zeros_like(group_of_N)
-    whole_N = group_advantages(rewards_N, together_N, 1, valid_N=valid_N, normalise=False)
-    variance = whole_N.square().sum() / (valid_N.sum() - 1).clamp(min=1)
-    return centred_N / (variance.sqrt() + eps)
+    count, _, squares = moments_of(rewards_N, valid_N, reduce)
+    return centred_N / ((squares / (count - 1).clamp(min=1)).sqrt() + eps).to(centred_N.dtype)
 
 
 def whiten(
@@ -199,17 +203,72 @@ def whiten(
         ShapeError: shapes disagree.
     """
     check_same_shape(values_K=values_K, mask_K=mask_K)
-    reduce = reduce or (lambda sums: sums)
-    kept_K = torch.where(mask_K > 0, values_K.double(), 0.0)
-    count, total = reduce(torch.stack(((mask_K > 0).double().sum(), kept_K.sum())))
-    mean = total / count.clamp(min=1)
-    centred_K = torch.where(mask_K > 0, kept_K - mean, 0.0)
-    (squares,) = reduce(centred_K.square().sum()[None])
+    count, mean, squares = moments_of(values_K, mask_K > 0, reduce)
     scale = (squares / (count - 1) + eps).sqrt() if count > 1 else torch.ones_like(squares)
-    whitened_K = centred_K / scale
-    if not shift_mean:
-        whitened_K = torch.where(mask_K > 0, whitened_K + mean, 0.0)
-    return whitened_K.to(values_K.dtype)
+    whitened_K = (values_K.double() - mean) / scale + (0.0 if shift_mean else mean)
+    return torch.where(mask_K > 0, whitened_K, 0.0).to(values_K.dtype)
+
+
+def whiten_biased(
+    values_K: Float[Tensor, " K"],
+    mask_K: Float[Tensor, " K"],
+    *,
+    least_variance: float = 1e-8,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, " K"]:
+    """Return the values scaled to mean 0 and variance 1 over the masked tokens, as LightRFT and OpenRLHF
+    normalise advantages over all ranks.
+
+    out = (x - mean) / sqrt(max(variance, least_variance)),   variance biased (divided by the count)
+
+    Arguments and errors as in `whiten`. A step of n tokens gives sqrt(n / (n - 1)) times the values of
+    `whiten`, but for the small numbers inside the roots.
+
+    Args:
+        least_variance: in units of the values squared.
+    """
+    check_same_shape(values_K=values_K, mask_K=mask_K)
+    count, mean, squares = moments_of(values_K, mask_K > 0, reduce)
+    scale = (squares / count.clamp(min=1)).clamp(min=least_variance).sqrt()
+    return torch.where(mask_K > 0, (values_K.double() - mean) / scale, 0.0).to(values_K.dtype)
+
+
+def whiten_in_groups(
+    values_K: Float[Tensor, " K"],
+    mask_K: Float[Tensor, " K"],
+    group_of_K: Int[Tensor, " K"],
+    num_groups: int,
+    *,
+    eps: float = 1e-8,
+) -> Float[Tensor, " K"]:
+    """Return the values scaled to mean 0 and variance 1 over the masked tokens of each group.
+
+    out = (x - mean of the group) / sqrt(variance of the group + eps),   variance unbiased
+
+    Arguments and errors as in `whiten`, which takes the statistics over all groups. In a group with fewer
+    than two tokens the variance counts as 1. `group_advantages` normalises responses instead of tokens.
+
+    Args:
+        group_of_K: the group of each token, in [0, num_groups), in any order.
+    """
+    check_same_shape(values_K=values_K, mask_K=mask_K, group_of_K=group_of_K)
+    kept_K = torch.where(mask_K > 0, values_K.double(), 0.0)
+    counts_G = segment_sum((mask_K > 0).double(), group_of_K, num_groups)
+    mean_G = segment_sum(kept_K, group_of_K, num_groups) / counts_G.clamp(min=1)
+    centred_K = torch.where(mask_K > 0, kept_K - mean_G[group_of_K], 0.0)
+    variance_G = segment_sum(centred_K.square(), group_of_K, num_groups) / (counts_G - 1).clamp(min=1) + eps
+    scale_G = torch.where(counts_G > 1, variance_G.sqrt(), 1.0)
+    return (centred_K / scale_G[group_of_K]).to(values_K.dtype)
+
+
+def clipped_advantages(advantages: Float[Tensor, "*shape"], *, limit: float) -> Float[Tensor, "*shape"]:
+    """Return the advantages, clipped to [-limit, limit]. The clip comes after every normalisation.
+
+    Args:
+        advantages: any unit.
+        limit: positive, in the unit of the advantages.
+    """
+    return advantages.clamp(-limit, limit)
 
 
 def first_of_best(
@@ -239,3 +298,28 @@ def _largest(
     present_N = rewards_N.detach().masked_fill(~valid_N, -torch.inf)
     lowest_G = rewards_N.new_full((num_groups,), -torch.inf)
     return lowest_G.scatter_reduce(0, group_of_N.long(), present_N, "amax")
+
+
+def moments_of(
+    values_N: Float[Tensor, " N"],
+    valid_N: Bool[Tensor, " N"],
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of valid values, their mean, and the sum of their squared distances from it: three
+    float64 scalars.
+
+    Args:
+        values_N: any unit, no gradient needed; may be NaN where `valid_N` is False.
+        reduce: sums a tensor over all parts of the batch, such as the ranks of a distributed run; it is
+            called twice. None: the values are the whole batch.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(values_N=values_N, valid_N=valid_N)
+    reduce = reduce or (lambda sums: sums)
+    kept_N = torch.where(valid_N, values_N.double(), 0.0)
+    count, total = reduce(torch.stack((valid_N.double().sum(), kept_N.sum())))
+    mean = total / count.clamp(min=1)
+    (squares,) = reduce(torch.where(valid_N, kept_N - mean, 0.0).square().sum()[None])
+    return count, mean, squares

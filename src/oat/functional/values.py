@@ -1,7 +1,8 @@
-"""The loss of a critic, and targets of its values for tokens that another policy sampled (V-trace)."""
+"""The loss of a critic, targets of its values for tokens that another policy sampled (V-trace), and values of
+steps without a critic (VinePPO)."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oat.functional._checks import check_same_shape
@@ -95,6 +96,56 @@ def vtrace(
     errors_K = affine_scan(rho_K * one_step_K, traces_K)
     advantages_K = rho_K * (one_step_K + gamma * lam * _next(errors_K, joined_K))
     return values_K + errors_K, advantages_K
+
+
+def monte_carlo_values(
+    returns_SG: Float[Tensor, "S G"], valid_SG: Bool[Tensor, "S G"] | None = None
+) -> Float[Tensor, " S"]:
+    """Return the value of each state: the mean of the returns of responses that were sampled from it
+    (VinePPO, arXiv:2410.01679, Section 4). The mean is unbiased, whereas a critic's value need not be.
+
+    S counts states: the beginnings of the steps of all rows, row after row.
+
+    Args:
+        returns_SG: the return of each continuation, any unit; may be NaN where `valid_SG` is False.
+        valid_SG: False where a state has no such continuation, or its return is missing; None: all are there.
+    Returns:
+        (S,) values; NaN for a state without any valid continuation.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    valid_SG = torch.ones_like(returns_SG, dtype=torch.bool) if valid_SG is None else valid_SG
+    check_same_shape(returns_SG=returns_SG, valid_SG=valid_SG)
+    totals_S = torch.where(valid_SG, returns_SG, 0.0).sum(1)
+    return totals_S / valid_SG.sum(1)
+
+
+def step_advantages(
+    rewards_S: Float[Tensor, " S"],
+    values_S: Float[Tensor, " S"],
+    row_of_S: Int[Tensor, " S"],
+    *,
+    gamma: float = 1.0,
+) -> Float[Tensor, " S"]:
+    """Return the advantage of each step of the responses (VinePPO, arXiv:2410.01679, Section 4).
+
+    A_s = r_s + gamma V(next state) - V(this state),   V after the last step = 0
+
+    All tokens of a step have its advantage. These are the one-step differences of `returns.gae`, over steps
+    instead of tokens. An advantage is NaN if one of its two values is.
+
+    Args:
+        rewards_S: the reward of each step; a reward of the response belongs to its last step.
+        values_S: the value of the state before each step, in units of reward, as of `monte_carlo_values`.
+        row_of_S: index of the row of each step, not decreasing.
+        gamma: discount per step, in [0, 1]; the paper's is 1.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(rewards_S=rewards_S, values_S=values_S, row_of_S=row_of_S)
+    return rewards_S + gamma * _next(values_S, row_of_S[1:] == row_of_S[:-1]) - values_S
 
 
 def _next(values_K: torch.Tensor, joined_K: torch.Tensor) -> torch.Tensor:
