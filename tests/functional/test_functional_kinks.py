@@ -152,6 +152,7 @@ NONE = {
     "vespo_loss": "the weight is stopped",
     "moments_of": "advantages",
     "scaled_and_clipped": "rewards",
+    "overlong_penalty": "lengths",
     "clip_filter_weights": "rewards",
     "cispo_loss": "the clipped ratio is stopped",
     "rank_matches": "places",
