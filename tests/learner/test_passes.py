@@ -1,120 +1,155 @@
-"""The passes of an update over its batch: which rows each mini-batch has, and in which order."""
+"""The sequences that a pass computes: rows that are equal are computed once, and what nobody reads is not
+computed. Values and gradients are those of the whole rows."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from objectives import VOCABULARY, compared_feedback, scored_feedback
-from tiny_models import save_llama
+import torch
+from tiny_models import build_config, save_model
 
-from oat.algorithms.base import Objective
-from oat.algorithms.direct import DPO, DPOConfig
-from oat.algorithms.group import GRPO, GRPOConfig
-from oat.errors import ContractError
-from oat.learner.learner import Learner
-from oat.learner.models import LanguageModel
-from oat.learner.optimiser import OptimiserSettings
+from oat.learner import limits, passes
+from oat.learner.models import Critic, LanguageModel
+from oat.learner.passes import SHORTEN_FROM, prompt_of, sequences_of
 from oat.models.loading import load_lm
-from oat.seeds import Seeds
-from oat.types import Batch
+from oat.types import Segment, Trajectory
 
-EPOCHS, MINIBATCHES = 3, 2
+NONE = np.zeros(0, dtype=np.int32)
+WANTS = {"policy": {"raw", "sampled", "entropy"}, "critic": {"value", "value_after"}}
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int32)
+
+
+def row_of(prompt: Sequence[int], response: Sequence[int], mask: Sequence[int] | None = None) -> Trajectory:
+    count = len(response)
+    zeros = np.zeros(count, dtype=np.float32)
+    trained = np.ones(count, dtype=bool) if mask is None else np.array(mask, dtype=bool)
+    segment = Segment("model", ids(*response), trained, np.zeros(count, dtype=np.int32), zeros, zeros)
+    return Trajectory("sampler", (Segment("context", ids(*prompt)), segment), "stop", "")
+
+
+def group_rows() -> list[Trajectory]:
+    """Return 96 rows of 6 to 10 tokens: groups of 12 with few different responses, among them rows without
+    trained tokens, one with an untrained token within it, one that is the beginning of others, and an empty
+    response."""
+    rows = []
+    for group in range(8):
+        prompt = [1, group + 2, 3, 4, 5, 6]
+        rows += [row_of(prompt, [7, 8 + sample % 3, 2, 1][: 3 + sample % 2]) for sample in range(7)]
+        rows += [row_of(prompt, [7]), row_of(prompt, [7, 8]), row_of(prompt, [])]
+        rows += [row_of(prompt, [7, 8, 2], [1, 0, 1]), row_of(prompt, [9, 9, 9, 9], [0, 0, 0, 0])]
+    return rows
+
+
+def test_equal_rows_are_one_sequence_which_ends_where_it_is_read() -> None:
+    """16 rows of two groups: a prompt of 50 tokens, then 0 or 1 and nineteen further tokens, of which the
+    last one differs in all rows and is not read."""
+    prompts = [np.arange(first, first + 50, dtype=np.int32) for first in (0, 50) for _ in range(8)]
+    rows = [np.concatenate([prompts[n], ids(n % 2, *range(18), n)]) for n in range(16)]
+    sequences, prefixes, sequence_of_N = sequences_of(rows, prompts, [69] * 16)
+    assert [len(sequence) for sequence in sequences] == [69] * 4
+    assert prefixes == [50] * 4
+    assert sequence_of_N == [0, 1] * 4 + [2, 3] * 4
+    for n in range(16):
+        assert np.array_equal(sequences[sequence_of_N[n]], rows[n][:69])
+
+
+@pytest.mark.parametrize("repeats", [5, 6])
+def test_a_pass_is_shortened_only_if_it_then_has_far_fewer_tokens(repeats: int) -> None:
+    """25 different rows of 12 tokens, of which 5 or 6 are there twice: they have 1.2 or 1.24 times the tokens
+    of the different rows."""
+    different = [np.full(12, n, dtype=np.int32) for n in range(25)]
+    rows = different + different[:repeats]
+    sequences, prefixes, sequence_of_N = sequences_of(rows, [NONE] * len(rows), [12] * len(rows))
+    assert prefixes is None
+    assert len(sequences) == (30 if repeats == 5 else 25)
+    assert sequence_of_N == [*range(25), *(range(25, 30) if repeats == 5 else range(6))]
+
+
+def test_a_small_pass_is_never_shortened() -> None:
+    count = (SHORTEN_FROM - 1) // 10
+    rows = [ids(*range(10))] * count
+    assert sequences_of(rows, [NONE] * count, [5] * count) == (rows, None, list(range(count)))
+    rows = [ids(*range(10))] * (count + 1)
+    sequences, _, sequence_of_N = sequences_of(rows, [NONE] * (count + 1), [5] * (count + 1))
+    assert [sequence.tolist() for sequence in sequences] == [[0, 1, 2, 3, 4]]
+    assert sequence_of_N == [0] * (count + 1)
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    return save_llama(path, vocab_size=VOCABULARY, hidden=16, inner=24, spread=0.3)
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("gpt_neox"), build_config("gpt_neox"), scale=1.0)
 
 
-class Recording(Learner):
-    """A learner that keeps the rows of each of its mini-batches."""
-
-    def __init__(self, path: Path, *, micro_batch_size: int | None = None, seed: int = 0):
-        lms = {name: load_lm(str(path)) for name in ("policy", "reference")}
-        models = {name: LanguageModel(lm, num_tokens=VOCABULARY, chunk=4096) for name, lm in lms.items()}
-        settings = {"policy": OptimiserSettings(1e-3)}
-        super().__init__(models, settings, micro_batch_size=micro_batch_size, seeds=Seeds(seed))
-        self.seen: list[list[int]] = []
-
-    def _step(self, objective: Objective, step: Batch) -> tuple[dict[str, float], bool]:
-        self.seen.append([id(row) for row in step.rows])
-        return super()._step(objective, step)
-
-    def rows(self, objective: Objective, batch: Batch) -> list[list[int]]:
-        """Learn from a batch, and return the indices of the rows of each mini-batch."""
-        self.seen = []
-        self.update(objective, batch)
-        index = {id(row): number for number, row in enumerate(batch.rows)}
-        return [[index[each] for each in rows] for rows in self.seen]
-
-
-def batch_of(objective: Objective, learner: Learner) -> Batch:
-    feedback = compared_feedback() if objective.requires.feedback == "compare" else scored_feedback()
-    return objective.prepare(feedback, learner.forward, np.random.default_rng(0))
-
-
-def grpo(**changes: Any) -> GRPO:
-    return GRPO(GRPOConfig(prompts=4, samples=4, epochs=EPOCHS, minibatches=MINIBATCHES, **changes))
-
-
-def test_each_pass_has_all_rows_once_in_an_order_of_its_own(model_path: Path) -> None:
-    objective, learner = grpo(), Recording(model_path)
-    batch = batch_of(objective, learner)
-    updates = [learner.rows(objective, batch) for _ in range(2)]
-    passes = [
-        tuple(map(tuple, update[first : first + MINIBATCHES]))
-        for update in updates
-        for first in range(0, EPOCHS * MINIBATCHES, MINIBATCHES)
-    ]
-    assert all(sorted(sum(rows, ())) == [*range(batch.size)] for rows in passes)
-    assert len({*passes}) == 2 * EPOCHS
-    assert Recording(model_path, seed=1).rows(objective, batch) not in updates
-
-
-def test_the_two_rows_of_a_pair_stay_together(model_path: Path) -> None:
-    objective, learner = DPO(DPOConfig(prompts=6, epochs=2, minibatches=3)), Recording(model_path)
-    batch = batch_of(objective, learner)
-    seen = learner.rows(objective, batch)
-    units = [batch.unit_of_N[rows].tolist() for rows in seen]
-    assert all(unit[::2] == unit[1::2] for unit in units)
-    assert len({tuple(rows) for rows in seen}) > 3
+@pytest.mark.parametrize("takes_layouts", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("name", WANTS)
+def test_values_and_gradients_are_those_of_whole_rows(
+    path: str, monkeypatch: pytest.MonkeyPatch, name: str, takes_layouts: bool
+) -> None:
+    """In float64 the outputs of 96 rows, and the gradient of their weighted sum, are those of passes with one
+    row each. GPT-NeoX computes no norm in float32, as a Llama does."""
+    lm = load_lm(path)
+    lm.module.double()
+    lm.takes_layouts = takes_layouts
+    made = {
+        "policy": lambda: LanguageModel(lm, num_tokens=lm.vocab_rows, chunk=64),
+        "critic": lambda: Critic(lm, np.random.default_rng(0)).double(),
+    }[name]()
+    rows, seen = group_rows(), []
+    hidden_of = lm.hidden_of
+    monkeypatch.setattr(
+        lm,
+        "hidden_of",
+        lambda sequences, prefixes=None: seen.append(sequences) or hidden_of(sequences, prefixes),
+    )
+    together = made.outputs(rows, {}, WANTS[name])
+    assert len(seen[0]) < len(rows)
+    assert max(map(len, seen[0])) < max(len(row.ids) for row in rows) + (name == "critic")
+    parts = [made.outputs([row], {}, WANTS[name]) for row in rows if row.trained.any()]
+    generator = torch.Generator().manual_seed(0)
+    gradients = []
+    parameters = [parameter for parameter in made.module.parameters() if parameter.requires_grad]
+    for outputs in (together, {want: torch.cat([part[want] for part in parts]) for want in WANTS[name]}):
+        generator.manual_seed(0)
+        total = sum(
+            (outputs[want] * torch.randn(len(outputs[want]), generator=generator, dtype=torch.float64)).sum()
+            for want in sorted(WANTS[name])
+        )
+        gradients.append(torch.autograd.grad(total, parameters, allow_unused=True))
+    for want in WANTS[name]:
+        one = torch.cat([part[want] for part in parts])
+        torch.testing.assert_close(together[want], one, rtol=1e-10, atol=1e-10)
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
-def test_the_order_depends_on_neither_micro_batches_nor_kills(model_path: Path) -> None:
-    """A process that is killed inside an update begins this update again, from its learner's last state."""
-    objective, learner = grpo(), Recording(model_path)
-    batch = batch_of(objective, learner)
-    first = learner.rows(objective, batch)
-    state: Mapping[str, Any] = {
-        name: value.clone() if hasattr(value, "clone") else value for name, value in learner.state.items()
-    }
-    second = learner.rows(objective, batch)
-    assert first != second
-    assert Recording(model_path, micro_batch_size=3).rows(objective, batch) == first
-    for size in (None, 1):
-        continued = Recording(model_path, micro_batch_size=size)
-        continued.load_state(state)
-        assert continued.rows(objective, batch) == second
+def test_a_pass_without_trained_tokens_gives_no_values(path: str) -> None:
+    model = LanguageModel(load_lm(path), num_tokens=10, chunk=8)
+    rows = [row_of([1, 2, 3], [4] * 6, [0] * 6)] * 40
+    assert model.outputs(rows, {}, {"raw"})["raw"].shape == (0,)
 
 
-def test_an_update_that_ends_early_moves_no_later_order(model_path: Path) -> None:
-    objective, whole, cut = grpo(), Recording(model_path), Recording(model_path)
-    batch = batch_of(objective, whole)
-    first, second = (whole.rows(objective, batch) for _ in range(2))
-    assert cut.rows(grpo(target_kl=1e-12), batch) == first[:2]
-    assert cut.left_out == {"policy": EPOCHS * MINIBATCHES - 1}
-    assert cut.rows(objective, batch) == second
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [limits.row_of(40, 20, number // 8, sample=number % 8) for number in range(64)],
+        [limits.row_of(12, 9, number) for number in range(64)],
+    ],
+    ids=["groups", "prompts of three tokens"],
+)
+def test_the_rows_of_an_estimate_of_memory_are_all_different(rows: list[Trajectory]) -> None:
+    ends = [len(row.ids) - 1 for row in rows]
+    sequences, _, _ = sequences_of([row.ids for row in rows], [prompt_of(row) for row in rows], ends)
+    assert len(sequences) == len(rows)
 
 
-class Unsure(GRPO):
-    def ends_passes(self, values: Mapping[str, float]) -> Any:
-        return None
-
-
-def test_an_end_that_is_no_bool_is_refused(model_path: Path) -> None:
-    objective, learner = Unsure(GRPOConfig(prompts=4, samples=4)), Recording(model_path)
-    with pytest.raises(ContractError, match="`ends_passes` of grpo returned None; return True or False"):
-        learner.update(objective, batch_of(objective, learner))
+def test_the_prompt_is_the_first_context_before_the_model() -> None:
+    assert prompt_of(row_of([1, 2], [3])).tolist() == [1, 2]
+    alone = Trajectory("recorded", (Segment("context", ids(1, 2)),), "stop", "")
+    assert prompt_of(alone).tolist() == []
+    assert passes.shared_prompts([ids(1, 2, 3)] * 2, [ids(1, 2)] * 2) == [2, 2]
+    assert passes.shared_prompts([ids(1, 2, 3)] * 2, [NONE] * 2) is None

@@ -270,7 +270,7 @@ def _learning(
 
 def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questions: int) -> list[Trajectory]:
     """Return the rows of a number of questions. Every row has the longest prompt and the longest response,
-    cut to the context length. Rows of one group have the same prompt.
+    cut to the context length. Rows of one group have the same prompt, and different responses.
 
     Rows have no kept sets here, since kept sets depend on the values of tensors. If the run has kept sets,
     the rows have a temperature of 0.5 instead, which takes as much memory.
@@ -279,7 +279,7 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
     samples = sum(plan.samples.values())
     drawn = replace(sampling, temperature=0.5) if sampling.keep_sets else sampling
     return [
-        row_of(width, width - lengths.prompt, number // samples, drawn)
+        row_of(width, width - lengths.prompt, number // samples, drawn, sample=number % samples)
         for number in range(questions * samples)
     ]
 

@@ -12,12 +12,9 @@ from oat.engines.base import checksum
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.hardware.roofline import WorkCounter
+from oat.learner.passes import prompt_of, sequences_of, shared_prompts
 from oat.models.causal_lm import CausalLM
 from oat.types import Trajectory
-
-_SHARE_FROM = 1.2
-"""Rows of a forward pass share the computation of their common prompts if this leaves less than 1 / 1.2 of
-the rows' tokens to compute."""
 
 CHUNK_LOGITS = 2**26
 """Number of logits in a chunk, 0.27 GB in float32. A chunk of this size takes little more time than its
@@ -185,9 +182,10 @@ class Critic(torch.nn.Module):
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
         assert wants <= {"value", "value_after"}, f"a critic gives value and value_after, not {wants}"
-        hidden_TD, places = hidden_of_rows(self.lm, rows, autocast=self.autocast)
-        self.work_counter.add(places, heads=0)
         trained = [np.flatnonzero(row.trained) for row in rows]
+        ends = [int(t[-1]) + ("value_after" in wants) if len(t) else 0 for t in trained]
+        hidden_TD, places = hidden_of_rows(self.lm, rows, ends, autocast=self.autocast)
+        self.work_counter.add(places, heads=0)
         values = {}
         for want in wants:
             shift = 1 if want == "value" else 0
@@ -221,9 +219,9 @@ class RewardModel(Critic):
     ) -> dict[str, torch.Tensor]:
         assert wants == {"score"}, f"a reward model gives score, not {wants}"
         with in_bfloat16(self.lm, self.autocast):
-            hidden_TD, places = self.lm.hidden_of(
-                [np.concatenate([row.ids, self.trailing]) for row in rows], _prefixes(rows)
-            )
+            sequences = [np.concatenate([row.ids, self.trailing]) for row in rows]
+            prefixes = shared_prompts([row.ids for row in rows], [prompt_of(row) for row in rows])
+            hidden_TD, places = self.lm.hidden_of(sequences, prefixes)
         self.work_counter.add(places, heads=0)
         last_N = torch.tensor([place[-1] for place in places], device=hidden_TD.device)
         return {"score": self.scores(hidden_TD[last_N])}
@@ -248,16 +246,23 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
 
 
 def hidden_of_rows(
-    lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
+    lm: CausalLM, rows: Sequence[Trajectory], ends: Sequence[int], *, autocast: bool = False
 ) -> tuple[torch.Tensor, list[np.ndarray]]:
     """Make one forward pass over rows.
 
+    Args:
+        ends: for each row, the number of its tokens up to the last one whose hidden state the caller reads.
+
     Returns:
         (T, D) the last hidden states of all tokens of the pass; and for each row, the indices of its tokens
-        along T.
+        along T. A token after the row's end may have none.
     """
+    sequences, prefixes, sequence_of_N = sequences_of(
+        [row.ids for row in rows], [prompt_of(row) for row in rows], [max(1, end) for end in ends]
+    )
     with in_bfloat16(lm, autocast):
-        return lm.hidden_of([row.ids for row in rows], _prefixes(rows))
+        hidden_TD, places = lm.hidden_of(sequences, prefixes)
+    return hidden_TD, [places[sequence] for sequence in sequence_of_N]
 
 
 def trained_hidden(
@@ -267,27 +272,17 @@ def trained_hidden(
 
     Returns:
         (K,) ids of the trained tokens; (K, D) the last hidden states that predict them; and for each row, the
-        indices of its tokens among the tokens of the pass.
+        indices of its tokens among the tokens of the pass. A token after which no token is trained may have
+        no index.
     """
-    hidden_TD, places = hidden_of_rows(lm, rows, autocast=autocast)
     trained = [np.flatnonzero(row.trained) for row in rows]
+    ends = [int(tokens[-1]) if len(tokens) else 0 for tokens in trained]
+    hidden_TD, places = hidden_of_rows(lm, rows, ends, autocast=autocast)
     before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
     ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(
         np.int64
     )
     return torch.from_numpy(ids_K).to(lm.device), hidden_TD[torch.from_numpy(before_K).to(lm.device)], places
-
-
-def _prefixes(rows: Sequence[Trajectory]) -> list[int] | None:
-    """Return the length of each row's prompt, so that a prompt of several rows is computed one time. Return
-    None if this saves too few tokens (`_SHARE_FROM`)."""
-    prompts = [
-        row.segments[0].ids if row.segments[0].author == "context" and len(row.segments) > 1 else row.ids[:0]
-        for row in rows
-    ]
-    saved = sum(map(len, prompts)) - sum(map(len, {ids.tobytes(): ids for ids in prompts}.values()))
-    total = sum(len(row.ids) for row in rows)
-    return [len(ids) for ids in prompts] if total > _SHARE_FROM * (total - saved) else None
 
 
 def _truncated(row: Trajectory) -> bool:

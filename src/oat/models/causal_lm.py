@@ -137,8 +137,8 @@ class CausalLM:
 
         Args:
             sequences: the ids of each sequence.
-            prefixes: for each sequence, the length of its prefix, which is shorter than the sequence; 0 for
-                no prefix. If the model takes layouts, equal prefixes are computed once. None: no sequence has
+            prefixes: for each sequence, the length of its prefix, which may be the whole sequence; 0 for no
+                prefix. If the model takes layouts, equal prefixes are computed once. None: no sequence has
                 a prefix.
 
         Returns:

@@ -50,7 +50,7 @@ def pack_groups(
 
     Args:
         sequences: the ids of each sequence.
-        prefixes: for each sequence, the length of its prefix, which is shorter than the sequence; 0 for no
+        prefixes: for each sequence, the length of its prefix, which may be the whole sequence; 0 for no
             prefix. Equal prefixes are shared.
 
     Returns:
@@ -72,14 +72,14 @@ def pack_groups(
         if length and common not in number_of:
             number_of[common] = len(spans)
             add(ids[:length])
+        own = []
         prefix = number_of[common] if length else None
-        add(ids[length:], prefix)
-        before = (
-            np.arange(spans[prefix].start, spans[prefix].stop)
-            if prefix is not None
-            else np.zeros(0, dtype=np.int64)
-        )
-        places.append(np.concatenate([before, np.arange(spans[-1].start, spans[-1].stop)]))
+        if prefix is not None:
+            own.append(np.arange(spans[prefix].start, spans[prefix].stop))
+        if prefix is None or len(ids) > length:
+            add(ids[length:], prefix)
+            own.append(np.arange(spans[-1].start, spans[-1].stop))
+        places.append(np.concatenate(own))
     return *_lay(pieces, spans, spans[-1].stop, device), spans, places
 
 
