@@ -14,7 +14,7 @@ from fixtures import World, forked, kill_at, make_group, make_questions, named, 
 from oat.commands.export import digest_run
 from oat.errors import OracleError
 from oat.ledger.audit import contradictions
-from oat.ledger.intents import Awaited
+from oat.ledger.intents import Awaited, Known
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.oracles.callables import CallableComparison
@@ -226,7 +226,7 @@ def test_an_evaluation_that_is_given_up_leaves_nobody_waiting(opened: Opened) ->
     assert contradictions(ledger.store) == []
     assert (ledger.settling.awaiting, ledger.store.unanswered()) == ({}, [])
     ask(ledger, 1, make_group(0, "a", "bb"), purpose="eval")
-    assert recorded(ledger.store, "eval", 1)[0].cached == (None, (2.0, "ok", ())), (
+    assert recorded(ledger.store, "eval", 1)[0].cached == (None, Known(2.0, "ok")), (
         "what failed is asked again, and awaits nobody"
     )
 

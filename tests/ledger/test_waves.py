@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fixtures import make_group, make_questions
 from late import MOST, Played, Slow, group, play
+from old_ledgers import make_old
 
 from oat.errors import OracleError
 from oat.ledger.audit import contradictions
@@ -326,8 +327,7 @@ def test_a_run_goes_on_with_another_budget(
     store = hasty(Store(tmp_path / "ledger"))
     half(store, Slow(share=0.4), before)
     if is_old:
-        store.db.execute("DROP TABLE waves")
-        store.db.execute("UPDATE meta SET value = '5' WHERE name = 'schema'")
+        make_old(store.db, 5)
     (asked,) = store.db.execute("SELECT MAX(id) FROM questions").fetchone()
     store.close()
     with closing(hasty(Store(tmp_path / "ledger"))) as store:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import Finished, World, forked, kill_at, make_group, make_questions, named, oat, recorded
+from old_ledgers import OLDER, make_old
 
 from oat.ledger import schema
 from oat.ledger.reader import Reader
@@ -332,34 +333,6 @@ def test_what_is_exported_is_checked_where_both_are_asked(
     assert not out.exists()
 
 
-TO_5 = ("DROP TABLE waves",)
-TO_4 = (*TO_5, *(f"ALTER TABLE {table} DROP COLUMN scores" for table in ("answers", "cache")))
-TO_3 = (
-    *TO_4,
-    *(
-        f"DROP {what}"
-        for what in (
-            "INDEX kept_rounds",
-            "INDEX waiting_in_order",
-            "TABLE waiting",
-            "TABLE purses",
-            "TABLE cache",
-        )
-    ),
-    *(
-        f"ALTER TABLE {table} DROP COLUMN {column}"
-        for table, column in (
-            ("rounds", "kept"),
-            ("questions", "cached"),
-            ("questions", "sent"),
-            ("answers", "tokens"),
-        )
-    ),
-    *(f"ALTER TABLE takes DROP COLUMN {column}" for column in ("tokens", "cost", "refused")),
-)
-OLDER = {5: TO_5, 4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
-
-
 @pytest.mark.sample("3", "2", seconds=0.6)
 @pytest.mark.parametrize("version", OLDER)
 def test_a_ledger_of_an_older_schema_goes_on(
@@ -368,9 +341,7 @@ def test_a_ledger_of_an_older_schema_goes_on(
     assert set(schema.MIGRATIONS) == set(OLDER) == {*range(2, schema.VERSION)}
     shutil.copytree(runs / "grpo", tmp_path / "run")
     with sqlite3.connect(tmp_path / "run" / "ledger.sqlite") as database:
-        for statement in OLDER[version]:
-            database.execute(statement)
-        database.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(version),))
+        make_old(database, version)
     database.close()
     file = tmp_path / "run" / "ledger.sqlite"
     content = file.read_bytes()
@@ -415,9 +386,7 @@ def test_what_steps_cost_is_known_after_a_migration(tmp_path: Path) -> None:
             )
             store.add_take("train", step, [row.id for row in rows])
     digest = store.digest()
-    for statement in OLDER[2]:
-        store.db.execute(statement)
-    store.db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
+    make_old(store.db, 2)
     store.close()
     with closing(Reader(tmp_path / "ledger.sqlite")) as store:
         assert [store.take_price("train", step).cost for step in range(3)] == [0.75, 0.75, 2.75]

@@ -228,6 +228,7 @@ def _asking(
         seeds,
         environment=run_inputs.environment,
         scorer=computing.scorer,
+        records_text_ends=run_inputs.has_character_steps,
     )
     collector = Collector(
         run_inputs.prompts,

@@ -77,6 +77,12 @@ class RunInputs:
         return dict([self.training_oracle, *self.evaluation_oracles.values()])
 
     @property
+    def has_character_steps(self) -> bool:
+        """True if training's answers may have rewards of steps that end at characters of a response. Then
+        the trajectories must say where their text ends after each token."""
+        return self.training_oracle[1].gives_steps == "characters"
+
+    @property
     def sources(self) -> list[Prompts]:
         """The prompts of training, the held-out prompts and the held-out pairs. What the run lacks is left
         out."""
@@ -227,4 +233,7 @@ def make_renderer(config: Config, lm: CausalLM, tokenizer: Any = None) -> Render
 def recorded_actor(resolved: Resolved, run_inputs: RunInputs) -> RecordedActor | None:
     """Make the actor of recorded responses. Return None if the policy samples the responses."""
     p = resolved.config.prompts
-    return RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key) if p.responses else None
+    if not p.responses:
+        return None
+    has_ends = run_inputs.has_character_steps
+    return RecordedActor(run_inputs.prompts.fit, p.responses, p.score_key, records_text_ends=has_ends)

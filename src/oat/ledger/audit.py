@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +13,8 @@ from typing import Any, get_args
 
 from oat.ledger.intents import text_name
 from oat.ledger.reader import Reader
-from oat.types import Mark
+from oat.ledger.rows import sources_of, steps_of
+from oat.types import Mark, StepUnit
 
 UNREADABLE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, LookupError)
 """The errors that code raises when it reads damaged rows."""
@@ -109,6 +112,8 @@ def contradictions(store: Reader) -> list[str]:
         "trajectories": _other_blobs,
         "texts": _other_texts,
         "what is known from earlier answers": _made_up,
+        "rewards of steps": _other_steps,
+        "scores of sources": _other_sources,
     }
     checks |= {what: partial(_rows, sql, what) for what, sql in _CONTRADICTIONS.items()}
     found: list[str] = []
@@ -143,26 +148,66 @@ def _other_texts(store: Reader) -> Iterator[str]:
 def _made_up(store: Reader) -> Iterator[str]:
     """Yield a sentence for each cached value that no answer gave.
 
-    A cached value names the step that took it, the oracle and the mark. If a value appears in the cache more
-    often than in this step's answers of this oracle with this mark, there is a sentence for each time too
-    many. Responses are not compared, because a cache key is a hash that does not show the response.
+    A cached value names the step that took it, the oracle, the mark and the rewards of its steps. If a value
+    appears in the cache more often than in this step's answers of this oracle with this mark and these
+    rewards, there is a sentence for each time too many. Responses are not compared, because a cache key is a
+    hash that does not show the response.
     """
     given: Counter[tuple[Any, ...]] = Counter()
-    sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks
+    sql = """SELECT t.purpose, t.step, q.oracle, q.kind, q.candidates, q.cached, a.vals, a.marks, a.steps
         FROM taken t JOIN questions q ON q.id = t.question JOIN answers a ON a.question = q.id"""
-    for *place, kind, texts, cached, values, marks in store.db.execute(sql):
+    for *place, kind, texts, cached, values, marks, steps in store.db.execute(sql):
         names = json.loads(texts)
         known = json.loads(cached)
-        answer = list(zip(json.loads(values), json.loads(marks), strict=False))
+        own_steps = steps_of(steps)[0] or ((),) * len(names)
+        answer = list(zip(json.loads(values), json.loads(marks), own_steps, strict=False))
         is_turned = kind == "compare" and names[0] > names[1]
         fresh = [one for one, before in zip_longest(answer, known) if before is None]
-        given.update((*place, 1.0 - value if is_turned else value, mark) for value, mark in fresh)
-    for *place, value, mark, item, number in store.db.execute(
-        "SELECT purpose, step, oracle, value, mark, item, number FROM cache"
+        given.update((*place, 1.0 - value if is_turned else value, mark, own) for value, mark, own in fresh)
+    for *place, value, mark, steps, item, number in store.db.execute(
+        "SELECT purpose, step, oracle, value, mark, steps, item, number FROM cache"
     ):
-        given[*place, value, mark] -= 1
-        if given[*place, value, mark] < 0:
+        own = (steps_of(steps)[0] or ((),))[0]
+        given[*place, value, mark, own] -= 1
+        if given[*place, value, mark, own] < 0:
             yield f"what is known of {item[:12]} ({number}) is no answer that step {place[1]} took"
+
+
+def _other_steps(store: Reader) -> Iterator[str]:
+    """Yield a sentence for each answer whose step rewards do not fit its question or its values."""
+    sql = """SELECT a.question, q.kind, q.candidates, a.vals, a.marks, a.steps
+        FROM answers a JOIN questions q ON q.id = a.question WHERE a.steps != '[]'"""
+    for id, kind, names, values, marks, text in store.db.execute(sql).fetchall():
+        steps, unit = steps_of(text)
+        texts, numbers = json.loads(names), json.loads(values)
+        if kind != "score" or unit not in get_args(StepUnit) or len(steps) != len(texts) or not any(steps):
+            yield f"the rewards of steps do not have one entry for each candidate: {id}"
+            continue
+        for name, value, mark, own in zip(texts, numbers, json.loads(marks), steps, strict=True):
+            ends = [end for end, _ in own]
+            if ends != sorted(set(ends)):
+                yield f"the ends of steps do not ascend: {id}"
+            if own and (ends[0] < 1 or (unit == "characters" and ends[-1] > _length(store, name))):
+                yield f"a step ends outside its response: {id}"
+            if own and (mark != "ok" or value != math.fsum(reward for _, reward in own)):
+                yield f"a value is not the sum of the rewards of its steps: {id}"
+
+
+def _length(store: Reader, name: str) -> int:
+    row = store.db.execute("SELECT text FROM texts WHERE hash = ?", (name,)).fetchone()
+    return len(row[0]) if row else sys.maxsize
+
+
+def _other_sources(store: Reader) -> Iterator[str]:
+    """Yield a sentence for each answer whose sources do not have a score or none for each candidate."""
+    sql = """SELECT a.question, q.candidates, a.sources FROM answers a JOIN questions q ON q.id = a.question
+        WHERE a.sources != '{}'"""
+    for id, names, text in store.db.execute(sql).fetchall():
+        size = len(json.loads(names))
+        for scores in sources_of(text).values():
+            is_sound = all(score is None or isinstance(score, int | float) for score in scores)
+            if len(scores) != size or not is_sound:
+                yield f"a source does not have one score or none for each candidate: {id}"
 
 
 def _rows(sql: str, what: str, store: Reader) -> Iterator[str]:

@@ -17,11 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from oat.types import Answer, Key, Mark, Price, Question
+from oat.types import Answer, Key, Mark, Price, Question, Steps, StepUnit
 
 AWAITED: Final = "awaited"
 """The mark of a value that will come from the answer to an equal question. An answer with this mark is
 recorded as soon as its other values have come."""
+
+
+_MISSING: Final[tuple[Any, ...]] = ((), (), "characters", ())
+"""What a `Known` has after its value and its mark where a text of an older ledger, or one without steps and
+sources, has nothing."""
 
 
 class Known(NamedTuple):
@@ -29,16 +34,26 @@ class Known(NamedTuple):
 
     Attributes:
         scores: as in `Answer`.
+        steps: the step rewards of the candidate; empty if it has none.
+        step_unit: as in `Answer`.
+        sources: pairs of a source and its scores, which are two for a comparison and one for a candidate
+            that was scored.
     """
 
     value: float
     mark: Mark
     scores: tuple[float | None, ...] = ()
+    steps: Steps = ()
+    step_unit: StepUnit = "characters"
+    sources: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
 
     def turned(self, is_turned: bool = True) -> "Known":
         """Return the value that a comparison has if its two texts change places. If `is_turned` is False,
         return the value unchanged."""
-        return Known(1.0 - self.value, self.mark, self.scores[::-1]) if is_turned else self
+        if not is_turned:
+            return self
+        sources = tuple((source, scores[::-1]) for source, scores in self.sources)
+        return self._replace(value=1.0 - self.value, scores=self.scores[::-1], sources=sources)
 
 
 class ValueAddress(NamedTuple):
@@ -174,30 +189,47 @@ def whole(
     for place, cached in enumerate(intent.cached):
         value = _brought(cached, found) if isinstance(cached, Awaited) else cached or own[place]
         values.append(value or Known(0.5, cast(Mark, missing)))
-    scores = values[0].scores if intent.question.kind == "compare" else ()
+    units = [value.step_unit for value in values if value.steps]
+    unit: StepUnit = units[0] if units else "characters"
+    steps = tuple(value.steps if value.step_unit == unit else () for value in values) if units else ()
     return replace(
         answer,
         values=tuple(value.value for value in values),
         marks=tuple(value.mark for value in values),
-        scores=scores,
+        scores=values[0].scores if intent.question.kind == "compare" else (),
+        steps=steps,
+        step_unit=unit,
+        sources=_joined([value.sources for value in values]),
     )
 
 
 def values_of(answer: Answer) -> list[Known]:
-    """Return the values of an answer in their order, each as a `Known` with its own mark and with all of the
-    answer's scores."""
-    return [
-        Known(value, mark, answer.scores) for value, mark in zip(answer.values, answer.marks, strict=True)
-    ]
+    """Return the values of an answer in their order. Each is a `Known` with its own mark, with all of the
+    answer's scores, and with its own steps and sources."""
+    steps = answer.steps or ((),) * len(answer.values)
+    given = [*answer.sources.items()]
+    found = []
+    for place, (value, mark) in enumerate(zip(answer.values, answer.marks, strict=True)):
+        is_whole = len(answer.values) == 1
+        sources = tuple((name, scores if is_whole else (scores[place],)) for name, scores in given)
+        found.append(Known(value, mark, answer.scores, steps[place], answer.step_unit, sources))
+    return found
 
 
 def mean(answers: Sequence[Known]) -> Known:
     """Return the mean of several values of one query. Its mark is `tie` if all these values are ties, else
-    `ok`."""
+    `ok`.
+
+    If all of them have step rewards of one unit, the mean has steps too: one at each end that any of them
+    has, whose reward is the sum of the rewards at this end, divided by the number of values. The mean is then
+    the sum of these rewards. A source's score is the mean of the scores that it gave.
+    """
     mark: Mark = "tie" if all(answer.mark == "tie" for answer in answers) else "ok"
     made_of = [tuple(score for score in answer.scores if score is not None) for answer in answers]
     scores = tuple(_mean(each) for each in zip(*made_of, strict=True)) if all(made_of) else ()
-    return Known(_mean([answer.value for answer in answers]), mark, scores)
+    steps, unit = _mean_steps(answers), answers[0].step_unit
+    value = math.fsum(reward for _, reward in steps) if steps else _mean([each.value for each in answers])
+    return Known(value, mark, scores, steps, unit if steps else "characters", _mean_sources(answers))
 
 
 def cached_text(cached: Sequence[Value]) -> str:
@@ -248,6 +280,38 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def _mean_steps(answers: Sequence[Known]) -> Steps:
+    if not all(answer.steps for answer in answers) or len({answer.step_unit for answer in answers}) > 1:
+        return ()
+    if len(answers) == 1:
+        return answers[0].steps
+    at: dict[int, list[float]] = {}
+    for end, reward in (step for answer in answers for step in answer.steps):
+        at.setdefault(end, []).append(reward)
+    return tuple((end, math.fsum(at[end]) / len(answers)) for end in sorted(at))
+
+
+def _mean_sources(answers: Sequence[Known]) -> tuple[tuple[str, tuple[float | None, ...]], ...]:
+    names = dict.fromkeys(name for answer in answers for name, _ in answer.sources)
+    found = []
+    for name in names:
+        given = [dict(answer.sources)[name] for answer in answers if name in dict(answer.sources)]
+        columns = [[score for score in scores if score is not None] for scores in zip(*given, strict=True)]
+        found.append((name, tuple(_mean(column) if column else None for column in columns)))
+    return tuple(found)
+
+
+def _joined(
+    sources: Sequence[tuple[tuple[str, tuple[float | None, ...]], ...]],
+) -> dict[str, tuple[float | None, ...]]:
+    """Return `Answer.sources`, made of the sources of each value. A candidate about which a source was not
+    asked has None."""
+    names = dict.fromkeys(name for each in sources for name, _ in each)
+    missing: tuple[float | None, ...] = (None,)
+    given = [dict(each) for each in sources]
+    return {name: tuple(score for each in given for score in each.get(name, missing)) for name in names}
+
+
 def _plain(value: Value) -> Any:
     if isinstance(value, Awaited):
         addresses = [
@@ -255,7 +319,7 @@ def _plain(value: Value) -> Any:
             for a in value.brought_by
         ]
         return {"of": addresses, "known": [_plain(known) for known in value.known]}
-    return value and (value if value.scores else value[:2])
+    return value and value[: 6 if value.steps or value.sources else 3 if value.scores else 2]
 
 
 def _lifted(value: Any, purpose: str) -> Value:
@@ -268,4 +332,7 @@ def _lifted(value: Any, purpose: str) -> Value:
 
 
 def _known(value: Sequence[Any]) -> Known:
-    return Known(value[0], value[1], tuple(value[2]) if len(value) > 2 else ())
+    number, mark, *others = value
+    scores, steps, unit, sources = [*others, *_MISSING[len(others) :]]
+    pairs = tuple((end, reward) for end, reward in steps)
+    return Known(number, mark, tuple(scores), pairs, unit, tuple((name, tuple(own)) for name, own in sources))

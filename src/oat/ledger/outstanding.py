@@ -218,7 +218,8 @@ class Outstanding:
         broken = []
         for pending, answer in answered:
             try:
-                sound = checked(answer, pending.question, pending.oracle, pending.most)
+                unit = self.oracle(pending.oracle).gives_steps
+                sound = checked(answer, pending.question, pending.oracle, pending.most, unit)
                 answers.append((pending.intent, whole(pending.intent, sound)))
             except OracleError as error:
                 broken.append(error)

@@ -10,7 +10,14 @@ from oat.errors import LedgerError
 from oat.ledger import blobs, schema
 from oat.ledger.connection import Connection
 from oat.ledger.intents import Intent, Known, text_name, values_of
-from oat.ledger.rows import ANSWER_COLUMNS, QUESTION_COLUMNS, answer_of, list_values, question_of, text_names
+from oat.ledger.rows import (
+    ANSWER_COLUMNS,
+    QUESTION_COLUMNS,
+    answer_of,
+    cached_known,
+    question_of,
+    text_names,
+)
 from oat.types import Answer, Group, Key, Price
 
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
@@ -154,11 +161,11 @@ class Reader(Connection):
             purpose, oracle, item: the cache key.
         """
         sql = (
-            "SELECT value, mark, scores FROM cache WHERE purpose = ? AND oracle = ? AND item = ? "
-            "ORDER BY number"
+            "SELECT value, mark, scores, steps, sources FROM cache "
+            "WHERE purpose = ? AND oracle = ? AND item = ? ORDER BY number"
         )
         found = self.db.execute(sql, (purpose, oracle, item))
-        return [Known(value, mark, list_values(scores)) for value, mark, scores in found]
+        return [cached_known(*row) for row in found]
 
     def has_take(self, purpose: str, step: int) -> bool:
         """Return True if the ledger has a record of what a step took."""

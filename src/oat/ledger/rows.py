@@ -12,8 +12,8 @@ from typing import Any
 
 from oat import wire
 from oat.ledger import schema
-from oat.ledger.intents import AWAITED, Intent, cached_text, cached_values
-from oat.types import Answer, Key, Message, Question
+from oat.ledger.intents import AWAITED, Intent, Known, cached_text, cached_values
+from oat.types import Answer, Key, Mark, Message, Question, Steps, StepUnit
 
 NEW_QUESTION_COLUMNS = (
     "id, purpose, step, round, occurrence, number, position, member, kind, oracle, prompt, candidates, "
@@ -27,7 +27,7 @@ QUESTION_COLUMNS = (
 )
 """The columns that `question_of` reads, of the table `questions` under the alias `q`."""
 
-ANSWER_COLUMNS = "vals, marks, label, queries, cost, answered_by, seconds, tokens, scores"
+ANSWER_COLUMNS = "vals, marks, label, queries, cost, answered_by, seconds, tokens, scores, steps, sources"
 """The columns of the table `answers`, without the question's id, in the order in which `answer_row` fills
 them."""
 
@@ -102,12 +102,13 @@ def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
 def answer_row(answer: Answer, label: int | None) -> tuple[Any, ...]:
     """Return the row of an answer, with the columns `ANSWER_COLUMNS`."""
     took = (answer.queries, answer.cost, answer.by, answer.seconds, answer.tokens)
-    return (list_text(answer.values), common_text(answer.marks), label, *took, list_text(answer.scores))
+    parts = (list_text(answer.scores), steps_text(answer.steps, answer.step_unit), dict_text(answer.sources))
+    return (list_text(answer.values), common_text(answer.marks), label, *took, *parts)
 
 
 def answer_of(key: Key, row: Sequence[Any]) -> tuple[Answer, int | None]:
     """Return the answer and the label in a row of `ANSWER_COLUMNS`."""
-    values, marks, label, queries, cost, by, seconds, tokens, scores = row
+    values, marks, label, queries, cost, by, seconds, tokens, scores, steps, sources = row
     answer = Answer(
         key,
         list_values(values),
@@ -118,13 +119,47 @@ def answer_of(key: Key, row: Sequence[Any]) -> tuple[Answer, int | None]:
         seconds,
         tokens,
         list_values(scores),
+        *steps_of(steps),
+        sources_of(sources),
     )
     return answer, label
+
+
+def cached_known(value: float, mark: Mark, scores: str, steps: str, sources: str) -> Known:
+    """Return the value in a row of the table `cache`."""
+    own, unit = steps_of(steps)
+    return Known(
+        value, mark, list_values(scores), own[0] if own else (), unit, (*sources_of(sources).items(),)
+    )
 
 
 def answered_state(answer: Answer) -> int:
     """Return the value of the column `answered` of the table `waiting` for a question with this answer."""
     return -1 if AWAITED in answer.marks else 2 if "unpaid" in answer.marks else 1
+
+
+def steps_text(steps: Sequence[Steps], unit: StepUnit) -> str:
+    """Return the step rewards of some candidates as JSON text: a list of the unit, and for each candidate the
+    list of its pairs of an end and a reward. Without steps, the list is empty."""
+    return json.dumps([unit, *steps]) if any(steps) else "[]"
+
+
+def steps_of(text: str) -> tuple[tuple[Steps, ...], StepUnit]:
+    """Return the step rewards and their unit in a text that `steps_text` wrote."""
+    if text == "[]":
+        return (), "characters"
+    unit, *candidates = json.loads(text)
+    return tuple(tuple((end, reward) for end, reward in steps) for steps in candidates), unit
+
+
+def dict_text(values: Mapping[str, Sequence[Any]]) -> str:
+    """Return a dict of lists as JSON text."""
+    return json.dumps(values, ensure_ascii=False) if values else "{}"
+
+
+def sources_of(text: str) -> dict[str, tuple[float | None, ...]]:
+    """Return `Answer.sources` from a text that `dict_text` wrote."""
+    return {name: tuple(scores) for name, scores in json.loads(text).items()} if text != "{}" else {}
 
 
 def list_text(values: Sequence[Any]) -> str:

@@ -1,6 +1,6 @@
 """The schema of a run's ledger: its tables, the migration of older files, and its canonical form."""
 
-VERSION = 6
+VERSION = 7
 KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 """The columns that identify a question, in the table `questions` under the alias `q`."""
 
@@ -33,7 +33,8 @@ TABLES = {
     question INTEGER PRIMARY KEY REFERENCES questions,
     vals TEXT NOT NULL, marks TEXT NOT NULL, label INTEGER,
     queries INTEGER NOT NULL, cost REAL NOT NULL, answered_by TEXT NOT NULL, seconds REAL NOT NULL,
-    tokens INTEGER NOT NULL DEFAULT 0, scores TEXT NOT NULL DEFAULT '[]')""",
+    tokens INTEGER NOT NULL DEFAULT 0, scores TEXT NOT NULL DEFAULT '[]',
+    steps TEXT NOT NULL DEFAULT '[]', sources TEXT NOT NULL DEFAULT '{}')""",
     "purses": """CREATE TABLE purses (
     purpose TEXT PRIMARY KEY, again INTEGER NOT NULL DEFAULT 0,
     queries INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0, cost REAL NOT NULL DEFAULT 0,
@@ -49,6 +50,7 @@ TABLES = {
     "cache": """CREATE TABLE cache (
     purpose TEXT, oracle TEXT, item TEXT, number INTEGER,
     value REAL NOT NULL, mark TEXT NOT NULL, step INTEGER NOT NULL, scores TEXT NOT NULL DEFAULT '[]',
+    steps TEXT NOT NULL DEFAULT '[]', sources TEXT NOT NULL DEFAULT '{}',
     PRIMARY KEY (purpose, oracle, item, number)) WITHOUT ROWID""",
     "waves": """CREATE TABLE waves (
     purpose TEXT, number INTEGER, first INTEGER NOT NULL, last INTEGER NOT NULL,
@@ -63,6 +65,8 @@ TABLES = {
   awaits values from equal questions.
 * `purses` has two running sums for each purpose: the price of all answers, and the price of the answers that
   steps took.
+* The columns `steps` and `sources` have `Answer.steps`, as `rows.steps_text` writes them, and
+  `Answer.sources`. A row of `cache` has those of one value.
 * `taken` has the questions of each step. A step does not learn from a question at a position below 0: the
   question was too old, the step failed, or dynamic sampling threw the question away.
 * `waves` has the first and the last question id of each wave, and the price of all answers before the wave.
@@ -120,6 +124,11 @@ MIGRATIONS = {
         f"ALTER TABLE {table} ADD COLUMN scores TEXT NOT NULL DEFAULT '[]'" for table in ("answers", "cache")
     ),
     5: (TABLES["waves"],),
+    6: tuple(
+        f"ALTER TABLE {table} ADD COLUMN {column}"
+        for table in ("answers", "cache")
+        for column in ("steps TEXT NOT NULL DEFAULT '[]'", "sources TEXT NOT NULL DEFAULT '{}'")
+    ),
 }
 """By schema version, the statements that bring a ledger of this version to the next one."""
 
@@ -138,6 +147,8 @@ CANONICAL = (
         FROM taken t JOIN questions q ON q.id = t.question ORDER BY 1, 2, 3""",
     "SELECT purpose, step, queries, tokens, cost, refused FROM takes ORDER BY purpose, step",
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
+    f"""SELECT {KEY}, a.steps, a.sources FROM {_TAKEN} AND (a.steps != '[]' OR a.sources != '{{}}')
+        ORDER BY {KEY}""",
 )
 """The SQL queries whose results a digest covers. They leave out row numbers, tickets and clock times. They
 also leave out answers that no step or evaluation has taken, because chance decides which of these have come

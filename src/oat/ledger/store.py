@@ -18,8 +18,10 @@ from oat.ledger.rows import (
     answered_state,
     as_read,
     common_text,
+    dict_text,
     list_text,
     new_question_row,
+    steps_text,
 )
 from oat.types import Answer, Group, Price, Question
 
@@ -117,7 +119,7 @@ class Store(Reader):
             [(answered_state(answer), id) for id, (answer, _) in first.items()],
         )
         self.db.executemany(
-            f"INSERT INTO answers (question, {ANSWER_COLUMNS}) VALUES ({', '.join('?' * 10)})",
+            f"INSERT INTO answers (question, {ANSWER_COLUMNS}) VALUES ({', '.join('?' * 12)})",
             [(id, *answer_row(answer, label)) for id, (answer, label) in first.items()],
         )
         spent: dict[str, Price] = {}
@@ -133,11 +135,12 @@ class Store(Reader):
         )
 
     def complete(self, id: int, answer: Answer) -> None:
-        """Replace the values and marks of an answer that awaited values. Its price stays. The caller holds
-        the transaction."""
+        """Replace the values of an answer that awaited values, with their marks, steps and sources. Its price
+        stays. The caller holds the transaction."""
+        parts = (steps_text(answer.steps, answer.step_unit), dict_text(answer.sources))
         self.db.execute(
-            "UPDATE answers SET vals = ?, marks = ? WHERE question = ?",
-            (list_text(answer.values), common_text(answer.marks), id),
+            "UPDATE answers SET vals = ?, marks = ?, steps = ?, sources = ? WHERE question = ?",
+            (list_text(answer.values), common_text(answer.marks), *parts, id),
         )
         self.db.execute("UPDATE waiting SET answered = ? WHERE question = ?", (answered_state(answer), id))
 
@@ -166,8 +169,9 @@ class Store(Reader):
             number: the value's index among those under this key.
             step: the step that took the answer.
         """
-        row = (purpose, oracle, item, number, known.value, known.mark, step, list_text(known.scores))
-        self.db.execute("INSERT INTO cache VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        parts = (steps_text([known.steps], known.step_unit), dict_text(dict(known.sources)))
+        row = (purpose, oracle, item, number, known.value, known.mark, step, list_text(known.scores), *parts)
+        self.db.execute(f"INSERT INTO cache VALUES ({', '.join('?' * 10)})", row)
 
     def add_take(
         self,

@@ -4,7 +4,7 @@ the base of an oracle that asks another one."""
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from oat.types import Answer, Kind, Price, Question
+from oat.types import Answer, Kind, Price, Question, StepUnit
 
 
 class Oracle:
@@ -29,6 +29,10 @@ class Oracle:
     """True if an answer depends only on the texts of a question: messages, reference, columns and candidates.
     The ledger may then use the answer for another question with the same texts. An oracle that also reads
     `ids` or `known` must set False: two episodes with the same last response may differ in these."""
+    gives_steps: StepUnit | None = None
+    """"characters" or "tokens" if answers to questions for scores may have rewards of the steps of a response
+    (`Answer.steps`), whose ends count characters or tokens; None if each candidate has one number only. If it
+    is "tokens", `cacheable` must be False, since equal texts may have different tokens."""
     is_relative: bool = False
     """True if a score can be compared only with the scores of the same group, round or wave. An evaluation by
     this oracle is refused, because its mean score means nothing."""

@@ -7,6 +7,7 @@ Departures from TRL:
 3. `trainer_state`, `log_extra`, `log_metric` and `environments` are not passed: a reward depends only on
    responses and data.
 4. The configured reference is passed as `reference`, and also under the name of its column.
+5. A function with the attribute `gives_steps` may return rewards of steps in place of a number.
 """
 
 import asyncio
@@ -26,8 +27,13 @@ from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
 from oat.oracles.base import Oracle
+from oat.oracles.steps import UNITS, plain_steps, sum_of
 from oat.plugins.calls import guarded
-from oat.types import Answer, Kind, Mark, Question
+from oat.types import Answer, Kind, Mark, Question, Steps, StepUnit
+
+_Value = float | Steps | None
+"""What a function gives for an entry: a number, the rewards of the response's steps, or no answer."""
+_SET_STEPS = ', or set its attribute `gives_steps` to "characters" or "tokens" to give rewards of steps'
 
 
 class CallableOracle(Oracle):
@@ -45,8 +51,15 @@ class CallableOracle(Oracle):
 
     If the function returns None for a completion, the mark is "abstain".
 
+    If the function has the attribute `gives_steps`, "characters" or "tokens", it may return a list of pairs
+    (end, reward) for a completion: the rewards of its steps (`Answer.steps`). Answers with steps in tokens
+    are not used again for another response with the same text.
+
     Args:
         name: for messages and `Answer.by`.
+
+    Raises:
+        ConfigError: the function's `gives_steps` is neither of the two.
     """
 
     answers: Kind = "score"
@@ -56,7 +69,9 @@ class CallableOracle(Oracle):
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
         self.name = name
-        self.cacheable = "completion_ids" not in (_parameters(function) or ())
+        self.gives_steps = _step_unit(function, name)
+        self._reads_ids = "completion_ids" in (_parameters(function) or ())
+        self.cacheable = not self._reads_ids and self.gives_steps != "tokens"
         self._known: dict[str, None] = {}
         self._is_async = inspect.iscoroutinefunction(_run_by(function))
         self._pending: dict[str, tuple[Question, float]] = {}
@@ -136,7 +151,8 @@ class CallableOracle(Oracle):
         for question, since in asked:
             own = list(islice(values, self._items(question)))
             marks: tuple[Mark, ...] = tuple("abstain" if value is None else "ok" for value in own)
-            numbers_ = tuple(0.0 if value is None else value for value in own)
+            steps = tuple(value if isinstance(value, tuple) else () for value in own)
+            numbers_ = tuple(sum_of(value) if isinstance(value, tuple) else value or 0.0 for value in own)
             answers.append(
                 Answer(
                     question.key,
@@ -145,6 +161,8 @@ class CallableOracle(Oracle):
                     queries=len(own),
                     by=self.name,
                     seconds=time.monotonic() - since,
+                    steps=steps if any(steps) else (),
+                    step_unit=self.gives_steps or "characters",
                 )
             )
         return answers
@@ -152,18 +170,18 @@ class CallableOracle(Oracle):
     def _items(self, question: Question) -> int:
         return len(question.candidates)
 
-    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+    def _values(self, questions: Sequence[Question]) -> list[_Value]:
         asked = [question for question in questions for _ in question.candidates]
         texts = [text for question in questions for text in question.candidates]
         completions = [_completion(question, text) for question, text in zip(asked, texts, strict=True)]
         ids = (
             {}
-            if self.cacheable
+            if not self._reads_ids
             else {"completion_ids": [ids.tolist() for question in questions for ids in question.ids]}
         )
         return self._call(asked, {"completions": completions, **ids})
 
-    def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[float | None]:
+    def _call(self, asked: Sequence[Question], candidates: dict[str, list[Any]]) -> list[_Value]:
         """Call the function, and return one value for each entry. An entry is a completion or a pair.
 
         Args:
@@ -206,7 +224,7 @@ class CallableOracle(Oracle):
                     f"{self.name} returned {got} for {len(asked)} entries; return a list with one number "
                     "or None for each, in order"
                 )
-            return [self._number(value, place) for place, value in enumerate(values)]
+            return [self._value(value, place) for place, value in enumerate(values)]
 
     def _refused(self, what: str) -> OracleError:
         return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
@@ -245,6 +263,15 @@ class CallableOracle(Oracle):
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
 
+    def _value(self, value: Any, place: int) -> _Value:
+        is_list = isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 2
+        if self.gives_steps is None or not is_list:
+            return self._number(value, place)
+        try:
+            return plain_steps(value.tolist() if hasattr(value, "tolist") else value)
+        except ValueError as error:
+            raise OracleError(f"{self.name}: value {place}, a list of steps, {error}") from error
+
     def _number(self, value: Any, place: int) -> float | None:
         if value is None:
             return None
@@ -254,9 +281,10 @@ class CallableOracle(Oracle):
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
+            is_list = isinstance(value, list | tuple)
             raise OracleError(
                 f"{self.name} returned {shown(value)} as value {place}; return a finite number, or None "
-                "for no answer"
+                "for no answer" + (_SET_STEPS if is_list and self.answers == "score" else "")
             )
         return number
 
@@ -272,10 +300,18 @@ class CallableComparison(CallableOracle):
     answers: Kind = "compare"
     given: tuple[str, ...] = ("prompts", "first", "second")
 
+    def __init__(self, function: Callable[..., Any], name: str):
+        super().__init__(function, name)
+        if self.gives_steps is not None:
+            raise ConfigError(
+                f"{name} compares two responses, and its `gives_steps` is {self.gives_steps!r}; a comparison "
+                "has no steps: remove the attribute, or score each response"
+            )
+
     def _items(self, question: Question) -> int:
         return 1
 
-    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+    def _values(self, questions: Sequence[Question]) -> list[_Value]:
         pairs = {
             name: [_completion(question, question.candidates[place]) for question in questions]
             for place, name in enumerate(("first", "second"))
@@ -336,6 +372,20 @@ def _run_by(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+
+
+def _step_unit(function: Callable[..., Any], name: str) -> StepUnit | None:
+    """Return the attribute `gives_steps` of a function, or of the function in a partial; None if it has
+    none."""
+    found = getattr(function, "gives_steps", None)
+    while found is None and isinstance(function, functools.partial):
+        function = function.func
+        found = getattr(function, "gives_steps", None)
+    if found is not None and found not in UNITS:
+        raise ConfigError(
+            f'`gives_steps` of {name} is {shown(found)}; give "characters" or "tokens", or leave it out'
+        )
+    return found
 
 
 def _line(error: BaseException, function: Callable[..., Any]) -> str:

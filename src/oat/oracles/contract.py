@@ -6,8 +6,9 @@ value of a comparison is usable if it is a probability. An unusable value with t
 unusable value with another mark is replaced by 0.5.
 """
 
+import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -15,8 +16,9 @@ from typing import Any, get_args
 import numpy as np
 
 from oat.errors import OracleError, shortened, shown
+from oat.oracles.steps import UNITS, lengths, plain_steps, sum_of
 from oat.plugins.calls import guarded
-from oat.types import Answer, Key, Kind, Mark, Price, Question
+from oat.types import Answer, Key, Kind, Mark, Price, Question, Steps, StepUnit
 from oat.types.budget import Budget
 
 MARKS = tuple(mark for mark in get_args(Mark) if mark != "unpaid")
@@ -25,6 +27,8 @@ _MOST_TEXTS = 8
 """A message shows at most this number of a question's candidates."""
 _NEUTRAL = 0.5
 """The number that replaces an oracle's unusable value, such as NaN with the mark "abstain"."""
+_ROUNDING = 1e-6
+"""Largest difference of a value from the sum of its step rewards, relative to the size of the rewards."""
 _MOST = 2**53
 """Upper bound of the queries and of the tokens of one answer. Below it, sums stay exact in SQLite."""
 
@@ -87,16 +91,19 @@ def pairs_of(returned: Any, name: str) -> list[tuple[str, Any]]:
     return [(ticket, answer) for ticket, answer in returned]
 
 
-def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
+def checked(answer: Any, question: Question, name: str, most: Budget, unit: StepUnit | None = None) -> Answer:
     """Check all fields of an answer to a question, and return it with plain numbers.
 
     Args:
         most: the most that the answer may cost.
+        unit: the oracle's `gives_steps`.
 
     Raises:
         OracleError: the answer breaks the contract.
     """
-    plain = plain_answer(answer, question.kind, question.size, name, in_words(question))
+    plain = plain_answer(
+        answer, question.kind, question.size, name, in_words(question), unit=unit, about=question
+    )
     if plain.key != question.key:
         key = shortened(str(plain.key)) if isinstance(plain.key, Key | str) else shown(plain.key)
         raise OracleError(
@@ -113,19 +120,46 @@ def checked(answer: Any, question: Question, name: str, most: Budget) -> Answer:
     return plain
 
 
-def plain_answer(answer: Any, kind: Kind, size: int, name: str, where: str) -> Answer:
-    """Check an answer, except for its key and its price, and return it with plain numbers.
+def plain_answer(
+    answer: Any,
+    kind: Kind,
+    size: int,
+    name: str,
+    where: str,
+    *,
+    unit: StepUnit | None = None,
+    about: Question | None = None,
+) -> Answer:
+    """Check an answer, except for its key and its price, and return it with plain numbers. The value of a
+    candidate with step rewards becomes the exact sum of them.
 
     Args:
         size: number of values that the answer must have.
         where: the question in words, for messages.
+        unit: the oracle's `gives_steps`.
+        about: the question, whose candidates limit the ends of steps; None: their length is not checked.
 
     Raises:
         OracleError: the answer breaks the contract.
     """
     read = _AnswerReader(answer, name, where)
     values, marks = read.values(kind, size)
-    return replace(answer, values=values, marks=marks, scores=read.scores(kind, marks), **read.took())
+    if len(answer.steps):
+        longest = [None] * size if about is None else lengths(about, answer.step_unit)
+        steps = read.steps(kind, marks, unit, longest)
+        values = read.summed(values, steps)
+    else:
+        steps = ()
+    return replace(
+        answer,
+        values=values,
+        marks=marks,
+        scores=read.scores(kind, marks),
+        steps=steps if any(steps) else (),
+        step_unit=answer.step_unit if any(steps) else "characters",
+        sources=read.sources(2 if kind == "compare" else size),
+        **read.took(),
+    )
 
 
 class _AnswerReader:
@@ -142,7 +176,7 @@ class _AnswerReader:
         self._require(
             isinstance(answer, Answer), f"to {where} came {shown(answer)}; return an oat.types.Answer"
         )
-        for field in ("values", "marks", "scores"):
+        for field in ("values", "marks", "scores", "steps"):
             given = getattr(answer, field)
             is_list = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim == 1)
             self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
@@ -185,6 +219,81 @@ class _AnswerReader:
             "finite, or none",
         )
         return scores
+
+    def steps(
+        self, kind: Kind, marks: Sequence[str], unit: StepUnit | None, longest: Sequence[int | None]
+    ) -> tuple[Steps, ...]:
+        """Return the step rewards of each candidate; () for a candidate that has none, or no value.
+
+        Args:
+            unit: the oracle's `gives_steps`.
+            longest: for each candidate, the highest end that a step may have; None: any.
+        """
+        answer, where = self._answer, self._where
+        self._require(kind == "score", f"the answer to {where} has steps; a comparison has none")
+        self._require(
+            answer.step_unit in UNITS, self._instead("step_unit", " or ".join(f'"{each}"' for each in UNITS))
+        )
+        self._require(
+            answer.step_unit == unit,
+            f"the answer to {where} has steps in {answer.step_unit}, and the oracle's `gives_steps` is "
+            f'{unit!r}; set it to "{answer.step_unit}"',
+        )
+        self._require(
+            len(answer.steps) == len(marks),
+            f"the answer to {where} has the steps of {len(answer.steps)} candidates; give {len(marks)} "
+            "entries, in order, and an empty one for a candidate with one number",
+        )
+        found = []
+        for place, (given, mark, most) in enumerate(zip(answer.steps, marks, longest, strict=True)):
+            try:
+                found.append(plain_steps(given, most, answer.step_unit) if mark == "ok" else ())
+            except ValueError as error:
+                self._require(False, f"the entry of `steps` for candidate {place} of {where} {error}")
+        return tuple(found)
+
+    def summed(self, values: Sequence[float], steps: Sequence[Steps]) -> tuple[float, ...]:
+        """Return the values, where the value of a candidate with steps is the sum of their rewards. A value
+        that differs from this sum by more than rounding breaks the contract."""
+        found = []
+        for place, (value, own) in enumerate(zip(values, steps, strict=True)):
+            total = sum_of(own) if own else value
+            size = max((abs(reward) for _, reward in own), default=0.0)
+            self._require(
+                math.isclose(total, value, rel_tol=_ROUNDING, abs_tol=_ROUNDING * size * len(own)),
+                f"the answer to {self._where} gives candidate {place} the value {value} and steps whose "
+                f"rewards add up to {total}; give their sum",
+            )
+            found.append(total)
+        return tuple(found)
+
+    def sources(self, size: int) -> dict[str, tuple[float | None, ...]]:
+        """Return the scores of each source, by name.
+
+        Args:
+            size: number of the question's candidates.
+        """
+        given = self._answer.sources
+        self._require(
+            isinstance(given, dict) and all(isinstance(name, str) for name in given),
+            self._instead("sources", "a dict of scores by the name of the source"),
+        )
+        found = {}
+        for name, scores in given.items():
+            is_list = isinstance(scores, tuple | list) or (
+                isinstance(scores, np.ndarray) and scores.ndim == 1
+            )
+            own = tuple(_number(score, "score") for score in scores) if is_list else ()
+            is_sound = len(own) == size and all(
+                number is not None or score is None for number, score in zip(own, scores, strict=True)
+            )
+            self._require(
+                is_sound,
+                f"`sources` of the answer to {self._where} has {shown(scores)} for {shown(name)}; give a "
+                f"finite number or None for each of the {size} candidates",
+            )
+            found[name] = own
+        return found
 
     def took(self) -> dict[str, Any]:
         """Return the queries, tokens, cost and seconds of the answer, by field."""

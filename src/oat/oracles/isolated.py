@@ -25,7 +25,7 @@ from oat.oracles.callables import CallableOracle, check_needed
 from oat.oracles.make import build_oracle
 from oat.plugins import loading as plugins
 from oat.plugins.pool import Outcome, Workers
-from oat.types import Answer, Kind, Mark, Question
+from oat.types import Answer, Kind, Mark, Question, StepUnit
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Isolated(Oracle):
         about = self._workers.about
         self.answers: Kind = about["answers"]
         self.cacheable, self.version = bool(about["cacheable"]), str(about["version"])
+        self.gives_steps: StepUnit | None = about["gives_steps"]
         self.made_of: dict[str, dict[str, Any]] = about["made_of"]
         plugins.elsewhere.update(about["own_files"])
         self._needed, self._given = about["needed"], about["given"]
@@ -134,6 +135,7 @@ class Isolated(Oracle):
         failed: Mark = "failed"
         values = tuple(answer.values[0] if answer else 0.0 for answer in found)
         marks = tuple(answer.marks[0] if answer else failed for answer in found)
+        steps = tuple(answer.steps[0] if answer and answer.steps else () for answer in found)
         return Answer(
             asked.question.key,
             values,
@@ -141,6 +143,8 @@ class Isolated(Oracle):
             queries=len(found),
             by=self.name,
             seconds=time.monotonic() - asked.since,
+            steps=steps if any(steps) else (),
+            step_unit=self.gives_steps or "characters",
         )
 
 
@@ -154,6 +158,7 @@ class _Served:
         self.about: dict[str, Any] = {
             "answers": oracle.answers,
             "cacheable": oracle.cacheable,
+            "gives_steps": oracle.gives_steps,
             "version": oracle.version or "",
         }
         self.about |= {"made_of": oracle.made_of, "own_files": plugins.own_files(start())}

@@ -197,6 +197,11 @@ def _sound(oracle: Any, name: str) -> Oracle:
             f'the oracle {name} must have `answers`, "compare" or "score", and `durable`, true or false; '
             "see oat/oracles/base.py"
         )
+    if getattr(oracle, "gives_steps", None) == "tokens" and getattr(oracle, "cacheable", True):
+        raise ConfigError(
+            f"the oracle {name} gives rewards of steps in tokens, and equal texts may have different tokens; "
+            "set `cacheable = False` on it, or give the steps in characters"
+        )
     sound: Oracle = oracle
     return sound
 

@@ -20,9 +20,13 @@ If a source has `group` or `batch`, its normalised scores depend on other candid
 0. Then no answer of the mixture is used again (`cacheable`), and the mixture cannot judge evaluations
 (`is_relative`).
 
-Scores cannot be normalised by a running mean over the run. The ledger does not record the sources' scores, so
-the running mean could not be restored from a checkpoint. Use `fixed` instead, with a mean and a std that are
-known, for example from a reward model's scores of the first responses.
+The answer also has the sources' own scores (`Answer.sources`), without weight and normalisation, and the
+ledger records them. So an objective can weigh and normalise them itself, for example by a running mean over
+the run. `normalise` has no running mean: it would be a state of the oracle, and checkpoints have no state of
+oracles. It belongs to the objective, which computes it from recorded feedback in `prepare`.
+
+If a source gives rewards of the steps of a response (`Answer.steps`), so does the mixture
+(`mixture_steps.py`).
 
 If a source abstains about a candidate, the source is left out of the candidate's sum. If all sources abstain,
 the mixture abstains. If a source fails, the candidate is marked "failed", because the sum of the other
@@ -43,7 +47,9 @@ from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.oracles.base import Oracle
 from oat.oracles.contract import pairs_of, plain_answer
 from oat.oracles.make import build_oracle
-from oat.types import Answer, Kind, Mark, Price, Question
+from oat.oracles.mixture_steps import Term, own_scores, summed_steps
+from oat.oracles.steps import lengths, sum_of
+from oat.types import Answer, Kind, Mark, Price, Question, Steps, StepUnit
 
 Normalise = Literal["none", "fixed", "group", "batch"]
 _EPSILON = 1e-4
@@ -139,6 +145,7 @@ class Mixture(Oracle):
             source.normalise in ("group", "batch") for source in self._sources.values()
         ) or any(oracle.is_relative for oracle in oracles)
         self.cacheable = all(oracle.cacheable for oracle in oracles) and not self.is_relative
+        self.gives_steps = _common_unit(self._sources)
         self.names_cost = any(oracle.names_price and oracle.names_cost for oracle in oracles)
         self.max_outage_s = max(
             (oracle.max_outage_s for oracle in oracles if oracle.max_outage_s is not None), default=None
@@ -265,8 +272,9 @@ class Mixture(Oracle):
                     "return those it was given"
                 )
             mine, own = self._open[label].pop(ticket)
+            about, unit = mine.questions[own], self._sources[label].oracle.gives_steps
             mine.said[own][label] = plain_answer(
-                answer, "score", mine.questions[own].size, label, f"question {own}"
+                answer, "score", about.size, label, f"question {own}", unit=unit, about=about
             )
             mine.open -= 1
 
@@ -301,22 +309,23 @@ class Mixture(Oracle):
         return self._recipe.get(value, self._recipe.get("default", {}))
 
     def _mixed(self, round: _Round) -> dict[str, Answer]:
-        scaled = {label: self._scaled(source, round) for label, source in self._sources.items()}
+        scales = {label: self._scales(source, round) for label, source in self._sources.items()}
         found = {}
         for ticket, question in round.questions.items():
             weights, said = self._chosen(question), round.said[ticket]
-            values, marks = list[float](), list[Mark]()
+            values, marks, steps = list[float](), list[Mark](), list[Steps]()
             for place in range(question.size):
                 own = {label: said[label].marks[place] for label in weights}
-                value = math.fsum(
-                    weight * scaled[label][ticket][place]
-                    for label, weight in weights.items()
-                    if own[label] == "ok"
-                )
                 marks.append(
                     "failed" if "failed" in own.values() else "ok" if "ok" in own.values() else "abstain"
                 )
-                values.append(value if marks[-1] == "ok" else 0.0)
+                terms = [
+                    Term(weights[label], *scales[label][ticket], said[label], place)
+                    for label, mark in own.items()
+                    if mark == "ok" and marks[-1] == "ok"
+                ]
+                steps.append(self._steps(terms, question, place))
+                values.append(sum_of(steps[-1]) if steps[-1] else math.fsum(term.value for term in terms))
             queries, tokens, cost = (
                 sum(getattr(answer, name) for answer in said.values())
                 for name in ("queries", "tokens", "cost")
@@ -327,26 +336,31 @@ class Mixture(Oracle):
                 "cost": float(cost),
                 "seconds": time.monotonic() - round.since,
             }
+            if any(steps):
+                took |= {"steps": tuple(steps), "step_unit": self.gives_steps}
+            took["sources"] = {label: own_scores(said[label]) for label in weights}
             found[ticket] = Answer(question.key, tuple(values), tuple(marks), by="mixture", **took)
         return found
 
-    def _scaled(self, source: _WeightedOracle, round: _Round) -> dict[str, list[float]]:
-        """Return a source's normalised scores for questions that were asked together, by ticket. A candidate
-        without a score gets 0."""
+    def _steps(self, terms: Sequence[Term], question: Question, place: int) -> Steps:
+        """Return the step rewards of a candidate, to which `terms` are added; () if no source gives any."""
+        if not any(term.steps for term in terms):
+            return ()
+        assert self.gives_steps is not None, "plain_answer refuses steps of a source that declares none"
+        length = lengths(question, self.gives_steps)[place]
+        assert length is not None, "the ledger sends questions with the ids of their candidates"
+        return summed_steps(terms, length)
+
+    def _scales(self, source: _WeightedOracle, round: _Round) -> dict[str, tuple[float, float]]:
+        """Return the mean and the divisor that normalise a source's scores for each of the questions that
+        were asked together, by ticket."""
         raw = {ticket: said[source.label] for ticket, said in round.said.items() if source.label in said}
         sound = {
             ticket: [value for value, mark in zip(own.values, own.marks, strict=True) if mark == "ok"]
             for ticket, own in raw.items()
         }
         together = [value for values in sound.values() for value in values]
-        found = {}
-        for ticket, own in raw.items():
-            mean, std = self._scale(source, sound[ticket], together)
-            found[ticket] = [
-                (value - mean) / std if mark == "ok" else 0.0
-                for value, mark in zip(own.values, own.marks, strict=True)
-            ]
-        return found
+        return {ticket: self._scale(source, sound[ticket], together) for ticket in raw}
 
     def _scale(
         self, source: _WeightedOracle, group: Sequence[float], batch: Sequence[float]
@@ -423,6 +437,21 @@ def _source(given: Mapping[str, Any], device: str) -> _WeightedOracle:
         mean,
         std,
     )
+
+
+def _common_unit(sources: Mapping[str, _WeightedOracle]) -> StepUnit | None:
+    """Return the unit in which the sources count the ends of steps; None if no source gives steps."""
+    units: dict[StepUnit, str] = {}
+    for label, source in sources.items():
+        if source.oracle.gives_steps is not None:
+            units.setdefault(source.oracle.gives_steps, label)
+    if len(units) > 1:
+        said = " and ".join(f"{label} in {unit}" for unit, label in units.items())
+        raise ConfigError(
+            f"sources of the oracle mixture give rewards of steps in two units, {said}; let all of them "
+            "count characters, or all tokens"
+        )
+    return next(iter(units), None)
 
 
 def _finite(value: Any, what: str) -> float:

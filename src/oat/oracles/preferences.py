@@ -7,7 +7,7 @@ from dataclasses import replace
 from oat.errors import ConfigError, OracleError
 from oat.oracles.base import Oracle, Wrapper
 from oat.oracles.contract import pairs_of, plain_answer
-from oat.types import Answer, Kind, Mark, Price, Question
+from oat.types import Answer, Kind, Mark, Price, Question, StepUnit
 
 
 class Preferences(Wrapper):
@@ -20,7 +20,8 @@ class Preferences(Wrapper):
     its two scores.
 
     The answer also has the two scores (`Answer.scores`), with None for a missing one. If both are missing, it
-    has no scores.
+    has no scores. Rewards of steps are left out; the scores of a mixture's sources stay
+    (`Answer.sources`).
 
     Args:
         oracle: the oracle that scores.
@@ -31,6 +32,7 @@ class Preferences(Wrapper):
     """
 
     answers: Kind = "compare"
+    gives_steps: StepUnit | None = None
 
     def __init__(self, oracle: Oracle, scale: float = 1.0):
         if oracle.answers != "score":
@@ -62,10 +64,16 @@ class Preferences(Wrapper):
         if self._broken is not None:
             raise self._broken
         there = []
+        unit = self.oracle.gives_steps
         for ticket, answer in pairs_of(self.oracle.collect(tickets, seconds), self.name):
             try:
                 there.append(
-                    (ticket, self._compare(plain_answer(answer, "score", 2, self.name, f"ticket {ticket!r}")))
+                    (
+                        ticket,
+                        self._compare(
+                            plain_answer(answer, "score", 2, self.name, f"ticket {ticket!r}", unit=unit)
+                        ),
+                    )
                 )
             except OracleError as error:
                 self._broken = error
@@ -73,7 +81,8 @@ class Preferences(Wrapper):
             raise self._broken
         return there
 
-    def _compare(self, answer: Answer) -> Answer:
+    def _compare(self, given: Answer) -> Answer:
+        answer = replace(given, steps=(), step_unit="characters")
         scores = tuple(
             value if mark == "ok" else None for value, mark in zip(answer.values, answer.marks, strict=True)
         )

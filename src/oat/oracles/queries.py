@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oat.oracles.callables import CallableOracle
-from oat.types import Question
+from oat.types import Question, Steps
 
 
 class QueryReward(CallableOracle):
@@ -35,7 +35,7 @@ class QueryReward(CallableOracle):
             name for name in self.given if name != "labels" or {"label", "labels", "reference"} & {*columns}
         ]
 
-    def _values(self, questions: Sequence[Question]) -> list[float | None]:
+    def _values(self, questions: Sequence[Question]) -> list[float | Steps | None]:
         asked = [(question, text) for question in questions for text in question.candidates]
         prompts = [_prompt(question) for question, _ in asked]
         offered = {

@@ -14,6 +14,7 @@ import numpy as np
 
 from oat.errors import OatError, OracleError, shown, warn
 from oat.oracles.base import Oracle, Wrapper
+from oat.oracles.steps import UNITS
 from oat.plugins.calls import bare, raising
 from oat.plugins.loading import given
 from oat.types import Price, Question
@@ -41,9 +42,14 @@ def _as_text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+def _is_step_unit(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value in UNITS)
+
+
 _FLAG = (_is_flag, bool, "True or False")
 _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "cacheable": _FLAG,
+    "gives_steps": (_is_step_unit, _as_text, '"characters" or "tokens"'),
     "is_relative": _FLAG,
     "names_cost": _FLAG,
     "names_price": _FLAG,

@@ -59,7 +59,7 @@ class _Episode:
         self.segments.append(Segment("context", ids[len(self.ids) :]))
         self.ids = ids
 
-    def respond(self, completion: Completion, text: str) -> None:
+    def respond(self, completion: Completion, text: str, text_ends: np.ndarray | None) -> None:
         size = len(completion.ids)
         response = Segment(
             "model",
@@ -69,6 +69,7 @@ class _Episode:
             raw_logps=completion.raw_logps,
             sampled_logps=completion.sampled_logps,
             kept=completion.kept,
+            text_ends=text_ends,
         )
         self.segments.append(response)
         self.ids = np.concatenate([self.ids, completion.ids])
@@ -82,6 +83,8 @@ class Actor:
         sampling: the settings of sampling in training.
         environment: answers the responses within an episode; None: an episode is one response.
         scorer: scores samples under the ensemble; None if the explorer does not need these scores.
+        records_text_ends: True: record `Segment.text_ends` in training, because the oracle gives rewards of
+            steps at offsets in characters.
     """
 
     def __init__(
@@ -93,12 +96,14 @@ class Actor:
         *,
         environment: Environment | None = None,
         scorer: EnsembleScorer | None = None,
+        records_text_ends: bool = False,
     ):
         self.renderer = renderer
         self.engine = engine
         self.sampling = sampling
         self.seeds = seeds
         self.environment, self.scorer = environment, scorer
+        self.records_text_ends = records_text_ends
 
     def sample(
         self,
@@ -139,7 +144,8 @@ class Actor:
                             prompts[owner], self.seeds.at("environment", *place)
                         )
                 episodes.append(episode)
-            self._play(episodes, slot, sampling or self.sampling)
+            has_ends = self.records_text_ends and sampling is None
+            self._play(episodes, slot, sampling or self.sampling, has_ends)
             for owner, episode in zip(owners, episodes, strict=True):
                 groups[owner].append(self._trajectory(episode, sampling or self.sampling))
         return [
@@ -184,16 +190,18 @@ class Actor:
         sums = np.array([values.sum() for values in logps], dtype=np.float32)
         return np.split(sums, np.cumsum([len(group.trajectories) for group in groups])[:-1])
 
-    def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling) -> None:
+    def _play(self, episodes: Sequence[_Episode], slot: str, sampling: Sampling, has_ends: bool) -> None:
         """Play all episodes until they have ended. In each turn, sample a response for every episode that
         goes on; the environment then answers the response or ends the episode. Without an environment there
-        is one turn. The engine keeps what it has computed of an episode from turn to turn."""
+        is one turn. The engine keeps what it has computed of an episode from turn to turn. If `has_ends`,
+        record the `text_ends` of each response."""
         playing, has_turns = list(episodes), self.environment is not None
         try:
             while playing:
                 requests = [Request(episode.ids, sampling, episode.key, has_turns) for episode in playing]
                 for completion in self.engine.generate(requests, slot):
-                    playing[completion.index].respond(completion, self.renderer.text(completion.ids))
+                    ends = self.renderer.text_ends(completion.ids) if has_ends else None
+                    playing[completion.index].respond(completion, self.renderer.text(completion.ids), ends)
                 playing = [episode for episode in playing if self._goes_on(episode)]
         finally:
             if has_turns:

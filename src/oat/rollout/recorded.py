@@ -11,6 +11,8 @@ import numpy as np
 
 from oat.data.fit import Fit, RecordedSequence
 from oat.data.formats import scores_of
+from oat.errors import DataError
+from oat.text.text_ends import moved_ends
 from oat.types import Group, Prompt, Sampling, Segment, Trajectory, Work
 
 
@@ -25,12 +27,24 @@ class RecordedActor:
         fit: decides which records are short enough, and how longer records are cut.
         columns: the columns of the responses, in the format that `formats.Layout` gives them.
         score_key: the column of the responses' scores, as `formats.scores_of` reads it.
+        records_text_ends: True: the response's last segment has `Segment.text_ends`, because the oracle gives
+            rewards of steps at offsets in characters. If a template writes the response with other white
+            space than the record, a step is complete with its last character that is no white space. A
+            last message that is not learned (weight 0) gets no `text_ends`.
     """
 
-    def __init__(self, fit: Fit, columns: Sequence[str], score_key: str | None = None):
+    def __init__(
+        self,
+        fit: Fit,
+        columns: Sequence[str],
+        score_key: str | None = None,
+        *,
+        records_text_ends: bool = False,
+    ):
         self.fit = fit
         self.columns = tuple(columns)
         self.score_key = score_key
+        self.records_text_ends = records_text_ends
 
     def sample(
         self,
@@ -68,13 +82,25 @@ class RecordedActor:
         segments = []
         for part, trained in zip(np.split(row.ids, bounds), np.split(row.mask, bounds), strict=True):
             segments.append(Segment("model", part, mask=trained) if trained[0] else Segment("context", part))
-        if row.cut == "response":
-            left = (
-                next(segment.ids for segment in reversed(segments) if segment.author == "model")
-                if prompt.messages
-                else row.ids
+        learned = [segment.ids for segment in segments if segment.author == "model"]
+        ids = learned[-1] if prompt.messages and learned else row.ids
+        is_cut = row.cut == "response"
+        if is_cut:
+            text = self.fit.renderer.text(ids)
+        else:
+            text = value if isinstance(value, str) else value[-1]["content"]
+        if self.records_text_ends and segments[-1].author == "model":
+            ends = self._text_ends(ids, text, prompt.row)[-len(segments[-1].ids) :]
+            segments[-1] = replace(segments[-1], text_ends=ends)
+        return Trajectory("recorded", tuple(segments), "length" if is_cut else "stop", text)
+
+    def _text_ends(self, ids: np.ndarray, text: str, row: int) -> np.ndarray:
+        renderer = self.fit.renderer
+        ends = moved_ends(renderer.text_ends(ids), renderer.text(ids), text)
+        if ends is None:
+            raise DataError(
+                f"record {row}: the tokens of the response do not give its text back, and the oracle rewards "
+                "steps that end at its characters; let the oracle give steps in tokens, or remove what the "
+                "tokenizer or the template changes in the record"
             )
-            return Trajectory("recorded", tuple(segments), "length", self.fit.renderer.text(left))
-        return Trajectory(
-            "recorded", tuple(segments), "stop", value if isinstance(value, str) else value[-1]["content"]
-        )
+        return ends

@@ -26,7 +26,7 @@ from oat.oracles.contract import checked, in_words, pairs_of, tickets_of
 from oat.oracles.make import build_oracle, make_oracle
 from oat.testing.part import Part
 from oat.testing.samples import make_question
-from oat.types import Answer, Question
+from oat.types import Answer, Question, Steps
 from oat.types.budget import Budget
 
 _PATIENCE_S = 1.0
@@ -167,7 +167,7 @@ class _Asking(Part):
         """Check an answer against its question and the oracle's price. Return it with plain numbers."""
         price = self.oracle.price(question)
         most = Budget.of(price) if self.oracle.names_price else Budget(price.queries)
-        sound: Answer = self.hold(checked, answer, question, self.name, most)
+        sound: Answer = self.hold(checked, answer, question, self.name, most, self.oracle.gives_steps)
         return sound
 
 
@@ -250,7 +250,8 @@ def _alone(ask: _Asking, question: Question, place: int) -> Answer:
     ]
     answers = [ask(_renamed([single], 3_000 + 100 * place + n))[0] for n, single in enumerate(singles)]
     values, marks = (tuple(getattr(answer, name)[0] for answer in answers) for name in ("values", "marks"))
-    return replace(answers[0], values=values, marks=marks)
+    steps = tuple(answer.steps[0] if answer.steps else () for answer in answers)
+    return replace(answers[0], values=values, marks=marks, steps=steps)
 
 
 def _check_same(
@@ -268,11 +269,23 @@ def _check_same(
             same = mark == mark_2 and (
                 mark != "ok" or math.isclose(value, value_2, rel_tol=tolerance, abs_tol=tolerance)
             )
+            said: list[Any] = found
+            if same and mark == "ok" and (one.steps or two.steps):
+                said = [answer.steps[place] if answer.steps else () for answer in (one, two)]
+                same = _are_close(said[0], said[1], tolerance)
             if not same:
                 candidate = question.candidates[place][:40]
                 text = "" if question.kind == "compare" else f", candidate {candidate!r}"
                 raise ContractError(
-                    f"{name}: {in_words(question)}{text}: answered {found[0]}, and {found[1]} when {how}; an "
+                    f"{name}: {in_words(question)}{text}: answered {said[0]}, and {said[1]} when {how}; an "
                     "answer that is no function of the prompt and the response, or pair, must not be used "
                     "again: set `cacheable = False` on the oracle, or remove the cause"
                 )
+
+
+def _are_close(one: Steps, two: Steps, tolerance: float) -> bool:
+    """Return True if two candidates have steps with equal ends and with rewards that differ little."""
+    return [end for end, _ in one] == [end for end, _ in two] and all(
+        math.isclose(reward, reward_2, rel_tol=tolerance, abs_tol=tolerance)
+        for (_, reward), (_, reward_2) in zip(one, two, strict=True)
+    )

@@ -31,6 +31,7 @@ from oat.text.encoding import Encoder
 from oat.text.question_forms import Example, Form
 from oat.text.template_study import Turn, common_length, look_for_rewriting, study_control, study_turn
 from oat.text.templates import CHATML_TOKENS, load_template, on_day, proposal
+from oat.text.text_ends import text_ends
 from oat.text.vocabulary import num_ids
 from oat.types import Message
 
@@ -94,6 +95,7 @@ class Renderer:
         self._few_shot = few_shot
         self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
         self._encoder = Encoder(tokenizer)
+        self._pieces: dict[int, str] = {}
         self.definition: dict[str, Any] = {
             "template": template,
             "system": system,
@@ -328,9 +330,25 @@ class Renderer:
     def text(self, ids: np.ndarray) -> str:
         """Return the text of a response for oracles and people. It has no special tokens and ends before the
         first stop string."""
-        kept = [int(i) for i in ids if int(i) not in self.stop_ids]
-        text = str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
+        return self._cut(self._text([int(i) for i in ids if int(i) not in self.stop_ids]))
+
+    def text_ends(self, ids: np.ndarray) -> np.ndarray:
+        """Return the number of characters of `text(ids)` that are complete after each of the ids.
+
+        Args:
+            ids: (T,) ids of a response.
+
+        Returns:
+            (T,) int32, never falling. The last entry, if there is one, is the length of the text.
+        """
+        is_kept = np.array([int(i) not in self.stop_ids for i in ids], dtype=bool)
+        kept = [int(i) for i in np.asarray(ids)[is_kept]]
+        for id in kept:
+            if id not in self._pieces:
+                self._pieces[id] = self._text([id])
+        text = self._text(kept)
+        ends = np.array([0, *text_ends(kept, text, self._text, [self._pieces[id] for id in kept])], np.int32)
+        return np.minimum(ends[np.cumsum(is_kept)], np.int32(len(self._cut(text))))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included. The engine searches this text for stop strings."""
@@ -339,6 +357,13 @@ class Renderer:
                 [int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _cut(self, text: str) -> str:
+        """Return the part of a text before the first stop string."""
+        return text[: min((at for at in map(text.find, self.stop) if at >= 0), default=len(text))]
 
     def _put(self, messages: Sequence[Message]) -> Sequence[Message]:
         """If this renderer has a form, return the conversation with its user message put into the form.

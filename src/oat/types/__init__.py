@@ -49,6 +49,10 @@ From prompts to answers:
     question        what an oracle is asked about a group: compare two candidates, or score any number of them
     query           one priced item of a question: a scored candidate, or a compared pair
     answer          what an oracle says to a question: values, each with a mark
+    source          an oracle whose scores another oracle, a mixture, adds up
+    step reward     the reward of one step of a response. Such a step is a part of the response, for example
+                    a line; "step" alone means a step of the loop
+    turn            a response of an episode; the environment rewards each turn
     mark            of a value: `ok`, `tie`, `abstain`, `failed`, or `unpaid` (the question was never asked)
     ticket          the string by which an oracle names a question that it has not answered yet
     wave            questions that are sent together, because their highest price fits the budget
@@ -96,6 +100,8 @@ from oat.types.questions import (
     Price,
     Question,
     Spent,
+    Steps,
+    StepUnit,
 )
 from oat.types.sampling import (
     KEPT_LIMIT,
@@ -139,6 +145,8 @@ __all__ = [
     "Sampling",
     "Segment",
     "Spent",
+    "StepUnit",
+    "Steps",
     "Trajectory",
     "Work",
 ]

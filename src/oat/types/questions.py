@@ -11,6 +11,12 @@ from oat.types.sampling import Group
 
 Kind = Literal["compare", "score"]
 Mark = Literal["ok", "tie", "abstain", "failed", "unpaid"]
+Steps = tuple[tuple[int, float], ...]
+"""The rewards of the steps of one response: pairs of a step's end and its reward, with ascending ends. An end
+is an exclusive offset: a step with end 5 is complete after the first 5 characters or tokens."""
+StepUnit = Literal["characters", "tokens"]
+"""What the ends of steps count: characters (of Python's strings) of a candidate's text, or tokens of its ids
+(`Question.ids`)."""
 
 UNASKED = "none"
 """Value of `Question.oracle` for a question that is put to no oracle. The question costs nothing and has no
@@ -139,6 +145,13 @@ class Answer:
         tokens: number of tokens that the answer took.
         scores: the scores from which a comparison was made, one per candidate, None for a candidate without a
             score. Empty for any other answer.
+        steps: for each candidate, the rewards of the steps of its response. A candidate's entry is empty if
+            its response has one number only. The value of any other candidate is the exact sum
+            (`math.fsum`) of its steps' rewards. Empty if no candidate has steps, and for a comparison.
+        step_unit: what the ends of all `steps` count.
+        sources: by source, its own score of each candidate, as the source gave it: without weight and
+            without normalisation. None for a candidate without such a score. Empty if the oracle does not
+            add up the scores of several sources.
     """
 
     key: Key
@@ -150,6 +163,9 @@ class Answer:
     seconds: float = 0.0
     tokens: int = 0
     scores: tuple[float | None, ...] = ()
+    steps: tuple[Steps, ...] = ()
+    step_unit: StepUnit = "characters"
+    sources: dict[str, tuple[float | None, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, eq=False)
