@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Objective, answer_metrics, response_metrics
-from oat.algorithms.group import scored_rows
+from oat.algorithms.rows import scored_rows
 from oat.algorithms.step_rewards import step_tokens, turn_tokens
 from oat.types import Answer, Batch, Loss, Plan, Requires
 
@@ -36,14 +36,14 @@ class ToGo(Objective):
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback, forward, generator):
-        rows, group_of_N, scores_N, valid_N = scored_rows(feedback)
+        found = scored_rows(feedback)
+        group_of_N, valid_N = found.group_of_N, found.valid_N
         metrics = {**answer_metrics(feedback), **response_metrics(feedback)}
         arriving = [
-            arrivals(row, item.answer, place)
-            for item in feedback.items
-            for place, row in enumerate(item.group.trajectories)
+            arrivals(row, answer, place)
+            for row, answer, place in zip(found.rows, found.answers, found.places, strict=True)
         ]
-        baseline_N = [scores_N[(group_of_N == group) & valid_N].mean() for group in group_of_N]
+        baseline_N = [found.rewards_N[(group_of_N == group) & valid_N].mean() for group in group_of_N]
         to_go = [
             np.nan_to_num(np.cumsum(own[::-1])[::-1] - float(base))
             for own, base in zip(arriving, baseline_N, strict=True)
@@ -53,7 +53,7 @@ class ToGo(Objective):
             "advantages_K": torch.from_numpy(np.concatenate(to_go).astype(np.float32)),
             "mask_K": torch.from_numpy(valid_K.astype(np.float32)),
         }
-        return Batch(rows, np.arange(len(rows)), group_of_N.numpy(), columns, 1, 1, metrics)
+        return Batch(found.rows, np.arange(len(found.rows)), group_of_N.numpy(), columns, 1, 1, metrics)
 
     def losses(self, outputs, view):
         return {"loss/policy": Loss(-view["advantages_K"] * outputs["policy"]["sampled"], per="token")}
