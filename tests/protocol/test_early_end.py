@@ -187,3 +187,24 @@ def test_beside_other_features(bench: Bench, tmp_path: Path, case: Case) -> None
     assert oat("train", config, *wire) == 0
     assert digest_run(tmp_path / "wire") == digest_run(run)
     assert_a_kill_changes_nothing(config, run, tmp_path, lambda: kill_at(Learner, "_step", 9, after=True))
+
+
+ONCE = """
+from oat.algorithms.group import GRPO
+
+
+class Once(GRPO):
+    def ends_passes(self, values):
+        return True
+"""
+
+
+def test_a_run_whose_updates_all_end_before_they_begin_says_so(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "once.py").write_text(ONCE, encoding="utf-8")
+    config = config_of(bench, tmp_path / "run.yaml", name=f"{tmp_path / 'once.py'}:Once", target_kl=None)
+    assert oat("train", config) == 0
+    said = capsys.readouterr().out
+    assert "learned nothing: every update ended before its first optimiser step (ends_passes of " in said
+    assert rows_of(config)[-1]["optim/left_out"] == PLANNED * STEPS

@@ -281,7 +281,10 @@ def test_the_run_ends_with_the_first_step_that_it_cannot_fill(
 
 
 def test_a_step_that_cannot_be_filled_ends_at_its_cap(
-    bench: Bench, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    bench: Bench,
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = config_of(
         bench,
@@ -298,6 +301,10 @@ def test_a_step_that_cannot_be_filled_ends_at_its_cap(
     said = [str(each.message) for each in recwarn if "teach nothing" in str(each.message)]
     assert len(said) == 1
     assert "step 1: 12 of 12 questions (100%) teach nothing, and no further round" in said[0]
+    assert (
+        "the run learned nothing: no optimiser step was made: the rewards of every group were equal in every "
+        "step (all of them 1)" in capsys.readouterr().out
+    )
 
 
 def test_equal_responses_that_fill_no_step_are_named(

@@ -171,6 +171,8 @@ def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
             "every optimiser step was left out, since a number was not finite (learner.on_nonfinite: "
             f"skip); {none}"
         )
+    if _any(rows[-1:], ["optim/left_out"]):
+        return f"every update ended before its first optimiser step (ends_passes of {objective.name}); {none}"
     if not any(name in row for name in (MISSING, TIED) for row in rows) or _mean(rows, MISSING) >= 0.5:
         shares = {mark: _mean(rows, metric) for mark, metric in CAUSES.items()}
         most = max(shares, key=shares.__getitem__)
@@ -188,6 +190,8 @@ def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
         return f"{none}: in every pair a response was empty; look at samples.jsonl"
     if _mean(rows, TIED) >= 0.5:
         return f"{none}: {_equal_rewards(rows) if _is_flat(rows) else _cause_of_ties(rows)}"
+    if _is_flat(rows) and SPREAD in objective.watched:
+        return f"{none}: {_equal_rewards(rows)}"
     if _any(rows, ["answers/expired"]):
         return f"{none}: answers came too late to learn from (oracle.max_answer_age)"
     if _has_only_empty(rows):
