@@ -333,7 +333,8 @@ def assert_killed_once_is_the_same(
         assert contradictions(store) == []
     is_equal = (digest_run(run_dir), after.accounts) == (whole.digest, whole.accounts)
     lost = sum(after.answers.get(key) != answer for key, answer in before.answers.items())
-    place = "inside" if point else "at a random time"
+    inside = "between rounds of a step" if series in REFILLED else "between mini-batches of an update"
+    place = inside if point else "at a random time"
     figure(f"{int(is_equal)} of 1 runs killed {place} equal the unbroken one bitwise ({series})")
     figure(f"{lost:,} of {len(before.answers):,} answers lost")
     assert is_equal

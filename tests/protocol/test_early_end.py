@@ -106,6 +106,15 @@ def test_a_kill_inside_an_update_changes_nothing(config: Path, tmp_path: Path, c
     )
 
 
+@pytest.mark.slow(instead="test_a_kill_inside_an_update_changes_nothing", seconds=1.3)
+def test_a_fork_that_changes_nothing_is_the_run(config: Path, tmp_path: Path) -> None:
+    run, fork = config.with_suffix(""), tmp_path / "fork"
+    assert oat("train", config, "--run_dir", fork, "--from", f"{run}@4") == 0
+    assert digest_run(fork)["weights"] == digest_run(run)["weights"]
+    rows = [json.loads(line) for line in (fork / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["optim/left_out"] == rows_of(config)[-1]["optim/left_out"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [({"epochs": 1, "minibatches": 1}, "an update is one optimiser step"), ({"target_kl": 0}, "positive")],

@@ -166,13 +166,8 @@ def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
     """Return the likely reason why no optimiser step was made. Causes are tested in a fixed order, and the
     first that applies is returned."""
     none = "no optimiser step was made"
-    if _any(rows[-1:], ["optim/skipped"]):
-        return (
-            "every optimiser step was left out, since a number was not finite (learner.on_nonfinite: "
-            f"skip); {none}"
-        )
-    if _any(rows[-1:], ["optim/left_out"]):
-        return f"every update ended before its first optimiser step (ends_passes of {objective.name}); {none}"
+    if (left_out := _cause_of_steps_left_out(rows, objective)) is not None:
+        return f"{left_out}; {none}"
     if not any(name in row for name in (MISSING, TIED) for row in rows) or _mean(rows, MISSING) >= 0.5:
         shares = {mark: _mean(rows, metric) for mark, metric in CAUSES.items()}
         most = max(shares, key=shares.__getitem__)
@@ -200,6 +195,14 @@ def _cause_of_no_step(rows: Rows, objective: Objective, about: About) -> str:
         f"{none}: no step had a row to learn from; look at samples.jsonl, and at what the algorithm "
         "leaves out"
     )
+
+
+def _cause_of_steps_left_out(rows: Rows, objective: Objective) -> str | None:
+    if _any(rows[-1:], ["optim/skipped"]):
+        return "every optimiser step was left out, since a number was not finite (learner.on_nonfinite: skip)"
+    if _any(rows[-1:], ["optim/left_out"]):
+        return f"every update ended before its first optimiser step (ends_passes of {objective.name})"
+    return None
 
 
 def _cause_of_ties(rows: Rows) -> str:
