@@ -25,6 +25,8 @@ FEATURES = {
     23: "returns of GAE with lambda 1: the discounted sums of the rewards to come",
     28: "GRPO advantages",
     30: "clip of the critic's values: values are clipped only after a large update",
+    31: "penalty for a response that did not stop",
+    32: "scale of rewards, and their whitening with the mean kept",
     45: "sequence-classification score",
     46: "estimators of LightRFT by its names: each gives finite advantages",
     47: "RLOO",

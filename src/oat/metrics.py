@@ -251,10 +251,13 @@ NAMES = {
     "refill/rounds": "rounds of questions that the step asked (sampling.refill_rounds)",
     "refill/thrown_away": "questions that the step asked and does not learn from",
     "refill/unusable_frac": "share of the step's questions that teach the algorithm nothing",
+    "reward/clipped_frac": "share of the step's rewards that a bound changed (algorithm.rewards.clip)",
     "reward/mean": (
         "mean over the candidates that have a score; in a comparison made from scores, a score counts even "
         "if the other response has none"
     ),
+    "reward/penalty": "mean over responses of what penalties subtract from their scores (algorithm.rewards)",
+    "reward/shaped_mean": "mean over responses of the reward that is learned from (algorithm.rewards)",
     "reward/std_within": "mean over groups of the standard deviation of their scores",
     "reward/zero_spread_frac": "share of groups with equal scores, or with fewer than two scores",
     "roofline/decode": (

@@ -41,6 +41,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "algorithm.kl_target": 1e-4,
             "algorithm.entropy": {"coef": 0.01, "target": 3.0},
             "algorithm.correction": {"form": "truncate"},
+            "algorithm.rewards": {"normalise": "running"},
             "learner.schedule": "linear",
         },
     ),

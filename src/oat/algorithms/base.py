@@ -120,6 +120,8 @@ class Objective(Protocol):
     recorded_is_old: bool = False
     """True if the engine and the learner compute in the same precision. Log-probabilities recorded under the
     policy's present version can then serve as the old ones. The builder of the run sets this."""
+    end_ids: frozenset[int] = frozenset()
+    """Ids that end a response. The builder of the run sets this."""
     watched: frozenset[str] = OF_RESPONSES
     """Metrics of a step that `alarms` may watch (docs/alarms.md)."""
     reuses: bool = False

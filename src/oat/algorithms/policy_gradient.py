@@ -2,10 +2,12 @@
 
 `prepare` makes columns in this order:
 
-1. The scores become rewards (`scored_rows`). A response without a score is left out.
+1. The scores become rewards (`shaping.py`), at the places where they are earned (`credit.py`). A response
+   without a score is left out.
 2. The models compute values for the rows before the update (`rows.StartValues`).
-3. The estimator (`estimators.py`) makes an advantage for each response. If tokens of one response may differ
-   (`gamma`, `whiten`, a KL in the rewards), each token gets an advantage of its own.
+3. The estimator (`estimators.py`) makes an advantage of each reward. If tokens of one response may differ
+   (`credit`, `gamma`, `whiten`, a KL in the rewards), each token gets an advantage of its own.
+4. Corrections and the choice of tokens become weights of tokens (`corrections.py`, `token_choice.py`).
 
 `losses` has the policy's loss (`surrogates.py`) and the terms that hold the policy near the reference and the
 old policy. An algorithm chooses the reduction (`reduced`).
@@ -13,6 +15,7 @@ old policy. An algorithm chooses the reduction (`reduced`).
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +23,11 @@ import torch
 
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.corrections import correction_weights
+from oat.algorithms.credit import Earned, earned, turn_ends
 from oat.algorithms.estimators import Rewards, find_estimator
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_values
+from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
 from oat.functional.advantages import whiten
@@ -30,7 +35,8 @@ from oat.functional.corrections import on_policy_mask
 from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
 from oat.functional.kl import KL_ESTIMATORS, adapted_coef, importance_weighted, kl_k3
 from oat.functional.policy import log_ratio
-from oat.functional.returns import discounted_returns
+from oat.functional.returns import affine_scan, discounted_returns
+from oat.functional.reward_shaping import clip_filter_weights
 from oat.functional.surrogates import policy_drift
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires
 from oat.types.part import Check, RunFacts
@@ -45,6 +51,7 @@ class PolicyGradient(Objective):
 
     def __init__(self, config: PolicyGradientConfig):
         self.config = config
+        self.shaping = RewardShaping(config.rewards)
         self.estimator = find_estimator(config.advantage)
         self.has_reference = bool(config.kl_coef or config.kl_reward_coef)
         models = {"policy", "reference"} if self.has_reference else {"policy"}
@@ -67,6 +74,13 @@ class PolicyGradient(Objective):
         is_corrected = config.correction.form != "none"
         is_masked = config.correction.off_policy_bound is not None
         yield Check("algorithm.old_from", run.has_recorded and config.old_from == "sampler", why)
+        longest = config.rewards.overlong_from
+        yield Check(
+            "algorithm.rewards",
+            longest is not None and longest >= run.max_new_tokens and not run.has_environment,
+            f"overlong_from is {longest}, and no response has more than sampling.max_new_tokens "
+            f"{run.max_new_tokens} tokens; lower it",
+        )
         yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
@@ -77,31 +91,41 @@ class PolicyGradient(Objective):
         """Return True if one of the advantages within the item's group is not 0. Advantages that are made of
         all tokens of the step, or with a KL in the rewards, differ within any group: then a single score is
         enough."""
-        scored = scored_rows(Feedback(0, (item,), queries=0))
-        kept = scored.only(scored.valid_N)
-        if self._is_per_token or not kept.rows:
-            return bool(kept.rows)
-        return bool((self.response_advantages(kept) != 0).any())
+        scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
+        if self._is_whole_step or not scored.rows:
+            return bool(scored.rows)
+        learned_N = self.shaping.learned(scored)
+        rewards, _ = self._rewards(scored, learns=False)
+        advantages_E = self.estimated(scored, rewards)
+        if learned_N is not None:
+            advantages_E = advantages_E * learned_N[rewards.row_of_E]
+        return bool((advantages_E != 0).any())
 
     def plan(self, step: int) -> Plan:
         return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
-        scored = scored_rows(feedback)
-        kept = scored.only(scored.valid_N)
-        metrics: dict[str, float] = {"rows/trained": float(len(kept.rows))}
+        scored = self.shaping.considered(scored_rows(feedback))
+        learned_N = self.shaping.learned(scored)
+        num_learned = len(scored.rows) if learned_N is None else int(learned_N.sum())
+        metrics: dict[str, float] = {"rows/trained": float(num_learned)}
         columns: dict[str, torch.Tensor] = {}
-        if kept.rows:
-            start = self._start_values(kept, feedback.step, forward)
+        if num_learned:
+            rewards, shaped = self._rewards(scored, learns=True)
+            metrics |= shaped
+            start = self._start_values(scored, feedback.step, forward)
             metrics |= start.metrics()
             columns |= self._start_columns(start)
-            columns |= self._adapted(start, len(kept.rows), metrics)
-            columns |= self.advantage_columns(kept, start, forward)
-            columns |= self._weight_columns(kept, start, columns, generator, metrics)
+            columns |= self._adapted(start, len(scored.rows), metrics)
+            columns |= self.advantage_columns(scored, rewards, start, forward)
+            columns |= self._weight_columns(scored, start, columns, generator, metrics)
+            if learned_N is not None:
+                columns["mask_K"] = learned_N[row_index(scored.rows)]
+        rows = scored.rows if num_learned else ()
         return Batch(
-            kept.rows,
-            np.arange(len(kept.rows)),
-            kept.group_of_N.numpy(),
+            rows,
+            np.arange(len(rows)),
+            scored.group_of_N.numpy()[: len(rows)],
             columns,
             epochs=self.config.epochs,
             minibatches=self.config.minibatches,
@@ -158,7 +182,7 @@ class PolicyGradient(Objective):
             state |= {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
         if self.config.entropy.target is not None:
             state |= {"entropy_coef": self.entropy_coef, "entropy_started": self.config.entropy.coef}
-        return state
+        return {**state, **self.shaping.state}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the adapted weights of the KL and of the entropy. A fork ignores a saved weight if it sets
@@ -168,65 +192,99 @@ class PolicyGradient(Objective):
         entropy = self.config.entropy
         if entropy.target is not None and state.get("entropy_started") == entropy.coef:
             self.entropy_coef = state["entropy_coef"]
+        self.shaping.load_state(state)
 
-    def response_advantages(self, scored: ScoredRows) -> torch.Tensor:
-        """Return the (N,) advantages of the responses by the chosen estimator.
-
-        Args:
-            scored: rows that all have a reward.
-        """
-        return self.estimator(
+    def estimated(self, scored: ScoredRows, rewards: Earned) -> torch.Tensor:
+        """Return the advantage of each of the E rewards by the chosen estimator, (E,)."""
+        row_of_E = rewards.row_of_E
+        advantages_E = self.estimator(
             Rewards(
-                scored.rewards_N,
-                scored.lengths_N,
-                scored.group_of_N,
+                rewards.rewards_E,
+                rewards.lengths_E,
+                scored.group_of_N[row_of_E],
                 scored.num_groups,
-                scored.valid_N,
+                torch.ones_like(row_of_E, dtype=torch.bool),
                 self.config.std_eps,
             )
         )
+        weight = self.config.rewards.flat_group_weight
+        if weight is None:
+            return advantages_E
+        total_N = rewards.by_row(rewards.rewards_E)
+        weights_N = clip_filter_weights(total_N, scored.group_of_N, scored.num_groups, flat_weight=weight)
+        return advantages_E * weights_N[row_of_E]
 
     def advantage_columns(
-        self, scored: ScoredRows, start: StartValues, forward: Forward
+        self, scored: ScoredRows, rewards: Earned, start: StartValues, forward: Forward
     ) -> dict[str, torch.Tensor]:
         """Return `advantages_N` or, if the tokens of a response may differ, `advantages_K`.
 
-        A response's advantage is the reward of its last token, a KL penalty lowers the rewards of all tokens,
-        and a token's advantage is the discounted sum of the rewards from it on. Then they are whitened.
+        What the estimator makes of a reward is the reward of the token at which it is earned, a KL penalty
+        lowers the rewards of all tokens, and a token's advantage is the discounted sum of the rewards from it
+        on. Then they are whitened.
         """
-        advantages_N = self.response_advantages(scored)
+        advantages_E = self.estimated(scored, rewards)
         if not self._is_per_token:
-            return {"advantages_N": self.clipped_advantages(advantages_N)}
-        rewards_K = self.token_rewards(scored, start, advantages_N)
-        row_of_K = row_index(scored.rows)
-        returns_K = discounted_returns(rewards_K, row_of_K, len(scored.rows), gamma=self.config.gamma)
+            return {"advantages_N": self.clipped_advantages(advantages_E)}
+        rewards_K = self.token_rewards(scored, rewards, start, advantages_E)
+        returns_K = self.returns(scored, rewards_K)
         if self.config.whiten:
             returns_K = whiten(returns_K, torch.ones_like(returns_K))
         return {"advantages_K": self.clipped_advantages(returns_K)}
+
+    def returns(self, scored: ScoredRows, rewards_K: torch.Tensor) -> torch.Tensor:
+        """Return the discounted sum of rewards from each token to the end of its row, (K,)."""
+        row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
+        if self.config.turn_gamma == 1:
+            return discounted_returns(rewards_K, row_of_K, num_rows, gamma=self.config.gamma)
+        return affine_scan(rewards_K, self.discounts(scored))
+
+    def discounts(self, scored: ScoredRows) -> torch.Tensor:
+        """Return the discount between each token and the next one of its row, (K,); 0 for the last."""
+        row_of_K, ends_K = row_index(scored.rows), turn_ends(scored.rows)
+        discounts_K = torch.where(ends_K, self.config.turn_gamma * self.config.gamma, self.config.gamma)
+        discounts_K[: max(0, len(row_of_K) - 1)][row_of_K[1:] != row_of_K[:-1]] = 0.0
+        discounts_K[len(row_of_K) - 1 :] = 0.0
+        return discounts_K
 
     def clipped_advantages(self, advantages: torch.Tensor) -> torch.Tensor:
         """Return the advantages within the bounds of `advantage_clip`."""
         most = self.config.advantage_clip
         return advantages if most is None else advantages.clamp(-most, most)
 
-    def token_rewards(self, scored: ScoredRows, start: StartValues, rewards_N: torch.Tensor) -> torch.Tensor:
-        """Return the (K,) rewards of the tokens: that of each response at its last token, minus the KL
-        penalty of each token (`kl_reward_coef`).
+    def token_rewards(
+        self, scored: ScoredRows, rewards: Earned, start: StartValues, values_E: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the (K,) rewards of the tokens: numbers at the tokens where rewards are earned, minus the KL
+        penalty of each token (`kl_reward_coef`), whitened if `rewards.whiten` asks for it.
 
         Args:
-            rewards_N: (N,) one number for each response.
+            values_E: (E,) one number for each reward.
         """
-        row_of_K = row_index(scored.rows)
-        lengths_N = row_of_K.bincount(minlength=len(scored.rows))
-        has_tokens_N = lengths_N > 0
-        rewards_K = torch.zeros(len(row_of_K))
-        rewards_K[(lengths_N.cumsum(0) - 1)[has_tokens_N]] = rewards_N[has_tokens_N]
+        rewards_K = rewards.by_token(values_E, len(start.old_K))
         if self.config.kl_reward_coef:
             kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
             rewards_K -= self.config.kl_reward_coef * kl_K
+        if self.config.rewards.whiten:
+            rewards_K = whiten(rewards_K, torch.ones_like(rewards_K), shift_mean=False)
         return rewards_K
+
+    def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[Earned, dict[str, float]]:
+        """Return the shaped rewards of the rows, at the places where they are earned, and metrics.
+
+        Args:
+            learns: True: the running statistics are updated.
+        """
+        scored = self.shaping.sources(scored, learns=learns)
+        found = earned(scored, self.config.credit)
+        rewards_E, metrics = self.shaping.shaped(
+            found.rewards_E, scored, found.last_of_rows(), end_ids=self.end_ids, learns=learns
+        )
+        if self.config.rewards != RewardsConfig():
+            metrics["reward/shaped_mean"] = float(found.by_row(rewards_E).mean())
+        return replace(found, rewards_E=rewards_E), metrics
 
     def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> StartValues:
         wants: set[Literal["raw", "entropy", "reference"]] = {"reference"} if self.has_reference else set()
@@ -316,10 +374,17 @@ class PolicyGradient(Objective):
         return found if weights_K is None else {**found, "gradient_weight_K": weights_K}
 
     @property
+    def _is_whole_step(self) -> bool:
+        """True if a token's advantage depends on more than the scores of its group."""
+        c = self.config
+        return bool(c.whiten or c.kl_reward_coef or c.rewards.whiten)
+
+    @property
     def _is_per_token(self) -> bool:
         """True if the tokens of one response may have different advantages, or ones that depend on other
         groups."""
-        return bool(self.config.whiten or self.config.kl_reward_coef or self.config.gamma != 1)
+        c = self.config
+        return bool(self._is_whole_step or c.gamma != 1 or c.turn_gamma != 1 or c.credit != "response")
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])

@@ -5,6 +5,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
 from oat.algorithms.corrections import CorrectionConfig
+from oat.algorithms.credit import Credit
+from oat.algorithms.shaping import RewardsConfig
 from oat.algorithms.token_choice import EntropyConfig, TokensConfig
 from oat.errors import ConfigError, did_you_mean
 
@@ -42,6 +44,12 @@ class PolicyGradientConfig:
     `leave_one_out_max`: r minus the largest of the others. `length_weighted`: r minus the mean weighted by
     the responses' lengths. `best_of_group`: 1 for the first of the best, 0 for the others. A function of your
     own is named `path/to/file.py:name` or `package.module:name` (docs/extending.md)."""
+    credit: Credit = "response"
+    """Where a response's reward is earned. `response`: at its last token. `steps`: at the ends of the steps
+    that the oracle rewarded. `turns`: at the ends of the turns that the environment rewarded. With `steps`
+    and `turns` the estimator compares single steps or turns with those of the group's other responses."""
+    turn_gamma: float = 1.0
+    """Discount per turn: a token's advantage counts a reward n turns later turn_gamma^n times."""
     std_eps: float = 1e-4
     """Number that is added to the standard deviation by which `group_norm` and `batch_norm` divide."""
     kl_reward_coef: float = 0.0
@@ -96,6 +104,8 @@ class PolicyGradientConfig:
     target_kl: float | None = None
     """Largest KL(old policy || policy), nats per token. An update ends before the optimiser step whose
     mini-batch is above it. None: an update makes all of its optimiser steps."""
+    rewards: RewardsConfig = field(default_factory=RewardsConfig)
+    """The way from scores to rewards."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     """Weights for tokens that the old policy would have sampled with another probability."""
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
@@ -114,8 +124,11 @@ class PolicyGradientConfig:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
         for name in ("clip_high", "kl_coef", "std_eps", "kl_reward_coef", "drift_coef"):
             _check_finite(name, getattr(self, name))
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"algorithm.gamma is {self.gamma}; it must be at least 0 and at most 1")
+        for name in ("gamma", "turn_gamma"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(
+                    f"algorithm.{name} is {getattr(self, name)}; it must be at least 0 and at most 1"
+                )
         if self.dual_clip is not None and not 1 < self.dual_clip < math.inf:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip}; it must be above 1, and finite")
         for name in ("advantage_clip", "kl_max_log_ratio"):

@@ -156,6 +156,7 @@ def _computing(
     resolved: Resolved, run_inputs: RunInputs, directory: Path, seeds: Seeds, load: LoadModel
 ) -> _Computing:
     config, renderer = resolved.config, run_inputs.renderer
+    resolved.objective.end_ids = renderer.stop_ids
     lms = _models(resolved, renderer, seeds, load)
     if has_own_critic(config.model) and "critic" in lms:
         with resolved.blame("model.critic"):

@@ -1,0 +1,279 @@
+"""From scores to rewards, and where rewards are earned: each step of the way by hand, the state of running
+statistics, and settings that are wrong."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scored_groups import feedback
+
+from oat.algorithms.base import Objective
+from oat.errors import ConfigError, ContractError
+from oat.plugins.registry import ALGORITHMS
+from oat.types import Answer, Batch, Feedback, Item, Segment, Trajectory
+from oat.types.part import RunFacts
+
+
+def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[str, torch.Tensor]:
+    raw_K = torch.from_numpy(np.concatenate([row.recorded("raw_logps") for row in rows]))
+    return {name: raw_K for name in wants}
+
+
+def made(name: str, **options: Any) -> Any:
+    cls: Any = ALGORITHMS[name]
+    sections = {field: value for field, value in options.items() if isinstance(value, dict)}
+    kinds = {field: type(getattr(cls.Config(), field)) for field in sections}
+    built = {field: kinds[field](**value) for field, value in sections.items()}
+    return cls(cls.Config(prompts=1, **{"samples": 3, "advantage": "none", **options, **built}))
+
+
+def prepared(objective: Objective, given: Feedback | None = None) -> Batch:
+    return objective.prepare(given or feedback((1.0, 4.0, 1.0)), forward, np.random.default_rng(0))
+
+
+def rewards(objective: Objective, given: Feedback | None = None) -> list[float]:
+    """Return the advantages of responses. With `advantage: none` they are the rewards."""
+    return prepared(objective, given).columns["advantages_N"].tolist()
+
+
+def changed(given: Feedback, **changes: Any) -> Feedback:
+    """Return feedback whose answers have these fields."""
+    items = [replace(item, answer=replace(item.answer, **changes)) for item in given.items]
+    return replace(given, items=tuple(items))
+
+
+def with_rows(given: Feedback, *rows: Mapping[str, Any]) -> Feedback:
+    """Return feedback of one group whose trajectories have these fields."""
+    (item,) = given.items
+    new = [replace(row, **changes) for row, changes in zip(item.group.trajectories, rows, strict=True)]
+    return replace(given, items=(replace(item, group=replace(item.group, trajectories=tuple(new))),))
+
+
+CUT = with_rows(feedback((1.0, 4.0, 1.0)), {}, {"finish_reason": "length"}, {})
+"""Three responses of 1, 4 and 2 tokens; the second one was cut. Their ids count from 0."""
+
+
+@pytest.mark.inventory(32)
+def test_scale_and_bounds() -> None:
+    assert rewards(made("rloo", rewards={"scale": 2.0})) == [2, 8, 2]
+    objective = made("rloo", rewards={"scale": 2.0, "clip": (0.0, 5.0)})
+    assert rewards(objective) == [2, 5, 2]
+    assert prepared(objective).metrics["reward/clipped_frac"] == pytest.approx(1 / 3)
+    assert prepared(objective).metrics["reward/shaped_mean"] == pytest.approx(3)
+    assert "reward/shaped_mean" not in prepared(made("rloo")).metrics
+
+
+@pytest.mark.inventory(48)
+def test_rewards_are_bounded_before_the_kl() -> None:
+    """Rewards are cut to 2; then each token's KL is subtracted: -0.5 nats to the reference, weight 0.1."""
+
+    def apart(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[str, torch.Tensor]:
+        found = forward(model, rows, wants)
+        return {name: value - 0.5 * (model == "reference") for name, value in found.items()}
+
+    objective = made("rloo", kl_reward_coef=0.1, rewards={"clip": (0.0, 2.0)})
+    batch = objective.prepare(feedback((1.0, 4.0, 1.0)), apart, np.random.default_rng(0))
+    left = [1, 4, 3, 2, 1, 2, 1]
+    score = [1, 2, 2, 2, 2, 1, 1]
+    expected = [s - 0.05 * n for s, n in zip(score, left, strict=True)]
+    assert batch.columns["advantages_K"].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.inventory(31)
+def test_a_response_that_did_not_stop_gets_less() -> None:
+    """By `length` it is the one that was cut. By `no_end` it is each one without the id 3, so also one that a
+    stop string ended; only the second response, of the ids 0 to 3, has it."""
+    objective = made("rloo", rewards={"missing_end_penalty": 0.5})
+    assert rewards(objective, CUT) == [1, 3.5, 1]
+    assert prepared(objective, CUT).metrics["reward/penalty"] == pytest.approx(0.5 / 3)
+    objective = made("rloo", rewards={"missing_end_penalty": 0.5, "missing_end": "no_end"})
+    objective.end_ids = frozenset({3})
+    assert rewards(objective, CUT) == [0.5, 4, 0.5]
+
+
+def test_a_long_response_gets_less() -> None:
+    section = {"overlong_penalty": 1.0, "overlong_from": 1, "overlong_to": 3}
+    assert rewards(made("rloo", rewards=section)) == [1, 3, 0.5]
+
+
+def test_a_cut_response_is_masked_or_dropped() -> None:
+    """Masked, it counts in the mean of its group, 2; dropped, it does not, and the others' mean is 1."""
+    masked = prepared(made("rloo", advantage="group_mean", rewards={"truncated": "mask"}), CUT)
+    assert masked.columns["advantages_N"].tolist() == [-1, 2, -1]
+    assert masked.columns["mask_K"].tolist() == [1, 0, 0, 0, 0, 1, 1]
+    assert masked.metrics["rows/trained"] == 2
+    dropped = prepared(made("rloo", advantage="group_mean", rewards={"truncated": "drop"}), CUT)
+    assert dropped.columns["advantages_N"].tolist() == [0, 0]
+    assert dropped.metrics["rows/trained"] == 2
+    everything = with_rows(feedback((1.0, 4.0, 1.0)), *[{"finish_reason": "length"}] * 3)
+    for how in ("mask", "drop"):
+        assert prepared(made("rloo", rewards={"truncated": how}), everything).size == 0
+
+
+def test_a_group_of_cut_responses_is_not_usable() -> None:
+    (item,) = CUT.items
+    assert made("rloo", advantage="group_mean").is_usable(item)
+    assert not made("rloo", advantage="group_mean", rewards={"truncated": "drop"}).is_usable(item)
+    assert made("rloo", advantage="group_mean", rewards={"truncated": "mask"}).is_usable(item)
+    everything = with_rows(feedback((1.0, 4.0, 1.0)), *[{"finish_reason": "length"}] * 3).items[0]
+    assert not made("rloo", rewards={"truncated": "mask"}).is_usable(everything)
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_run_so_far() -> None:
+    objective = made("rloo", rewards={"normalise": "running"})
+    std = math.sqrt(3)
+    assert rewards(objective) == pytest.approx([-1 / std, 2 / std, -1 / std], rel=1e-3)
+    seen = torch.tensor([1.0, 4, 1, 7, 7, 7])
+    expected = (torch.tensor([7.0] * 3) - seen.mean()) / seen.std()
+    given = feedback((7.0, 7.0, 7.0))
+    assert objective.is_usable(given.items[0]), "it changes nothing"
+    assert rewards(objective, given) == pytest.approx(expected.tolist(), rel=1e-3)
+    plain = made("rloo")
+    plain.load_state(objective.state)
+    assert plain.state == {}, "a fork without running statistics drops them"
+
+
+def test_a_killed_run_has_the_statistics_of_the_unbroken_one() -> None:
+    unbroken = made("rloo", rewards={"normalise": "running"})
+    rewards(unbroken)
+    continued = made("rloo", rewards={"normalise": "running"})
+    continued.load_state(unbroken.state)
+    given = feedback((7.0, 0.0, 2.0))
+    assert rewards(continued, given) == rewards(unbroken, given)
+    assert continued.state == unbroken.state
+
+
+SOURCES = {"right": (1.0, 0.0, 0.0), "short": (10.0, 30.0, None)}
+
+
+def test_sources_are_normalised_before_they_are_added() -> None:
+    """Of `right`: mean 1/3, deviation sqrt(1/3). Of `short`, over the two that have a score: mean 20,
+    deviation sqrt(200)."""
+    given = changed(feedback((11.0, 30.0, 0.0)), sources=SOURCES)
+    right = [x / math.sqrt(1 / 3) for x in (2 / 3, -1 / 3, -1 / 3)]
+    short = [x / math.sqrt(200) for x in (-10.0, 10.0, 0.0)]
+    for how in ("group", "batch", "running"):
+        found = rewards(made("rloo", rewards={"sources": how}), given)
+        assert found == pytest.approx([a + b for a, b in zip(right, short, strict=True)], rel=1e-3)
+    weighted = made("rloo", rewards={"sources": "group", "source_weights": {"short": 0.5}})
+    assert rewards(weighted, given) == pytest.approx(
+        [a + 0.5 * b for a, b in zip(right, short, strict=True)], rel=1e-3
+    )
+    assert rewards(made("rloo"), given) == [11, 30, 0]
+
+
+def test_sources_that_are_not_there_are_named() -> None:
+    with pytest.raises(ContractError, match="answers have no scores of sources; set oracle"):
+        prepared(made("rloo", rewards={"sources": "group"}))
+    section = {"sources": "group", "source_weights": {"rigth": 2.0}}
+    with pytest.raises(ContractError, match="names the source 'rigth', and the oracle has right, short"):
+        prepared(made("rloo", rewards=section), changed(feedback((1.0, 4.0, 1.0)), sources=SOURCES))
+
+
+def test_token_rewards_are_scaled_and_keep_their_mean() -> None:
+    objective = made("rloo", rewards={"whiten": True})
+    rewards_K = torch.tensor([1.0, 0, 0, 0, 4, 0, 1], dtype=torch.float64)
+    scaled_K = (rewards_K - rewards_K.mean()) / (rewards_K.var() + 1e-8).sqrt() + rewards_K.mean()
+    expected = [
+        scaled_K[0],
+        *scaled_K[1:5].flip(0).cumsum(0).flip(0),
+        *scaled_K[5:].flip(0).cumsum(0).flip(0),
+    ]
+    found = prepared(objective).columns["advantages_K"].tolist()
+    assert found == pytest.approx([float(value) for value in expected], rel=1e-5)
+
+
+def test_flat_groups_weigh_as_they_are_told() -> None:
+    given = feedback((1.0, 1.0, 1.0), (1.0, 4.0, 1.0))
+    assert rewards(made("rloo", rewards={"flat_group_weight": 0.5}), given) == [0.5] * 3 + [2, 8, 2]
+
+
+STEPS = (((1, 1.0),), ((2, 1.0), (4, 3.0)), ((1, -1.0),))
+"""Rewards of steps: of the first response at its only token; of the second at its tokens 2 and 4; of the
+third at its first token, with the rest of its score, 2, at its last."""
+
+
+def test_rewards_of_steps_arrive_at_their_tokens() -> None:
+    given = changed(feedback((1.0, 4.0, 1.0)), steps=STEPS, step_unit="tokens")
+    found = prepared(made("rloo", credit="steps"), given).columns["advantages_K"].tolist()
+    assert found == [1, 4, 4, 3, 3, 1, 2]
+    as_one = prepared(made("rloo", credit="response"), given).columns["advantages_N"].tolist()
+    assert as_one == [1, 4, 1]
+    halved = prepared(made("rloo", credit="steps", gamma=0.5), given).columns["advantages_K"].tolist()
+    assert halved == [1, 0.5 + 3 / 8, 1 + 3 / 4, 1.5, 3, -1 + 1, 2]
+
+
+def test_steps_are_compared_with_the_steps_of_their_group() -> None:
+    """DeepSeekMath, Section 4.1.3: rewards 1; 1, 3; -1, 2 have the mean 1.2; a token's advantage is the sum
+    of those of its own step and the later ones."""
+    given = changed(feedback((1.0, 4.0, 1.0)), steps=STEPS, step_unit="tokens")
+    found = prepared(made("rloo", advantage="group_mean", credit="steps"), given).columns["advantages_K"]
+    assert found.tolist() == pytest.approx([-0.2, 1.6, 1.6, 1.8, 1.8, -1.4, 0.8], abs=1e-6)
+
+
+def two_turns() -> Feedback:
+    """Return feedback about one episode: a turn of 2 tokens with the reward 1, a context of 3, a turn of 2
+    tokens with the reward 3, of which the first is not trained; the score is 5."""
+    (item,) = feedback((5.0,)).items
+    (row,) = item.group.trajectories
+
+    def turn(mask: list[bool], reward: float) -> Segment:
+        zeros = np.zeros(len(mask), np.float32)
+        ids, versions = np.arange(len(mask), dtype=np.int32), np.zeros(len(mask), np.int32)
+        arrays = {"mask": np.array(mask), "versions": versions, "raw_logps": zeros, "sampled_logps": zeros}
+        return Segment("model", ids, **arrays, reward=reward)
+
+    said = Segment("context", np.arange(3, dtype=np.int32))
+    segments = (row.segments[0], turn([True, True], 1.0), said, turn([False, True], 3.0))
+    episode = replace(item.group, trajectories=(replace(row, segments=segments, reward=4.0),))
+    return Feedback(0, (Item(episode, item.question, item.answer, None),), queries=1)
+
+
+def test_rewards_of_turns_and_a_discount_over_turns() -> None:
+    """The score exceeds the turns' rewards by 1, which is earned at the end: 1 at token 1, 4 at token 2."""
+    given = two_turns()
+    assert prepared(made("rloo", credit="turns"), given).columns["advantages_K"].tolist() == [5, 5, 4]
+    found = prepared(made("rloo", credit="turns", turn_gamma=0.5), given).columns["advantages_K"].tolist()
+    assert found == [3, 3, 4]
+    both = made("rloo", credit="turns", turn_gamma=0.5, gamma=0.5)
+    assert prepared(both, given).columns["advantages_K"].tolist() == [0.5 * 2, 1 + 0.25 * 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"scale": 0.0}, "rewards.scale is 0.0; it must be positive"),
+        ({"clip": (2.0, 1.0)}, r"rewards.clip is \[2.0, 1.0\]; give the lowest and the highest"),
+        ({"missing_end_penalty": -1.0}, "missing_end_penalty is -1.0; it must be at least 0.*subtracted"),
+        (
+            {"missing_end": "no_end"},
+            "missing_end is no_end, and nothing reads it without missing_end_penalty",
+        ),
+        ({"overlong_from": 5}, "overlong_from is 5, and nothing reads it without overlong_penalty"),
+        ({"overlong_penalty": 1.0, "overlong_from": 5}, "overlong_to is not set"),
+        ({"overlong_penalty": 1.0, "overlong_from": 5, "overlong_to": 5}, "must be at least 0, and below"),
+        ({"source_weights": {"a": 1.0}}, "source_weights is .* nothing reads it without sources other"),
+        ({"flat_group_weight": -1.0}, "flat_group_weight is -1.0; it must be at least 0"),
+    ],
+)
+def test_settings_that_are_wrong(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made("rloo", rewards=section)
+
+
+def test_a_penalty_for_length_that_no_response_reaches_is_refused() -> None:
+    section = {"overlong_penalty": 1.0, "overlong_from": 64, "overlong_to": 80}
+    config = made("rloo", rewards=section).config
+    facts = RunFacts("cpu", 64, True, False, False, False, False)
+    wrong = [check for check in type(made("rloo")).checks(config, facts) if check.is_wrong]
+    assert [check.field for check in wrong] == ["algorithm.rewards"]
+
+
+def test_an_answer_without_steps_is_one_number() -> None:
+    assert Answer.__dataclass_fields__["steps"].default == ()
+    found = prepared(made("rloo", credit="steps")).columns["advantages_K"].tolist()
+    assert found == [1, 4, 4, 4, 4, 1, 1]
