@@ -110,7 +110,9 @@ def test_the_kl_in_the_rewards_asks_for_a_reference() -> None:
     assert made("rloo", kl_coef=0.1).requires.models == {"policy", "reference"}
 
 
-@pytest.mark.parametrize("name", ["rloo", "cispo", "cpgd", "gspo", "grpo", "reinforce_pp"])
+@pytest.mark.parametrize(
+    "name", ["rloo", "cispo", "cpgd", "gspo", "grpo", "reinforce_pp", "sapo", "luspo", "vespo"]
+)
 def test_gradients_at_ratio_one_are_those_of_reinforce(name: str) -> None:
     """At ratio 1 the derivative of every loss is minus the advantage, divided as the reduction says."""
     objective = made(name)
@@ -142,6 +144,50 @@ def test_cispo_keeps_the_gradient_of_a_clipped_ratio() -> None:
     slopes = gradient(objective, batch, batch.columns["old_logps_K"] + 0.5)
     good = float(batch.columns["advantages_N"][1])
     assert slopes[1:5] == pytest.approx([-1.2 * good / 7] * 4, rel=1e-5)
+
+
+def test_smooth_losses_let_the_gradient_fade() -> None:
+    """At ratio e^0.5 of every token. SAPO: with tau 1, 4 s (1 - s) r with s = sigmoid(r - 1); 1.05 for bad
+    tokens. VESPO: w^k exp(c (1 - w)), w = e^(0.5 n) for a response of n tokens; k 2, c 3, and 3, 2 if bad."""
+    lengths = (1, 4, 4, 4, 4, 2, 2)
+    ratio = math.exp(0.5)
+    for name, divisor in (("sapo", [3 * n for n in lengths]), ("vespo", [7] * 7)):
+        objective = made(name)
+        batch = batch_of(objective, (1.0, 4.0, 1.0))
+        advantages = [float(batch.columns["advantages_N"][row]) for row in (0, 1, 1, 1, 1, 2, 2)]
+        expected = []
+        for advantage, n, by in zip(advantages, lengths, divisor, strict=True):
+            if name == "sapo":
+                tau = 1.0 if advantage > 0 else 1.05
+                gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+                weight = 4 * gate * (1 - gate) * ratio
+            else:
+                power, decay = (2, 3) if advantage > 0 else (3, 2)
+                w = math.exp(0.5 * n)
+                weight = w**power * math.exp(decay * (1 - w))
+            expected.append(-advantage * weight / by)
+        found = gradient(objective, batch, batch.columns["old_logps_K"] + 0.5)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
+def test_luspo_counts_long_responses_by_their_length() -> None:
+    gspo, luspo = made("gspo"), made("luspo")
+    batch = batch_of(gspo, (1.0, 4.0, 1.0))
+    slopes = gradient(gspo, batch, batch.columns["old_logps_K"])
+    lengths = (1, 4, 4, 4, 4, 2, 2)
+    expected = [slope * n for slope, n in zip(slopes, lengths, strict=True)]
+    assert gradient(luspo, batch, batch.columns["old_logps_K"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_advantages_are_whitened_over_the_step_or_the_group() -> None:
+    given = ((1.0, 4.0, 1.0), (0.0, 0.0, 6.0))
+    values = torch.tensor([1.0, 4, 4, 4, 4, 1, 1, 0, 0, 0, 0, 0, 6, 6], dtype=torch.float64)
+    biased = (values - values.mean()) / values.var(unbiased=False).sqrt()
+    found = batch_of(made("reinforce_pp", whiten_over="step_biased"), *given).columns["advantages_K"]
+    assert found.tolist() == pytest.approx(biased.tolist(), rel=1e-5)
+    parts = [(part - part.mean()) / part.std() for part in values.split(7)]
+    found = batch_of(made("reinforce_pp", whiten_over="group"), *given).columns["advantages_K"]
+    assert found.tolist() == pytest.approx(torch.cat(parts).tolist(), rel=1e-5)
 
 
 def test_the_drift_pulls_back_to_the_old_policy() -> None:
@@ -178,6 +224,8 @@ def test_a_group_teaches_what_its_estimator_sees() -> None:
         ("gspo", {"dual_clip": 3.0}, "algorithm.dual_clip is 3.0, and nothing reads it"),
         ("grpo", {"dual_clip": 1.0}, "algorithm.dual_clip is 1.0; it must be above 1"),
         ("rloo", {"std_eps": 0.1}, "algorithm.std_eps is 0.1, and nothing reads it with algorithm.advantage"),
+        ("grpo", {"whiten_over": "group"}, "whiten_over is group, and nothing reads it with"),
+        ("vespo", {"clip_high": 0.1}, "clip_high is 0.1, and nothing reads it with algorithm.policy_loss"),
         ("grpo", {"gamma": 1.5}, "algorithm.gamma is 1.5; it must be at least 0 and at most 1"),
         ("grpo", {"kl_reward_coef": math.nan}, "algorithm.kl_reward_coef is nan; it must be at least 0"),
         ("cpgd", {"drift_coef": -1.0}, "algorithm.drift_coef is -1.0; it must be at least 0"),

@@ -69,6 +69,23 @@ CASES = {
     "gspo by tokens": Case("gspo", "FlippedGSPO", "samples: 8, policy_loss: gspo_token", records=""),
     "cispo": Case("cispo", "FlippedCISPO", "samples: 8", records=""),
     "cpgd": Case("cpgd", "FlippedCPGD", "samples: 8", records=""),
+    "sapo": Case("sapo", "FlippedSAPO", "samples: 8", records=""),
+    "luspo": Case("luspo", "FlippedLUSPO", "samples: 8", records=""),
+    "vespo": Case("vespo", "FlippedVESPO", "samples: 8", records=""),
+    "grpo with everything that shapes": Case(
+        "grpo",
+        "FlippedGRPO",
+        "samples: 8, minibatches: 2, old_from: sampler, advantage_clip: 2.0, entropy: {coef: 0.001}, "
+        "tokens: {high_entropy_share: 0.8}, rewards: {scale: 2.0, normalise: running, clip: [-5.0, 5.0]}",
+        records="",
+    ),
+    "grpo with a lagging sampler, corrected": Case(
+        "grpo",
+        "FlippedGRPO",
+        "samples: 8, correction: {form: truncate}",
+        records="",
+        flags=("--learner.sync_every", "2"),
+    ),
     "grpo without ratios": Case("grpo", "FlippedGRPO", "samples: 8, policy_loss: reinforce", records=""),
     **{
         f"grpo with {name}": Case("grpo", "FlippedGRPO", f"samples: 8, advantage: {name}", records="")

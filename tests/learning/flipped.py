@@ -5,7 +5,7 @@ from dataclasses import replace
 from oat.algorithms.base import Objective, Outputs, View
 from oat.algorithms.contrast import AOT, CPO, EXO, NCA, ORPO, APODown, APOZero, DiscoPOP, SPPOHard
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
-from oat.algorithms.group import CISPO, CPGD, GRPO, GSPO, RLOO, DrGRPO, ReinforcePP
+from oat.algorithms.group import CISPO, CPGD, GRPO, GSPO, LUSPO, RLOO, SAPO, VESPO, DrGRPO, ReinforcePP
 from oat.algorithms.kto import KTO
 from oat.algorithms.reward_model import RewardModelling
 from oat.algorithms.supervised import SFT
@@ -87,6 +87,15 @@ class FlippedCISPO(Flipped, CISPO): ...
 
 
 class FlippedCPGD(Flipped, CPGD): ...
+
+
+class FlippedSAPO(Flipped, SAPO): ...
+
+
+class FlippedLUSPO(Flipped, LUSPO): ...
+
+
+class FlippedVESPO(Flipped, VESPO): ...
 
 
 class FlippedRewardModelling(Flipped, RewardModelling): ...

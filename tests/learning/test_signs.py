@@ -14,6 +14,7 @@ from cases import CASES, Case
 from fixtures import make_group, make_questions
 
 from oat.algorithms.base import Objective
+from oat.config.load import convert
 from oat.learner.batching import view_of
 from oat.learner.reduction import Reduction
 from oat.plugins.loading import load_symbol
@@ -47,7 +48,9 @@ def slope(cls: type[Objective], options: Mapping[str, Any]) -> float:
     """Return the derivative of the total loss when all better responses become more probable, or scored
     higher, and all worse ones less."""
     known = {field.name for field in fields(cls.Config)}  # type: ignore[attr-defined]
-    objective: Any = cls(cls.Config(**{k: v for k, v in options.items() if k in known}))  # type: ignore
+    config_class: Any = cls.Config  # type: ignore[attr-defined]
+    given = {name: value for name, value in options.items() if name in known}
+    objective: Any = cls(convert(config_class, given, ("algorithm",), {}))  # type: ignore[call-arg]
     items = tuple(item(number, objective.requires.feedback) for number in range(len(TEXTS)))
     batch = objective.prepare(Feedback(0, items, 8), forward, np.random.default_rng(0))
     view, reduction = view_of(batch), Reduction(batch)

@@ -56,6 +56,7 @@ OPAQUE = {
     "tokenizers.Tokenizer": "read from the model's directory and never changed",
     "tokenizers.AddedToken": "read from the model's directory and never changed",
     "_abc._abc_data": "which classes are subclasses of which",
+    "_collections._tuplegetter": "reads a field of a named tuple, whose values the walk sees",
 }
 """Types whose inside the walk cannot see, each with the reason why this is safe. The walk fails at any other
 such type."""

@@ -15,6 +15,9 @@ advantage estimator (`estimators.py`), the policy loss (`surrogates.py`), and th
     cispo         MiniMax-M1, arXiv:2506.13585, Eq. 4. The importance ratio is clipped, and gives no gradient.
     cpgd          arXiv:2505.12504. The logarithm of the ratio is clipped, and a term holds the policy near
                   the policy at the start of the step (`drift_coef`).
+    sapo          arXiv:2511.20347. A smooth gate takes the place of the clip.
+    luspo         arXiv:2602.05261. GSPO with a sum over the tokens of each sequence.
+    vespo         arXiv:2602.10693. A smooth weight of the whole sequence takes the place of the ratio.
 
 Departures from the papers:
 1. The standard deviation is unbiased, and `std_eps` (by default 1e-4) is added to it. In a group with one
@@ -31,8 +34,8 @@ Departures from the papers:
 If the policy's present weights sampled every token of a step, in the learner's precision, the recorded
 sampled log-probabilities serve as the old ones. Otherwise the learner computes the old ones.
 
-Not handled: importance weights for a lagging sampler. `logps/recorded_gap` shows how far the recorded
-log-probabilities are from the old ones.
+Corrections for a lagging sampler, the shaping of rewards, and what else the algorithms share is in
+`policy_gradient.py`.
 """
 
 from collections.abc import Mapping
@@ -45,9 +48,12 @@ from oat.algorithms.group_config import (
     DrGRPOConfig,
     GRPOConfig,
     GSPOConfig,
+    LUSPOConfig,
     ReducedConfig,
     ReinforcePPConfig,
     RLOOConfig,
+    SAPOConfig,
+    VESPOConfig,
 )
 from oat.algorithms.policy_gradient import PolicyGradient
 from oat.errors import ConfigError
@@ -92,6 +98,21 @@ class CISPO(ReducedPolicyGradient):
 class CPGD(ReducedPolicyGradient):
     name = "cpgd"
     Config = CPGDConfig
+
+
+class SAPO(ReducedPolicyGradient):
+    name = "sapo"
+    Config = SAPOConfig
+
+
+class LUSPO(ReducedPolicyGradient):
+    name = "luspo"
+    Config = LUSPOConfig
+
+
+class VESPO(ReducedPolicyGradient):
+    name = "vespo"
+    Config = VESPOConfig
 
 
 class DrGRPO(PolicyGradient):

@@ -68,6 +68,31 @@ class CPGDConfig(ReducedConfig):
 
 
 @dataclass(frozen=True)
+class SAPOConfig(ReducedConfig):
+    """Settings of `sapo`."""
+
+    policy_loss: PolicyLoss = "sapo"
+
+
+@dataclass(frozen=True)
+class LUSPOConfig(ReducedConfig):
+    """Settings of `luspo`. The bounds are those of GSPO."""
+
+    policy_loss: PolicyLoss = "gspo"
+    clip_low: float | None = 3e-4
+    clip_high: float = 4e-4
+    reduction: Reduction = "sequence_sum"
+
+
+@dataclass(frozen=True)
+class VESPOConfig(ReducedConfig):
+    """Settings of `vespo`."""
+
+    policy_loss: PolicyLoss = "vespo"
+    reduction: Reduction = "token"
+
+
+@dataclass(frozen=True)
 class DrGRPOConfig(PolicyGradientConfig):
     """Settings of `dr_grpo`."""
 

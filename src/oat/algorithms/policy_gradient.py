@@ -30,7 +30,7 @@ from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_valu
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
-from oat.functional.advantages import whiten
+from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
 from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
 from oat.functional.kl import KL_ESTIMATORS, adapted_coef, importance_weighted, kl_k3
@@ -228,9 +228,17 @@ class PolicyGradient(Objective):
             return {"advantages_N": self.clipped_advantages(advantages_E)}
         rewards_K = self.token_rewards(scored, rewards, start, advantages_E)
         returns_K = self.returns(scored, rewards_K)
-        if self.config.whiten:
-            returns_K = whiten(returns_K, torch.ones_like(returns_K))
-        return {"advantages_K": self.clipped_advantages(returns_K)}
+        return {"advantages_K": self.clipped_advantages(self.whitened(scored, returns_K))}
+
+    def whitened(self, scored: ScoredRows, advantages_K: torch.Tensor) -> torch.Tensor:
+        """Return the advantages of the tokens, whitened if the settings ask for it."""
+        if not self.config.whiten:
+            return advantages_K
+        all_K = torch.ones_like(advantages_K)
+        if self.config.whiten_over == "group":
+            group_of_K = scored.group_of_N[row_index(scored.rows)]
+            return whiten_in_groups(advantages_K, all_K, group_of_K, scored.num_groups)
+        return (whiten if self.config.whiten_over == "step" else whiten_biased)(advantages_K, all_K)
 
     def returns(self, scored: ScoredRows, rewards_K: torch.Tensor) -> torch.Tensor:
         """Return the discounted sum of rewards from each token to the end of its row, (K,)."""
@@ -250,7 +258,7 @@ class PolicyGradient(Objective):
     def clipped_advantages(self, advantages: torch.Tensor) -> torch.Tensor:
         """Return the advantages within the bounds of `advantage_clip`."""
         most = self.config.advantage_clip
-        return advantages if most is None else advantages.clamp(-most, most)
+        return advantages if most is None else clipped_advantages(advantages, limit=most)
 
     def token_rewards(
         self, scored: ScoredRows, rewards: Earned, start: StartValues, values_E: torch.Tensor

@@ -21,12 +21,41 @@ ADVANTAGES = (
     "best_of_group",
 )
 """Names of the estimators in `estimators.py`."""
-PolicyLoss = Literal["clipped", "reinforce", "gspo", "gspo_token", "cispo", "cpgd"]
+PolicyLoss = Literal["clipped", "reinforce", "gspo", "gspo_token", "cispo", "cpgd", "sapo", "vespo"]
 """Names of the losses in `surrogates.py`."""
+_WITHOUT_CLIP = ("reinforce", "sapo", "vespo")
 KLEstimator = Literal["k1", "k2", "k3"]
 """Names of the estimators in `functional/kl.py`."""
 Reduction = Literal["sequence", "token", "sequence_sum"]
 """Names of the reductions of a loss that an algorithm may choose from."""
+
+
+@dataclass(frozen=True)
+class SmoothConfig:
+    """Constants of the losses without a hard clip (`functional/surrogates.py`). The defaults are those of the
+    papers."""
+
+    temperature: float = 1.0
+    """`sapo`: the gate's temperature for tokens with a positive advantage. A higher one fades sooner."""
+    negative_temperature: float = 1.05
+    """`sapo`: that for the other tokens."""
+    power: float = 2.0
+    """`vespo`: power of the response's ratio w in the weight exp(decay (1 - w)) w^power, for tokens with an
+    advantage that is not negative."""
+    decay: float = 3.0
+    """`vespo`: decay in this weight."""
+    negative_power: float = 3.0
+    """`vespo`: power for tokens with a negative advantage."""
+    negative_decay: float = 2.0
+    """`vespo`: decay for tokens with a negative advantage."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not 0 < getattr(self, each.name) < math.inf:
+                raise ConfigError(
+                    f"algorithm.smooth.{each.name} is {getattr(self, each.name)}; it must be positive, and "
+                    "finite"
+                )
 
 
 @dataclass(frozen=True)
@@ -60,6 +89,10 @@ class PolicyGradientConfig:
     """Discount per token: a token's advantage counts a reward n tokens later gamma^n times."""
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all tokens of the step."""
+    whiten_over: Literal["step", "step_biased", "group"] = "step"
+    """What `whiten` takes the statistics over. `step`: all tokens of the step, with the unbiased variance.
+    `step_biased`: the same with the biased variance (LightRFT, OpenRLHF). `group`: the tokens of each
+    group."""
     advantage_clip: float | None = None
     """Largest absolute value of an advantage, after whitening. None: no bound."""
     old_from: Literal["policy", "sampler"] = "policy"
@@ -70,7 +103,10 @@ class PolicyGradientConfig:
     policy_loss: PolicyLoss = "clipped"
     """Loss of the policy. `clipped`: that of PPO. `reinforce`: without importance ratio. `gspo`: one ratio
     for each response; `gspo_token`: its form for tokens. `cispo`: the clipped ratio gives no gradient.
-    `cpgd`: the logarithm of the ratio is clipped."""
+    `cpgd`: the logarithm of the ratio is clipped. `sapo`: a smooth gate takes the place of the clip. `vespo`:
+    a smooth weight of the whole response does."""
+    smooth: SmoothConfig = field(default_factory=SmoothConfig)
+    """Constants of `sapo` and `vespo`."""
     clip_low: float | None = 0.2
     """The importance ratio is clipped from below at 1 - clip_low. None: it is not."""
     clip_high: float = 0.2
@@ -154,8 +190,9 @@ class PolicyGradientConfig:
         """Check that the chosen estimator and the chosen loss read the settings that were changed."""
         readers = {
             "std_eps": (self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage, "advantage"),
-            "clip_low": (self.policy_loss != "reinforce", "policy_loss"),
-            "clip_high": (self.policy_loss != "reinforce", "policy_loss"),
+            "clip_low": (self.policy_loss not in _WITHOUT_CLIP, "policy_loss"),
+            "clip_high": (self.policy_loss not in _WITHOUT_CLIP, "policy_loss"),
+            "whiten_over": (self.whiten, "whiten"),
             "dual_clip": (self.policy_loss == "clipped", "policy_loss"),
             "kl_reward_estimator": (bool(self.kl_reward_coef), "kl_reward_coef"),
             "kl_estimator": (bool(self.kl_coef), "kl_coef"),
@@ -171,7 +208,17 @@ class PolicyGradientConfig:
                 )
 
     def _check_forms(self) -> None:
-        """Check settings that exclude each other."""
+        """Check settings that exclude each other, and that a loss reads its constants."""
+        if self.policy_loss not in ("sapo", "vespo") and self.smooth != SmoothConfig():
+            raise ConfigError(
+                "algorithm.smooth is set, and nothing reads it with algorithm.policy_loss "
+                f"{self.policy_loss}; remove it"
+            )
+        if self.policy_loss == "vespo" and self.correction.form != "none":
+            raise ConfigError(
+                "algorithm.correction.form is set, and vespo weighs whole responses already; remove one of "
+                "the two"
+            )
         if self.kl_unbiased and self.kl_estimator == "k2":
             raise ConfigError(
                 "algorithm.kl_unbiased is true, and k2 is no estimator of the KL itself; set "

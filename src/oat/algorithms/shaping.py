@@ -26,7 +26,13 @@ import torch
 from oat.algorithms.rows import ScoredRows
 from oat.errors import ConfigError, ContractError, did_you_mean
 from oat.functional.advantages import group_advantages
-from oat.functional.reward_shaping import Moments, merged_moments, overlong_penalty
+from oat.functional.reward_shaping import (
+    Moments,
+    merged_moments,
+    missing_end_penalty,
+    normalised,
+    overlong_penalty,
+)
 
 _STD_EPS = 1e-4
 _TOTAL = "total"
@@ -235,9 +241,12 @@ class RewardShaping:
         """Return what is subtracted from the score of each row, (N,)."""
         c, total_N = self.config, torch.zeros_like(scored.rewards_N)
         if c.missing_end_penalty:
-            has_end = [not {*row.completion.tolist()}.isdisjoint(end_ids) for row in scored.rows]
-            missing_N = _are_truncated(scored) if c.missing_end == "length" else ~torch.tensor(has_end)
-            total_N = total_N + c.missing_end_penalty * missing_N
+            has_ended_N = ~_are_truncated(scored)
+            if c.missing_end == "no_end":
+                has_ended_N = torch.tensor(
+                    [not {*row.completion.tolist()}.isdisjoint(end_ids) for row in scored.rows]
+                )
+            total_N = total_N + missing_end_penalty(has_ended_N, penalty=c.missing_end_penalty)
         if c.overlong_penalty:
             begin, end = c.overlong_range
             total_N = total_N + overlong_penalty(
@@ -266,10 +275,10 @@ class RewardShaping:
     ) -> torch.Tensor:
         """Return values minus the running mean, divided by the running standard deviation."""
         before = self.moments.get(name, Moments())
-        moments = merged_moments(before, values_N[kept_N])
+        moments = merged_moments(before, values_N, valid_N=kept_N)
         if learns:
             self.moments[name] = moments
-        return (values_N - moments.mean) / (moments.std + _STD_EPS)
+        return normalised(values_N, moments)
 
 
 def _are_truncated(scored: ScoredRows) -> torch.Tensor:

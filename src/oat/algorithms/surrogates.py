@@ -7,7 +7,14 @@ import torch
 
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.functional.policy import clipped_policy_loss
-from oat.functional.surrogates import cispo_loss, cpgd_loss, gspo_loss, reinforce_loss
+from oat.functional.surrogates import (
+    cispo_loss,
+    cpgd_loss,
+    gspo_loss,
+    reinforce_loss,
+    sapo_loss,
+    vespo_loss,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +89,31 @@ def _cpgd(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
     return cpgd_loss(*given.elementwise, clip_low=config.clip_low, clip_high=config.clip_high)
 
 
+def _sapo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
+    smooth = config.smooth
+    return sapo_loss(
+        *given.elementwise,
+        temperature=smooth.temperature,
+        negative_temperature=smooth.negative_temperature,
+    )
+
+
+def _vespo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
+    logps_K, old_logps_K, advantages_K = given.elementwise
+    smooth = config.smooth
+    return vespo_loss(
+        logps_K,
+        old_logps_K,
+        advantages_K,
+        given.row_of_K,
+        given.num_rows,
+        power=smooth.power,
+        decay=smooth.decay,
+        negative_power=smooth.negative_power,
+        negative_decay=smooth.negative_decay,
+    )
+
+
 POLICY_LOSSES: Mapping[str, Surrogate] = {
     "clipped": _clipped,
     "reinforce": _reinforce,
@@ -89,5 +121,7 @@ POLICY_LOSSES: Mapping[str, Surrogate] = {
     "gspo_token": lambda config, given: _gspo(config, given, per_token=True),
     "cispo": _cispo,
     "cpgd": _cpgd,
+    "sapo": _sapo,
+    "vespo": _vespo,
 }
 """The loss of each name that `algorithm.policy_loss` may have."""

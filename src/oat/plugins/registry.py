@@ -97,6 +97,9 @@ ALGORITHMS = Registry(
         "gspo": "oat.algorithms.group:GSPO",
         "cispo": "oat.algorithms.group:CISPO",
         "cpgd": "oat.algorithms.group:CPGD",
+        "sapo": "oat.algorithms.group:SAPO",
+        "luspo": "oat.algorithms.group:LUSPO",
+        "vespo": "oat.algorithms.group:VESPO",
         "reward_model": "oat.algorithms.reward_model:RewardModelling",
     },
 )
