@@ -35,9 +35,9 @@ class SmoothConfig:
     """Constants of the losses without a hard clip (`functional/surrogates.py`). The defaults are those of the
     papers."""
 
-    temperature: float = 1.0
+    tau: float = 1.0
     """`sapo`: the gate's temperature for tokens with a positive advantage. A higher one fades sooner."""
-    negative_temperature: float = 1.05
+    negative_tau: float = 1.05
     """`sapo`: that for the other tokens."""
     power: float = 2.0
     """`vespo`: power of the response's ratio w in the weight exp(decay (1 - w)) w^power, for tokens with an

@@ -93,8 +93,8 @@ def _sapo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
     smooth = config.smooth
     return sapo_loss(
         *given.elementwise,
-        temperature=smooth.temperature,
-        negative_temperature=smooth.negative_temperature,
+        temperature=smooth.tau,
+        negative_temperature=smooth.negative_tau,
     )
 
 
