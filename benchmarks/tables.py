@@ -3,7 +3,7 @@
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
 
 `make bench` makes the environments of TRL and vLLM and calls this program for all tables: generation, step,
-update, direct, logps, growth, shapes.
+update, direct, logps, gae, growth, shapes.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import direct
+import gae
 import generation
 import logps
 import real_shapes
@@ -199,6 +200,29 @@ def logps_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
+def gae_rows(trl: str, vllm: str) -> Rows:
+    yield [
+        "rows",
+        "ms: `gae`, `cumsum`",
+        "ratio (at most 4 with equal rows)",
+        "GB beyond inputs and result: `gae`, `cumsum`",
+        "error float32 (at most 1e-05)",
+        "error float64 (at most 1e-12)",
+        "with",
+    ]
+    for kind in gae.GAPS:
+        row = gae.compare(kind, REPETITIONS)
+        seconds, extra, spread = row["seconds"], row["extra_gb"], row["spread"]
+        yield [
+            kind,
+            f"{1e3 * seconds['gae']:.0f}, {1e3 * seconds['cumsum']:.0f}",
+            f"{row['ratio']:.1f} ({spread[0]:.1f}-{spread[1]:.1f})",
+            f"{extra['gae']:.2f}, {extra['cumsum']:.2f}",
+            *(f"{row['errors'][dtype]:.0e}" for dtype in ("float32", "float64")),
+            _with(row),
+        ]
+
+
 def growth_rows(trl: str, vllm: str) -> Rows:
     yield ["what", "once", "8 times", "ratio (at most 8.8)", "with"]
     for name, what, row in (
@@ -239,6 +263,7 @@ TABLES: dict[str, Callable[[str, str], Rows]] = {
     "update": update_rows,
     "direct": direct_rows,
     "logps": logps_rows,
+    "gae": gae_rows,
     "growth": growth_rows,
     "shapes": shapes_rows,
 }

@@ -161,6 +161,20 @@ def test_logps() -> None:
     assert max(row["errors"]["float64"].values()) < 1e-10
 
 
+@pytest.mark.slow(
+    instead="tests/functional/test_functional_returns.py compares the estimates with a loop", seconds=5.0
+)
+@pytest.mark.parametrize("kind", ["equal", "with gaps"])
+def test_gae(kind: str) -> None:
+    from gae import compare
+
+    row = compare(kind, 1, rows=16, tokens=256)
+    assert (row["settings"]["oat"]["tokens"] == 16 * 256) == (kind == "equal")
+    assert 0 < row["errors"]["float32"] < 1e-5
+    assert 0 < row["errors"]["float64"] < 1e-12
+    assert row["spread"][0] <= row["ratio"] <= row["spread"][1]
+
+
 def test_ledger(tmp_path: Path) -> None:
     from ledger import opening, rate, share
 
