@@ -217,7 +217,7 @@ def gae_rows(trl: str, vllm: str) -> Rows:
             kind,
             f"{1e3 * seconds['gae']:.0f}, {1e3 * seconds['cumsum']:.0f}",
             f"{row['ratio']:.1f} ({spread[0]:.1f}-{spread[1]:.1f})",
-            f"{extra['gae']:.2f}, {extra['cumsum']:.2f}",
+            ", ".join(f"{max(0.0, extra[way]):.2f}" for way in ("gae", "cumsum")),
             *(f"{row['errors'][dtype]:.0e}" for dtype in ("float32", "float64")),
             _with(row),
         ]
