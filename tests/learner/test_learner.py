@@ -80,7 +80,10 @@ def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
     "kto-float64-*",
     "grpo-float64-*",
     "grpo-*float64-*",
-    seconds=11.2,
+    "gspo-float64-*",
+    "rloo-corrected-float64-*",
+    "reinforce_pp-kl-float64-*",
+    seconds=16.0,
 )
 @pytest.mark.fault("R5")
 @pytest.mark.inventory(110)

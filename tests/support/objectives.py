@@ -6,10 +6,23 @@ import numpy as np
 
 from oat.algorithms.base import Outputs, View
 from oat.algorithms.contrast import AOT, ORPO, AOTConfig, ORPOConfig
+from oat.algorithms.corrections import CorrectionConfig
 from oat.algorithms.direct import BNF, DPO, IPO, BNFConfig, DPOConfig, IPOConfig, SimPO, SimPOConfig
-from oat.algorithms.group import GRPO, DrGRPO, DrGRPOConfig, GRPOConfig
+from oat.algorithms.group import CISPO, CPGD, GRPO, GSPO, RLOO, SAPO, VESPO, DrGRPO, ReinforcePP
+from oat.algorithms.group_config import (
+    CISPOConfig,
+    CPGDConfig,
+    DrGRPOConfig,
+    GRPOConfig,
+    GSPOConfig,
+    ReinforcePPConfig,
+    RLOOConfig,
+    SAPOConfig,
+    VESPOConfig,
+)
 from oat.algorithms.kto import KTO, KTOConfig
 from oat.algorithms.supervised import SFT, SFTConfig
+from oat.algorithms.token_choice import EntropyConfig, TokensConfig
 from oat.types import (
     Answer,
     Feedback,
@@ -77,6 +90,7 @@ def compared_feedback(pairs: int = 6, seed: int = 0) -> Feedback:
     return Feedback(1, tuple(items), 2 * pairs)
 
 
+GROUPS = {"prompts": 4, "samples": 4}
 OBJECTIVES = {
     "dpo": lambda: DPO(DPOConfig(prompts=6)),
     "dpo-options": lambda: DPO(DPOConfig(prompts=6, length_alpha=0.1, positive_lambda=0.5, sft_weight=0.3)),
@@ -87,6 +101,24 @@ OBJECTIVES = {
     "aot": lambda: AOT(AOTConfig(prompts=6)),
     "aot-unpaired": lambda: AOT(AOTConfig(prompts=6, form="unpaired")),
     "orpo": lambda: ORPO(ORPOConfig(prompts=6)),
+    "gspo": lambda: GSPO(GSPOConfig(**GROUPS)),
+    "cispo": lambda: CISPO(CISPOConfig(**GROUPS, clip_high=0.5)),
+    "cpgd": lambda: CPGD(CPGDConfig(**GROUPS)),
+    "sapo": lambda: SAPO(SAPOConfig(**GROUPS)),
+    "vespo": lambda: VESPO(VESPOConfig(**GROUPS)),
+    "rloo-corrected": lambda: RLOO(
+        RLOOConfig(
+            **GROUPS,
+            correction=CorrectionConfig(form="mask", low=0.1, high=9.0, off_policy_bound=1.5),
+            tokens=TokensConfig(high_entropy_share=0.7, covariance_kl=0.2),
+            entropy=EntropyConfig(coef=0.1),
+        )
+    ),
+    "reinforce_pp-kl": lambda: ReinforcePP(
+        ReinforcePPConfig(
+            **GROUPS, gamma=0.9, kl_reward_coef=0.1, kl_coef=0.1, kl_unbiased=True, old_from="sampler"
+        )
+    ),
     "kto": lambda: KTO(KTOConfig(prompts=4, samples=4, threshold=0.0)),
     "sft-prompt": lambda: SFT(SFTConfig(prompts=4, samples=4, threshold=0.0, reduction="prompt")),
     "dr-grpo": lambda: DrGRPO(DrGRPOConfig(prompts=4, samples=4, kl_coef=0.1, max_length=8)),
