@@ -2,6 +2,7 @@
 forms of the KL: columns, losses and gradients of policy gradients by hand, and settings that are wrong."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from scored_groups import feedback
 
 from oat.algorithms.base import Objective
-from oat.errors import ConfigError
+from oat.errors import ConfigError, OatWarning
 from oat.learner.batching import view_of
 from oat.learner.reduction import Reduction
+from oat.loop import warn_of_gap
 from oat.plugins.registry import ALGORITHMS
 from oat.types import Batch, Trajectory
 
@@ -104,6 +106,17 @@ def test_recorded_log_probabilities_serve_without_a_pass_and_are_measured_in_the
     assert float(values["logps/recorded_gap"][0].mean()) == pytest.approx(float(LAG.abs().mean()), rel=1e-5)
     assert values["logps/recorded_gap_max"][1] == "max"
     assert "logps/recorded_gap" not in prepared(objective, models).metrics
+
+
+def test_a_gap_between_engine_and_learner_is_warned_of() -> None:
+    values = {"logps/recorded_gap": 0.06, "lag/versions": 0.0}
+    with pytest.warns(OatWarning, match="differ from the learner's by more than 0.05 nats a token"):
+        warn_of_gap(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_gap({**values, "logps/recorded_gap": 0.04})
+        warn_of_gap({**values, "lag/versions": 1.0})
+        warn_of_gap({})
 
 
 def test_the_sampler_as_the_old_policy_needs_no_pass() -> None:
