@@ -102,6 +102,11 @@ NAMES = {
         "mean over trained tokens of the k3 estimate of KL(old policy || policy), nats, before each "
         "optimiser step, the one included before which the update ended (algorithm.target_kl)"
     ),
+    "kl/old_k2": "mean over trained tokens of the k2 estimate of KL(old policy || policy), nats",
+    "kl/response": (
+        "mean over responses of the KL to the reference that lowers their rewards, summed over their tokens, "
+        "nats, before the update (algorithm.kl_reward_coef)"
+    ),
     "kl/reference": "mean over sampled tokens of the k3 estimate of KL(policy || reference), nats",
     "kto/baseline": (
         "KTO's z: mean log-ratio of responses, each after the prompt of another response, nats; 0 if this "
@@ -150,6 +155,7 @@ NAMES = {
         "negative log-likelihood of the responses that the policy imitates (demonstrations, accepted or "
         "chosen responses), averaged, nats per token, before its coefficient"
     ),
+    "loss/value": "loss of the critic, averaged, before its coefficient",
     "loss/total": "total loss, which is differentiated",
     "optim/critic_grad_norm": "norm of the critic's gradient before clipping",
     "optim/critic_learning_rate": "learning rate of the critic's last optimiser step",
@@ -230,6 +236,14 @@ NAMES = {
     "policy/entropy": "mean over trained tokens of the policy's entropy at temperature 1, nats",
     "policy/entropy_coef": "coefficient of the entropy in this step (algorithm.entropy.target)",
     "policy/gradient_frac": "share of trained tokens that give a gradient (algorithm.tokens)",
+    "policy/ratio_mean": "mean importance ratio (new to old probability) of the trained tokens",
+    "policy/ratio_var": (
+        "mean over trained tokens of the squared distance of the importance ratio from 1, its expectation"
+    ),
+    "policy/response_entropy": (
+        "mean over responses of minus their log-probability under the old policy, nats: an estimate of the "
+        "entropy of complete responses"
+    ),
     "policy/ratio_max": "largest importance ratio (new to old probability) of a trained token",
     "policy/ratio_min": "smallest importance ratio (new to old probability) of a trained token",
     "prompts/cut": (
@@ -245,6 +259,7 @@ NAMES = {
         "evaluation together"
     ),
     "reference/updates": "updates of the reference so far (model.reference_update)",
+    "response/ended": "number of trained responses that the model ended itself",
     "response/length": "mean number of trained tokens in a response",
     "response/tokens": "number of trained tokens in all responses of the step",
     "response/truncated_frac": "share of responses cut by the length limit",
@@ -252,6 +267,11 @@ NAMES = {
     "refill/thrown_away": "questions that the step asked and does not learn from",
     "refill/unusable_frac": "share of the step's questions that teach the algorithm nothing",
     "reward/clipped_frac": "share of the step's rewards that a bound changed (algorithm.rewards.clip)",
+    "reward/kl": (
+        "mean over responses of what the KL to the reference adds to their rewards, mostly a negative number "
+        "(algorithm.kl_reward_coef)"
+    ),
+    "reward/total": "mean over the trained responses of the sum of their tokens' rewards, before whitening",
     "reward/mean": (
         "mean over the candidates that have a score; in a comparison made from scores, a score counts even "
         "if the other response has none"
@@ -285,6 +305,12 @@ NAMES = {
         "one is written"
     ),
     "time/step_s": "seconds of the whole step",
+    "value/clipped_frac": "share of the critic's values whose loss is clipped, so that they have no gradient",
+    "value/explained_var": (
+        "share of the variance of the critic's targets that its values explain, before the update; 0 if a "
+        "constant would be as good"
+    ),
+    "value/mean": "mean value of the critic before the update",
     "weights/version": "version of the sampler's weights",
 }
 
@@ -305,8 +331,8 @@ _UNITS = {
         "eval/gold_agreement",
         "roofline/*",
     ),
-    "nats a token": ("kl/reference", "kl/old", "loss/sft", "policy/entropy", "*/reference_gap"),
-    "nats": ("logps/*", "kto/baseline", "eval/kl"),
+    "nats a token": ("kl/reference", "kl/old", "kl/old_k2", "loss/sft", "policy/entropy", "*/reference_gap"),
+    "nats": ("kl/response", "policy/response_entropy", "logps/*", "kto/baseline", "eval/kl"),
     "ratio": ("policy/ratio_*",),
     "steps": ("buffer/age",),
     "version": ("weights/version", "lag/versions"),
@@ -327,6 +353,7 @@ _UNITS = {
         "refill/rounds",
         "refill/thrown_away",
         "rows/trained",
+        "response/ended",
         "sft/duplicates",
         "kto/baseline_rows",
         "buffer/questions",
@@ -336,13 +363,14 @@ _UNITS = {
         "kl/coef",
         "policy/entropy_coef",
         "correction/weight",
+        "value/explained_var",
         "kto/*",
         "loss/*",
         "optim/*",
         "pairs/*",
         "eval/pairs/*",
     ),
-    "score": ("eval/*", "reward/*", "oracle/source/*"),
+    "score": ("eval/*", "reward/*", "value/mean", "oracle/source/*"),
 }
 """Patterns of metric names, by unit. A name has the first unit with a matching pattern; "" is for numbers
 without a unit."""

@@ -6,6 +6,7 @@ trained token, `mask_U` one per unit. When a batch is cut, every column is cut a
 The reduction of losses reads four columns; a missing column counts as all ones:
 * `mask_K` and `mask_U` select the terms (1 counts, 0 does not). They also enter the denominators.
 * `weight_N` and `weight_U` multiply the terms. They do not enter the denominators.
+A loss may name another mask than `mask_K` (`Loss.mask`).
 """
 
 import math

@@ -24,7 +24,7 @@ import torch
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.corrections import correction_weights
 from oat.algorithms.credit import Earned, earned, turn_ends
-from oat.algorithms.estimators import Rewards, find_estimator
+from oat.algorithms.estimators import Estimator, Rewards, find_estimator
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_values
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
@@ -52,7 +52,7 @@ class PolicyGradient(Objective):
     def __init__(self, config: PolicyGradientConfig):
         self.config = config
         self.shaping = RewardShaping(config.rewards)
-        self.estimator = find_estimator(config.advantage)
+        self.estimator = self.chosen_estimator()
         self.has_reference = bool(config.kl_coef or config.kl_reward_coef)
         models = {"policy", "reference"} if self.has_reference else {"policy"}
         self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
@@ -64,7 +64,7 @@ class PolicyGradient(Objective):
             "policy/entropy": True,
             "policy/ratio_max": True,
             "kl/reference": self.has_reference,
-            "reward/zero_spread_frac": config.advantage != "none",
+            "reward/zero_spread_frac": config.compares_groups,
         }
         self.watched = OF_RESPONSES | {name for name, is_watched in watched.items() if is_watched}
 
@@ -82,6 +82,9 @@ class PolicyGradient(Objective):
             f"{run.max_new_tokens} tokens; lower it",
         )
         yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
+
+    def chosen_estimator(self) -> Estimator:
+        return find_estimator(self.config.advantage)
 
     def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
         """Make a part of the loss from terms, (K,), with the algorithm's reduction."""
@@ -117,7 +120,7 @@ class PolicyGradient(Objective):
             metrics |= start.metrics()
             columns |= self._start_columns(start)
             columns |= self._adapted(start, len(scored.rows), metrics)
-            columns |= self.advantage_columns(scored, rewards, start, forward)
+            columns |= self.advantage_columns(scored, rewards, start, forward, metrics)
             columns |= self._weight_columns(scored, start, columns, generator, metrics)
             if learned_N is not None:
                 columns["mask_K"] = learned_N[row_index(scored.rows)]
@@ -215,9 +218,15 @@ class PolicyGradient(Objective):
         return advantages_E * weights_N[row_of_E]
 
     def advantage_columns(
-        self, scored: ScoredRows, rewards: Earned, start: StartValues, forward: Forward
+        self,
+        scored: ScoredRows,
+        rewards: Earned,
+        start: StartValues,
+        forward: Forward,
+        metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
-        """Return `advantages_N` or, if the tokens of a response may differ, `advantages_K`.
+        """Return `advantages_N` or, if the tokens of a response may differ, `advantages_K`. An algorithm may
+        return further columns, and add metrics.
 
         What the estimator makes of a reward is the reward of the token at which it is earned, a KL penalty
         lowers the rewards of all tokens, and a token's advantage is the discounted sum of the rewards from it
@@ -226,7 +235,7 @@ class PolicyGradient(Objective):
         advantages_E = self.estimated(scored, rewards)
         if not self._is_per_token:
             return {"advantages_N": self.clipped_advantages(advantages_E)}
-        rewards_K = self.token_rewards(scored, rewards, start, advantages_E)
+        rewards_K = self.token_rewards(rewards, start, advantages_E)
         returns_K = self.returns(scored, rewards_K)
         return {"advantages_K": self.clipped_advantages(self.whitened(scored, returns_K))}
 
@@ -260,11 +269,17 @@ class PolicyGradient(Objective):
         most = self.config.advantage_clip
         return advantages if most is None else clipped_advantages(advantages, limit=most)
 
-    def token_rewards(
-        self, scored: ScoredRows, rewards: Earned, start: StartValues, values_E: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the (K,) rewards of the tokens: numbers at the tokens where rewards are earned, minus the KL
-        penalty of each token (`kl_reward_coef`), whitened if `rewards.whiten` asks for it.
+    def token_rewards(self, rewards: Earned, start: StartValues, values_E: torch.Tensor) -> torch.Tensor:
+        """Return the (K,) rewards of the tokens, whitened if `rewards.whiten` asks for it. Arguments as in
+        `charged_rewards`."""
+        rewards_K = self.charged_rewards(rewards, start, values_E)
+        if self.config.rewards.whiten:
+            rewards_K = whiten(rewards_K, torch.ones_like(rewards_K), shift_mean=False)
+        return rewards_K
+
+    def charged_rewards(self, rewards: Earned, start: StartValues, values_E: torch.Tensor) -> torch.Tensor:
+        """Return numbers at the tokens where rewards are earned, minus the KL penalty of each token
+        (`kl_reward_coef`), (K,).
 
         Args:
             values_E: (E,) one number for each reward.
@@ -275,8 +290,6 @@ class PolicyGradient(Objective):
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
             rewards_K -= self.config.kl_reward_coef * kl_K
-        if self.config.rewards.whiten:
-            rewards_K = whiten(rewards_K, torch.ones_like(rewards_K), shift_mean=False)
         return rewards_K
 
     def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[Earned, dict[str, float]]:

@@ -149,12 +149,13 @@ class PolicyGradientConfig:
     tokens: TokensConfig = field(default_factory=TokensConfig)
     """Which tokens give a gradient."""
 
+    @property
+    def compares_groups(self) -> bool:
+        """True if a response's advantage depends on the other rewards of its group."""
+        return self.advantage != "none"
+
     def __post_init__(self) -> None:
-        if self.advantage not in ADVANTAGES and ":" not in self.advantage:
-            raise ConfigError(
-                f"algorithm.advantage is {self.advantage}, which is no estimator; "
-                f"{did_you_mean(self.advantage, ADVANTAGES)}, or name a function as path/to/file.py:name"
-            )
+        self._check_advantage()
         self._check_samples()
         if self.clip_low is not None and not 0 <= self.clip_low < 1:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
@@ -175,6 +176,14 @@ class PolicyGradientConfig:
         self._check_forms()
         self._check_control()
         self._check_ends()
+
+    def _check_advantage(self) -> None:
+        """Check that there is an estimator of this name."""
+        if self.advantage not in ADVANTAGES and ":" not in self.advantage:
+            raise ConfigError(
+                f"algorithm.advantage is {self.advantage}, which is no estimator; "
+                f"{did_you_mean(self.advantage, ADVANTAGES)}, or name a function as path/to/file.py:name"
+            )
 
     def _check_samples(self) -> None:
         """Check that a group has as many responses as the estimator needs."""

@@ -97,6 +97,7 @@ def run_facts(config: Config) -> RunFacts:
         max_new_tokens=config.sampling.max_new_tokens,
         is_sampling=not config.prompts.responses or config.answering is not None,
         has_recorded=bool(config.prompts.responses) or config.oracle.name == "recorded",
+        num_recorded=len(config.prompts.responses),
         has_environment=config.sampling.environment is not None,
         has_buffer=config.learner.buffer is not None,
         measures_pairs=config.evaluation is not None and config.evaluation.pairs is not None,

@@ -100,6 +100,7 @@ ALGORITHMS = Registry(
         "sapo": "oat.algorithms.group:SAPO",
         "luspo": "oat.algorithms.group:LUSPO",
         "vespo": "oat.algorithms.group:VESPO",
+        "ppo": "oat.algorithms.ppo:PPO",
         "reward_model": "oat.algorithms.reward_model:RewardModelling",
     },
 )

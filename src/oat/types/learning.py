@@ -106,9 +106,12 @@ class Loss:
         per: name of the reduction.
         coef: factor of the reduced value.
         constant: number of tokens that the denominator counts for each row; only with `per="constant"`.
+        mask: name of the column, (K,), that masks the terms and enters the denominators. A number other than
+            0 and 1 says how many terms a token stands for: its term then is their mean.
     """
 
     terms: "torch.Tensor"
     per: Per
     coef: float = 1.0
     constant: float | None = None
+    mask: str = "mask_K"

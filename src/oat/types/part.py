@@ -22,6 +22,7 @@ class RunFacts:
         max_new_tokens: largest number of tokens in a response (`sampling.max_new_tokens`).
         is_sampling: True if the run samples responses, in training or in evaluations.
         has_recorded: True if training learns from recorded responses (`prompts.responses`).
+        num_recorded: number of recorded responses of a prompt; 0 if training samples them.
         has_environment: True if an environment answers the policy, so an episode can have several responses.
         has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
         measures_pairs: True if evaluations measure recorded pairs (`evaluation.pairs`), which are never
@@ -32,6 +33,7 @@ class RunFacts:
     max_new_tokens: int
     is_sampling: bool
     has_recorded: bool
+    num_recorded: int
     has_environment: bool
     has_buffer: bool
     measures_pairs: bool

@@ -1,0 +1,241 @@
+"""PPO with a critic (arXiv:1707.06347), for language models (arXiv:1909.08593).
+
+Each token is an action. Its reward is minus the penalty for the KL to the reference; the oracle's score is
+added at the end of the response. The critic gives the value of the state before each token. Generalised
+advantage estimation (arXiv:1506.02438) makes advantages and the critic's targets of rewards and values. The
+policy's loss is the clipped surrogate, the critic's the clipped squared error (`functional/values.py`).
+
+Two older implementations differ in what they count. Both are options here:
+
+    | | `oat-llm` (`end: last_token`) | TRL (`end: final_state`) |
+    | --- | --- | --- |
+    | score | at the last token | at the state after the last token, if there is one |
+    | value after the last token | 0 | the critic's, and 0 after that |
+    | whitened rewards | of the tokens | of the tokens and the final states |
+    | critic's loss | over the tokens | over the tokens and the final states |
+    | whitened advantages, policy's loss | over the tokens | over the tokens |
+    | reduction | `sequence` | `token` |
+
+In TRL a response has a final state if it has fewer tokens than `response_length`, here `max_length`.
+
+Departures:
+1. Policy and critic have optimisers of their own. TRL has one for both, so its `vf_coef` is a learning rate.
+2. Log-probabilities of the KL are those at temperature 1. TRL and `oat-llm` divide the logits by the
+   temperature first.
+3. Nothing is padded, so no statistic contains places of padding (TRL's metrics do).
+4. Statistics of whitening are over the step, not over a process.
+
+Not handled: a value for the end of a response that was cut off; its value after the last token counts as 0,
+as in both older implementations.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from oat.algorithms.base import Forward, Outputs, View, row_index
+from oat.algorithms.estimators import Estimator, find_estimator
+from oat.algorithms.policy_gradient import PolicyGradient
+from oat.algorithms.policy_gradient_config import PolicyGradientConfig
+from oat.algorithms.ppo_config import LEAST_WHITENED, PPOConfig
+from oat.algorithms.rows import ScoredRows, StartValues
+from oat.errors import ConfigError
+from oat.functional.advantages import whiten
+from oat.functional.final_states import FinalStates, final_states, mean_with_end
+from oat.functional.kl import KL_ESTIMATORS, kl_k2
+from oat.functional.policy import log_ratio
+from oat.functional.returns import gae
+from oat.functional.segments import segment_sum
+from oat.functional.values import clipped_value_loss, vtrace
+from oat.types import Loss, Requires
+from oat.types.part import Check, Derived, RunFacts
+
+
+class PPO(PolicyGradient):
+    name = "ppo"
+    Config = PPOConfig
+    config: PPOConfig
+
+    def __init__(self, config: PPOConfig):
+        has_ends = config.end == "final_state"
+        if has_ends and config.max_length is None:
+            raise ConfigError(
+                "algorithm.max_length is not set; give the most tokens that a response may have"
+            )
+        super().__init__(config)
+        self.max_length = config.max_length if has_ends else None
+        models = self.requires.models | {"critic"}
+        self.requires = Requires(feedback="score", models=models, ratio_based=True)
+        self.wants = {**self.wants, "critic": {"value", *(["value_after"] if has_ends else [])}}
+
+    @staticmethod
+    def defaults(config: PPOConfig, run: RunFacts) -> Mapping[str, Derived]:
+        if config.end == "last_token" or config.max_length is not None:
+            return {}
+        if run.has_environment:
+            raise ConfigError(
+                "set algorithm.max_length, the number of tokens from which the responses of an episode "
+                "together have no final state"
+            )
+        return {"max_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
+
+    @staticmethod
+    def checks(config: PolicyGradientConfig, run: RunFacts) -> Iterator[Check]:
+        assert isinstance(config, PPOConfig)
+        yield from PolicyGradient.checks(config, run)
+        yield Check(
+            "algorithm.advantage",
+            run.has_recorded and config.advantage == "vtrace",
+            "the probabilities with which recorded responses were sampled are not known; set it to gae",
+        )
+        rows = config.prompts * (run.num_recorded or config.samples)
+        minibatches = max(1, config.minibatches)
+        yield Check(
+            "algorithm.minibatches",
+            rows % minibatches,
+            f"the {rows} responses of a step (algorithm.prompts times samples) cannot be divided into equal "
+            "mini-batches; give a divisor",
+        )
+        yield Check(
+            "algorithm.whiten_rewards",
+            config.whiten_rewards and rows // minibatches < LEAST_WHITENED,
+            f"a mini-batch has {rows // minibatches} responses, and a variance of fewer than "
+            f"{LEAST_WHITENED} says little; raise algorithm.prompts or samples, or lower minibatches",
+        )
+
+    def chosen_estimator(self) -> Estimator:
+        """Return the estimator that passes rewards on, since the critic takes the place of a group."""
+        return find_estimator("none")
+
+    def reduced(self, terms_K: torch.Tensor, coef: float = 1.0) -> Loss:
+        return Loss(terms_K, per=self.config.reduction, coef=coef)
+
+    def advantage_columns(
+        self, scored: ScoredRows, start: StartValues, forward: Forward, metrics: dict[str, float]
+    ) -> dict[str, torch.Tensor]:
+        """Return the columns of the policy's loss and of the critic's. With final states, `value_mask_K`
+        counts the last token of a row twice if the row has one."""
+        row_of_K = row_index(scored.rows)
+        has_end_N = torch.zeros(len(scored.rows), dtype=torch.bool)
+        if self.max_length is not None:
+            has_end_N = (scored.lengths_N > 0) & (scored.lengths_N < self.max_length)
+        states = final_states(row_of_K, has_end_N)
+        values_L = self._values(scored, states, forward)
+        rewards_L = self._rewards(scored, start, states)
+        metrics |= self._reward_metrics(scored, start, rewards_L)
+        if self.config.whiten_rewards:
+            rewards_L = whiten(rewards_L, torch.ones_like(rewards_L), shift_mean=False)
+        targets_L, advantages_L = self._targets(rewards_L, values_L, states, start)
+        metrics |= _value_metrics(values_L, targets_L)
+        advantages_K, _ = states.parted(advantages_L)
+        if self.config.whiten:
+            advantages_K = whiten(advantages_K, torch.ones_like(advantages_K))
+        old_K, old_ends_N = states.parted(values_L)
+        targets_K, end_targets_N = states.parted(targets_L)
+        columns = {
+            "advantages_K": self.clipped_advantages(advantages_K),
+            "old_values_K": old_K,
+            "value_targets_K": targets_K,
+        }
+        if self.max_length is not None:
+            columns |= {"has_end_N": has_end_N, "old_ends_N": old_ends_N, "end_targets_N": end_targets_N}
+            columns["value_mask_K"] = torch.ones_like(old_K)
+            columns["value_mask_K"][last_tokens(row_of_K, len(has_end_N))[has_end_N]] = 2.0
+        return columns
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        terms_K, _ = self._value_terms(outputs, view)
+        loss = self.reduced(terms_K, coef=self.config.value_coef)
+        if self.max_length is not None:
+            loss = replace(loss, mask="value_mask_K")
+        return {**super().losses(outputs, view), "loss/value": loss}
+
+    def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
+        logps_K, old_K = outputs["policy"]["sampled"], view["old_logps_K"]
+        ratio_K = log_ratio(logps_K, old_K).exp()
+        return {
+            **super().metrics(outputs, view),
+            "policy/ratio_mean": (ratio_K, "K"),
+            "policy/ratio_var": ((ratio_K - 1).square(), "K"),
+            "kl/old_k2": (kl_k2(old_K, logps_K), "K"),
+            "value/clipped_frac": (self._value_terms(outputs, view)[1], "K"),
+        }
+
+    @property
+    def _is_per_token(self) -> bool:
+        return True
+
+    def _values(self, scored: ScoredRows, states: FinalStates, forward: Forward) -> torch.Tensor:
+        """Return the critic's values before the update, (L,)."""
+        found = forward("critic", scored.rows, set(self.wants["critic"]))
+        ends_N = torch.zeros(len(scored.rows))
+        if self.max_length is not None:
+            has_end_N = states.has_end_N
+            last_N = last_tokens(row_index(scored.rows), len(has_end_N))
+            ends_N[has_end_N] = found["value_after"][last_N[has_end_N]]
+        return states.joined(found["value"], ends_N)
+
+    def _rewards(self, scored: ScoredRows, start: StartValues, states: FinalStates) -> torch.Tensor:
+        """Return the rewards of tokens and of final states, (L,)."""
+        at_token_N = torch.where(states.has_end_N, 0.0, scored.rewards_N)
+        return states.joined(self.token_rewards(scored, start, at_token_N), scored.rewards_N)
+
+    def _targets(
+        self, rewards_L: torch.Tensor, values_L: torch.Tensor, states: FinalStates, start: StartValues
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the critic's targets and the advantages, (L,) each."""
+        c, num_rows = self.config, len(states.has_end_N)
+        if c.advantage == "vtrace":
+            ratios_K = log_ratio(start.old_K, start.recorded_K).exp()
+            ratios_L = states.joined(ratios_K, torch.ones(num_rows))
+            return vtrace(rewards_L, values_L, ratios_L, states.row_of_L, gamma=c.gamma, lam=c.lam)
+        advantages_L = gae(rewards_L, values_L, states.row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
+        return advantages_L + values_L, advantages_L
+
+    def _value_terms(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the terms of the critic's loss, (K,), and for each place 1 if the clip decides its term."""
+        critic, clip = outputs["critic"], self.config.value_clip
+        terms_K, clipped_K = clipped_value_loss(
+            critic["value"], view["old_values_K"], view["value_targets_K"], clip=clip
+        )
+        if self.max_length is None:
+            return terms_K, clipped_K
+        has_end_N = view["has_end_N"]
+        ends_N = critic["value_after"][last_tokens(view.row_of_K, view.num_rows)]
+        terms_N, clipped_N = clipped_value_loss(ends_N, view["old_ends_N"], view["end_targets_N"], clip=clip)
+        terms_K = mean_with_end(terms_K, terms_N, view.row_of_K, has_end_N)
+        return terms_K, torch.cat([clipped_K, clipped_N[has_end_N]])
+
+    def _reward_metrics(
+        self, scored: ScoredRows, start: StartValues, rewards_L: torch.Tensor
+    ) -> dict[str, float]:
+        row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
+        found = {
+            "reward/total": float(rewards_L.sum() / num_rows),
+            "policy/response_entropy": -float(segment_sum(start.old_K, row_of_K, num_rows).mean()),
+            "response/ended": float(sum(row.finish_reason == "stop" for row in scored.rows)),
+        }
+        if self.config.kl_reward_coef:
+            kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
+                start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
+            )
+            found["kl/response"] = float(segment_sum(kl_K, row_of_K, num_rows).mean())
+            found["reward/kl"] = -self.config.kl_reward_coef * found["kl/response"]
+        return found
+
+
+def last_tokens(row_of_K: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return the index of each row's last trained token, (N,). For a row without tokens it is that of another
+    row's token, or -1."""
+    return row_of_K.bincount(minlength=num_rows).cumsum(0) - 1
+
+
+def _value_metrics(values_L: torch.Tensor, targets_L: torch.Tensor) -> dict[str, float]:
+    """Return the mean of the critic's values, and the share of the variance of its targets that it explains:
+    1 if values and targets are equal, 0 or less if a constant would be as good."""
+    found = {"value/mean": float(values_L.mean())} if len(values_L) else {}
+    variance = float(targets_L.double().var()) if len(targets_L) > 1 else 0.0
+    if variance > 0:
+        found["value/explained_var"] = 1 - float((targets_L - values_L).double().var()) / variance
+    return found

@@ -1,0 +1,79 @@
+"""Settings of `ppo`."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from oat.algorithms.policy_gradient_config import PolicyGradientConfig, Reduction
+from oat.errors import ConfigError, did_you_mean
+
+ADVANTAGES = ("gae", "vtrace")
+LEAST_WHITENED = 8
+"""Least number of responses of a mini-batch with which rewards may be whitened (TRL's bound)."""
+
+
+@dataclass(frozen=True)
+class PPOConfig(PolicyGradientConfig):
+    """Settings of `ppo`. The defaults are those of TRL's last PPO trainer, except `value_coef`, which the
+    critic's own optimiser makes irrelevant, and the place of the score (`end`)."""
+
+    samples: int = 1
+    """Responses per prompt."""
+    advantage: str = "gae"
+    """Advantage of a token. `gae`: generalised advantage estimation. `vtrace`: the same with V-trace's
+    weights for tokens that other weights sampled than the old policy's (docs/algorithms/ppo.md)."""
+    lam: float = 0.95
+    """Lambda of the advantage. 0: one-step differences of values. 1: returns minus values."""
+    whiten: bool = True
+    whiten_rewards: bool = False
+    """Scale the rewards of all tokens of the step to variance 1, and keep their mean."""
+    end: Literal["last_token", "final_state"] = "last_token"
+    """Place of the score. `last_token`: it is the reward of a response's last token, and the value after it
+    counts as 0. `final_state`: a response of fewer than `max_length` tokens has one more place, the state
+    after its last token; the critic learns its value, and the score is its reward (TRL's PPO)."""
+    max_length: int | None = None
+    """Number of tokens from which a response has no final state, with `end: final_state`. None:
+    sampling.max_new_tokens. With an environment it must be set."""
+    value_coef: float = 1.0
+    """Weight of the critic's loss."""
+    value_clip: float | None = 0.2
+    """Largest distance of a value from its old value, within which the critic's loss has a gradient. None:
+    no bound."""
+    kl_reward_coef: float = 0.05
+    reduction: Reduction = "token"
+    """Mean over tokens in the losses of policy and critic. `token`: the mean over all tokens of the step.
+    `sequence`: the mean over each response's tokens, and then over responses. `sequence_sum`: the sum over
+    each response's tokens, and then the mean over responses."""
+    epochs: int = 4
+
+    @property
+    def compares_groups(self) -> bool:
+        return False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.lam <= 1:
+            raise ConfigError(f"algorithm.lam is {self.lam}; it must be at least 0 and at most 1")
+        if not 0 <= self.value_coef < math.inf:
+            raise ConfigError(f"algorithm.value_coef is {self.value_coef}; it must be at least 0, and finite")
+        if self.value_clip is not None and not 0 < self.value_clip < math.inf:
+            raise ConfigError(f"algorithm.value_clip is {self.value_clip}; it must be positive, and finite")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"algorithm.max_length is {self.max_length}; it must be at least 1")
+        if self.max_length is not None and self.end == "last_token":
+            raise ConfigError(
+                f"algorithm.max_length is {self.max_length}, and nothing reads it with algorithm.end "
+                "last_token; remove it"
+            )
+        if self.advantage == "vtrace" and self.correction.form != "none":
+            raise ConfigError(
+                "algorithm.correction.form is set, and the weights of algorithm.advantage vtrace correct for "
+                "the sampler already; remove one of the two"
+            )
+
+    def _check_advantage(self) -> None:
+        if self.advantage not in ADVANTAGES:
+            raise ConfigError(
+                f"algorithm.advantage is {self.advantage}, which ppo does not have; "
+                f"{did_you_mean(self.advantage, ADVANTAGES)}"
+            )
