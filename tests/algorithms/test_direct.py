@@ -289,7 +289,7 @@ def test_names() -> None:
     ]
     of_pairs += ["orpo", "cpo"]
     of_groups = ["rloo", "reinforce_pp", "gspo", "cispo", "cpgd"]
-    assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", *of_groups, "reward_model"]
+    assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", *of_groups, "ppo", "reward_model"]
 
 
 def test_rewards_that_pairs_are_made_of_are_reported() -> None:

@@ -200,7 +200,7 @@ def straight_losses(old: Padded, new: Padded, s: Straight, c: PPOConfig) -> dict
 
 CONVENTIONS: dict[str, dict[str, Any]] = {
     "oat-llm": {"end": "last_token", "reduction": "sequence"},
-    "trl": {"end": "final_state", "max_length": LENGTH, "reduction": "token"},
+    "trl": {"end": "final_state", "response_length": LENGTH, "reduction": "token"},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -269,7 +269,9 @@ def test_trls_masks_by_hand() -> None:
     padding_mask, padding_mask_p1 = ([place > bound for place in range(5)] for bound in (2, 3))
     assert padding_mask == [False, False, False, True, True]
     assert padding_mask_p1 == [False, False, False, False, True]
-    config = PPOConfig(prompts=1, end="final_state", max_length=5, kl_reward_coef=0.0, gamma=1.0, lam=0.0)
+    config = PPOConfig(
+        prompts=1, end="final_state", response_length=5, kl_reward_coef=0.0, gamma=1.0, lam=0.0
+    )
     feedback = feedback_of()
     one = Feedback(1, feedback.items[:1], 1)
     objective, learner = PPO(config), learner_of()

@@ -86,6 +86,19 @@ CASES = {
         records="",
         flags=("--learner.sync_every", "2"),
     ),
+    "ppo": Case(
+        "ppo",
+        "FlippedPPO",
+        online="samples: 8",
+        offline="epochs: 6, kl_reward_coef: 0.0",
+        responses="[chosen, rejected]",
+    ),
+    "ppo with final states": Case(
+        "ppo",
+        "FlippedPPO",
+        "samples: 8, end: final_state, response_length: 4, rewards: {whiten: true}, advantage: vtrace",
+        records="",
+    ),
     "grpo without ratios": Case("grpo", "FlippedGRPO", "samples: 8, policy_loss: reinforce", records=""),
     **{
         f"grpo with {name}": Case("grpo", "FlippedGRPO", f"samples: 8, advantage: {name}", records="")

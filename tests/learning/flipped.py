@@ -7,6 +7,7 @@ from oat.algorithms.contrast import AOT, CPO, EXO, NCA, ORPO, APODown, APOZero, 
 from oat.algorithms.direct import BNF, DPO, IPO, RobustDPO, SimPO, SLiC
 from oat.algorithms.group import CISPO, CPGD, GRPO, GSPO, LUSPO, RLOO, SAPO, VESPO, DrGRPO, ReinforcePP
 from oat.algorithms.kto import KTO
+from oat.algorithms.ppo import PPO
 from oat.algorithms.reward_model import RewardModelling
 from oat.algorithms.supervised import SFT
 from oat.types import Loss
@@ -96,6 +97,12 @@ class FlippedLUSPO(Flipped, LUSPO): ...
 
 
 class FlippedVESPO(Flipped, VESPO): ...
+class FlippedPPO(PPO):
+    """The critic learns as it should, so that only the policy's sign is wrong."""
+
+    def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
+        losses = super().losses(outputs, view)
+        return {**losses, "loss/policy": replace(losses["loss/policy"], coef=-1.0)}
 
 
 class FlippedRewardModelling(Flipped, RewardModelling): ...

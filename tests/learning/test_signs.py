@@ -41,6 +41,7 @@ def forward(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[
     scores_N = torch.zeros(len(rows), dtype=torch.float64)
     entropy_K = torch.full_like(logps_K, 0.5)
     found = {"raw": logps_K, "sampled": logps_K, "entropy": entropy_K, "score": scores_N}
+    found |= {"value": torch.zeros_like(logps_K), "value_after": torch.zeros_like(logps_K)}
     return {name: found[name].clone() for name in wants}
 
 
@@ -54,9 +55,12 @@ def slope(cls: type[Objective], options: Mapping[str, Any]) -> float:
     items = tuple(item(number, objective.requires.feedback) for number in range(len(TEXTS)))
     batch = objective.prepare(Feedback(0, items, 8), forward, np.random.default_rng(0))
     view, reduction = view_of(batch), Reduction(batch)
-    ((model, wants),) = objective.wants.items()
-    outputs = {name: values.requires_grad_() for name, values in forward(model, batch.rows, wants).items()}
-    losses = objective.losses({model: outputs}, view).values()
+    of_models = {
+        model: {name: values.requires_grad_() for name, values in forward(model, batch.rows, wants).items()}
+        for model, wants in objective.wants.items()
+    }
+    outputs = of_models["policy" if "policy" in of_models else "reward"]
+    losses = objective.losses(of_models, view).values()
     sum(loss.coef * reduction(loss, view, view.group_of_N, first=True) for loss in losses).backward()  # type: ignore[union-attr]
     better_N = torch.tensor([1.0 if "a" in row.text else -1.0 for row in batch.rows], dtype=torch.float64)
     along = {"score": better_N}

@@ -15,7 +15,7 @@ from oat.plugins.registry import ALGORITHMS
 ROOT = Path(__file__).parents[2]
 VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}
 """Further ways to use `sft`."""
-OFFLINE_TOO = {"grpo_offline"}
+OFFLINE_TOO = {"grpo_offline", "ppo_offline"}
 """Offline recipes of algorithms that divide by the sampling probability."""
 FURTHER = {"dpo_buffer", "dpo_iterative"}
 """Recipes of features other than an algorithm."""

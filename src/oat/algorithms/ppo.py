@@ -16,7 +16,7 @@ Two older implementations differ in what they count. Both are options here:
     | whitened advantages, policy's loss | over the tokens | over the tokens |
     | reduction | `sequence` | `token` |
 
-In TRL a response has a final state if it has fewer tokens than `response_length`, here `max_length`.
+In TRL a response has a final state if it has fewer tokens than `response_length`, as here.
 
 Departures:
 1. Policy and critic have optimisers of their own. TRL has one for both, so its `vf_coef` is a learning rate.
@@ -59,26 +59,26 @@ class PPO(PolicyGradient):
 
     def __init__(self, config: PPOConfig):
         has_ends = config.end == "final_state"
-        if has_ends and config.max_length is None:
+        if has_ends and config.response_length is None:
             raise ConfigError(
-                "algorithm.max_length is not set; give the most tokens that a response may have"
+                "algorithm.response_length is not set; give the most tokens that a response may have"
             )
         super().__init__(config)
-        self.max_length = config.max_length if has_ends else None
+        self.response_length = config.response_length if has_ends else None
         models = self.requires.models | {"critic"}
         self.requires = Requires(feedback="score", models=models, ratio_based=True)
         self.wants = {**self.wants, "critic": {"value", *(["value_after"] if has_ends else [])}}
 
     @staticmethod
     def defaults(config: PPOConfig, run: RunFacts) -> Mapping[str, Derived]:
-        if config.end == "last_token" or config.max_length is not None:
+        if config.end == "last_token" or config.response_length is not None:
             return {}
         if run.has_environment:
             raise ConfigError(
-                "set algorithm.max_length, the number of tokens from which the responses of an episode "
+                "set algorithm.response_length, the number of tokens from which the responses of an episode "
                 "together have no final state"
             )
-        return {"max_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
+        return {"response_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
 
     @staticmethod
     def checks(config: PolicyGradientConfig, run: RunFacts) -> Iterator[Check]:
@@ -118,8 +118,8 @@ class PPO(PolicyGradient):
         counts the last token of a row twice if the row has one."""
         row_of_K = row_index(scored.rows)
         has_end_N = torch.zeros(len(scored.rows), dtype=torch.bool)
-        if self.max_length is not None:
-            has_end_N = (scored.lengths_N > 0) & (scored.lengths_N < self.max_length)
+        if self.response_length is not None:
+            has_end_N = (scored.lengths_N > 0) & (scored.lengths_N < self.response_length)
         states = final_states(row_of_K, has_end_N)
         values_L = self._values(scored, states, forward)
         rewards_L = self._rewards(scored, start, states)
@@ -138,7 +138,7 @@ class PPO(PolicyGradient):
             "old_values_K": old_K,
             "value_targets_K": targets_K,
         }
-        if self.max_length is not None:
+        if self.response_length is not None:
             columns |= {"has_end_N": has_end_N, "old_ends_N": old_ends_N, "end_targets_N": end_targets_N}
             columns["value_mask_K"] = torch.ones_like(old_K)
             columns["value_mask_K"][last_tokens(row_of_K, len(has_end_N))[has_end_N]] = 2.0
@@ -147,7 +147,7 @@ class PPO(PolicyGradient):
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         terms_K, _ = self._value_terms(outputs, view)
         loss = self.reduced(terms_K, coef=self.config.value_coef)
-        if self.max_length is not None:
+        if self.response_length is not None:
             loss = replace(loss, mask="value_mask_K")
         return {**super().losses(outputs, view), "loss/value": loss}
 
@@ -169,8 +169,8 @@ class PPO(PolicyGradient):
     def _values(self, scored: ScoredRows, states: FinalStates, forward: Forward) -> torch.Tensor:
         """Return the critic's values before the update, (L,)."""
         found = forward("critic", scored.rows, set(self.wants["critic"]))
-        ends_N = torch.zeros(len(scored.rows))
-        if self.max_length is not None:
+        ends_N = found["value"].new_zeros(len(scored.rows))
+        if self.response_length is not None:
             has_end_N = states.has_end_N
             last_N = last_tokens(row_index(scored.rows), len(has_end_N))
             ends_N[has_end_N] = found["value_after"][last_N[has_end_N]]
@@ -199,7 +199,7 @@ class PPO(PolicyGradient):
         terms_K, clipped_K = clipped_value_loss(
             critic["value"], view["old_values_K"], view["value_targets_K"], clip=clip
         )
-        if self.max_length is None:
+        if self.response_length is None:
             return terms_K, clipped_K
         has_end_N = view["has_end_N"]
         ends_N = critic["value_after"][last_tokens(view.row_of_K, view.num_rows)]

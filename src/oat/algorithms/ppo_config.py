@@ -29,9 +29,9 @@ class PPOConfig(PolicyGradientConfig):
     """Scale the rewards of all tokens of the step to variance 1, and keep their mean."""
     end: Literal["last_token", "final_state"] = "last_token"
     """Place of the score. `last_token`: it is the reward of a response's last token, and the value after it
-    counts as 0. `final_state`: a response of fewer than `max_length` tokens has one more place, the state
+    counts as 0. `final_state`: a response of fewer than `response_length` tokens has one more place, the state
     after its last token; the critic learns its value, and the score is its reward (TRL's PPO)."""
-    max_length: int | None = None
+    response_length: int | None = None
     """Number of tokens from which a response has no final state, with `end: final_state`. None:
     sampling.max_new_tokens. With an environment it must be set."""
     value_coef: float = 1.0
@@ -58,11 +58,11 @@ class PPOConfig(PolicyGradientConfig):
             raise ConfigError(f"algorithm.value_coef is {self.value_coef}; it must be at least 0, and finite")
         if self.value_clip is not None and not 0 < self.value_clip < math.inf:
             raise ConfigError(f"algorithm.value_clip is {self.value_clip}; it must be positive, and finite")
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"algorithm.max_length is {self.max_length}; it must be at least 1")
-        if self.max_length is not None and self.end == "last_token":
+        if self.response_length is not None and self.response_length < 1:
+            raise ConfigError(f"algorithm.response_length is {self.response_length}; it must be at least 1")
+        if self.response_length is not None and self.end == "last_token":
             raise ConfigError(
-                f"algorithm.max_length is {self.max_length}, and nothing reads it with algorithm.end "
+                f"algorithm.response_length is {self.response_length}, and nothing reads it with algorithm.end "
                 "last_token; remove it"
             )
         if self.advantage == "vtrace" and self.correction.form != "none":
