@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oat.algorithms.ppo import PPO
 from oat.algorithms.ppo_config import PPOConfig
+from oat.algorithms.shaping import RewardsConfig
 from oat.functional.advantages import whiten
 from oat.learner.learner import Learner
 from oat.learner.optimiser import OptimiserSettings
@@ -144,7 +145,7 @@ def of_trl(x: Padded, c: PPOConfig) -> Straight:
     rewards = -c.kl_reward_coef * kl
     at = torch.where(x.q + 1 < LENGTH, x.q + 1, x.q)
     rewards[torch.arange(len(SIZES)), at] += x.score
-    if c.whiten_rewards:
+    if c.rewards.whiten:
         rewards = masked_whiten(rewards, (~padding_mask_p1).float(), shift_mean=False)
         rewards = rewards.masked_fill(padding_mask_p1, 0.0)
     advantages = backwards_gae(rewards, values, c.gamma, c.lam)
@@ -159,7 +160,7 @@ def of_oat_llm(x: Padded, c: PPOConfig) -> Straight:
     mask = (torch.arange(LENGTH) <= x.q[:, None]).float()
     rewards = -c.kl_reward_coef * (x.logp - x.reference) * mask
     rewards[torch.arange(len(SIZES)), x.q] += x.score
-    if c.whiten_rewards:
+    if c.rewards.whiten:
         rewards = masked_whiten(rewards, mask, shift_mean=False) * mask
     values = x.value * mask
     advantages = backwards_gae(rewards, values, c.gamma, c.lam) * mask
@@ -204,7 +205,13 @@ CONVENTIONS: dict[str, dict[str, Any]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "all": {"whiten_rewards": True, "gamma": 0.9, "lam": 0.7, "kl_reward_coef": 0.3, "value_coef": 0.4},
+    "all": {
+        "rewards": RewardsConfig(whiten=True),
+        "gamma": 0.9,
+        "lam": 0.7,
+        "kl_reward_coef": 0.3,
+        "value_coef": 0.4,
+    },
     "k3": {"kl_reward_estimator": "k3", "lam": 1.0, "value_clip": 0.02, "clip_high": 0.02, "clip_low": 0.02},
 }
 

@@ -96,7 +96,7 @@ CASES = {
     "ppo with final states": Case(
         "ppo",
         "FlippedPPO",
-        "samples: 8, end: final_state, response_length: 4, rewards: {whiten: true}, advantage: vtrace",
+        "samples: 8, end: final_state, response_length: 4, advantage: vtrace",
         records="",
     ),
     "grpo without ratios": Case("grpo", "FlippedGRPO", "samples: 8, policy_loss: reinforce", records=""),

@@ -97,6 +97,8 @@ class FlippedLUSPO(Flipped, LUSPO): ...
 
 
 class FlippedVESPO(Flipped, VESPO): ...
+
+
 class FlippedPPO(PPO):
     """The critic learns as it should, so that only the policy's sign is wrong."""
 

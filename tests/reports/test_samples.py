@@ -1,5 +1,6 @@
 """`oat samples`: the questions of a run and their answers, for people."""
 
+import csv
 import json
 import re
 import shutil
@@ -65,6 +66,35 @@ def test_a_step_has_every_prompt_its_responses_and_their_scores(runs: Path, said
         found = [re.fullmatch(r"  \[([-\d.]+)(?:, cut off)?\] +(.*)", reply) for reply in replies]
         assert [reply[2] for reply in found if reply] == question.candidates
         assert [float(reply[1]) for reply in found if reply] == pytest.approx(question.values, rel=1e-3)
+
+
+@pytest.mark.inventory(43)
+def test_a_table_has_the_columns_of_trl(runs: Path, said: Callable[..., str], tmp_path: Path) -> None:
+    """A row is a response: of training, of an evaluation, and of pairs, where the score is a verdict."""
+    file = tmp_path / "table.csv"
+
+    def table(*words: object) -> list[dict[str, str]]:
+        assert said(*words, "--csv", file).endswith(f"responses are in {file}\n")
+        with file.open(encoding="utf-8", newline="") as text:
+            return [*csv.DictReader(text)]
+
+    rows = table(runs / "grpo", "--step", 3)
+    assert [*rows[0]] == ["query", "model response", "score"]
+    questions = load_run(runs / "grpo").questions.query("purpose == 'train' and learned == 2")
+    expected = [
+        (question.prompt[0]["content"], text, value)
+        for question in questions.itertuples()
+        for text, value in zip(question.candidates, question.values, strict=True)
+    ]
+    found = [(row["query"], row["model response"], float(row["score"])) for row in rows]
+    assert [row[:2] for row in found] == [row[:2] for row in expected]
+    assert [row[2] for row in found] == pytest.approx([row[2] for row in expected], rel=1e-3)
+    evaluated = [json.loads(line) for line in (runs / "grpo/evaluations/step_00000004.jsonl").open()]
+    rows = table(runs / "grpo", "--step", 4, "--eval")
+    assert sorted(row["model response"] for row in rows) == sorted(row["output"] for row in evaluated)
+    assert all(float(row["score"]) >= 0 for row in rows)
+    assert {row["score"].partition(",")[0] for row in table(runs / "dpo")} <= {"wins", "loses", "tie"}
+    assert "cannot be written" in said(runs / "dpo", "--csv", tmp_path, code=2)
 
 
 def test_a_response_that_was_cut_off_says_so(runs: Path, said: Callable[..., str]) -> None:

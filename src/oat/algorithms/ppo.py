@@ -16,7 +16,7 @@ Two older implementations differ in what they count. Both are options here:
     | whitened advantages, policy's loss | over the tokens | over the tokens |
     | reduction | `sequence` | `token` |
 
-In TRL a response has a final state if it has fewer tokens than `response_length`, as here.
+A response has a final state if it has fewer tokens than `response_length`.
 
 Departures:
 1. Policy and critic have optimisers of their own. TRL has one for both, so its `vf_coef` is a learning rate.
@@ -35,6 +35,7 @@ from dataclasses import replace
 import torch
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
+from oat.algorithms.credit import Earned
 from oat.algorithms.estimators import Estimator, find_estimator
 from oat.algorithms.policy_gradient import PolicyGradient
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
@@ -45,7 +46,7 @@ from oat.functional.advantages import whiten
 from oat.functional.final_states import FinalStates, final_states, mean_with_end
 from oat.functional.kl import KL_ESTIMATORS, kl_k2
 from oat.functional.policy import log_ratio
-from oat.functional.returns import gae
+from oat.functional.returns import affine_scan, gae
 from oat.functional.segments import segment_sum
 from oat.functional.values import clipped_value_loss, vtrace
 from oat.types import Loss, Requires
@@ -98,9 +99,9 @@ class PPO(PolicyGradient):
             "mini-batches; give a divisor",
         )
         yield Check(
-            "algorithm.whiten_rewards",
-            config.whiten_rewards and rows // minibatches < LEAST_WHITENED,
-            f"a mini-batch has {rows // minibatches} responses, and a variance of fewer than "
+            "algorithm.rewards",
+            config.rewards.whiten and rows // minibatches < LEAST_WHITENED,
+            f"whiten is set, a mini-batch has {rows // minibatches} responses, and a variance of fewer than "
             f"{LEAST_WHITENED} says little; raise algorithm.prompts or samples, or lower minibatches",
         )
 
@@ -112,7 +113,12 @@ class PPO(PolicyGradient):
         return Loss(terms_K, per=self.config.reduction, coef=coef)
 
     def advantage_columns(
-        self, scored: ScoredRows, start: StartValues, forward: Forward, metrics: dict[str, float]
+        self,
+        scored: ScoredRows,
+        rewards: Earned,
+        start: StartValues,
+        forward: Forward,
+        metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
         """Return the columns of the policy's loss and of the critic's. With final states, `value_mask_K`
         counts the last token of a row twice if the row has one."""
@@ -122,11 +128,11 @@ class PPO(PolicyGradient):
             has_end_N = (scored.lengths_N > 0) & (scored.lengths_N < self.response_length)
         states = final_states(row_of_K, has_end_N)
         values_L = self._values(scored, states, forward)
-        rewards_L = self._rewards(scored, start, states)
+        rewards_L = self._placed_rewards(rewards, start, states)
         metrics |= self._reward_metrics(scored, start, rewards_L)
-        if self.config.whiten_rewards:
+        if self.config.rewards.whiten:
             rewards_L = whiten(rewards_L, torch.ones_like(rewards_L), shift_mean=False)
-        targets_L, advantages_L = self._targets(rewards_L, values_L, states, start)
+        targets_L, advantages_L = self._targets(scored, rewards_L, values_L, states, start)
         metrics |= _value_metrics(values_L, targets_L)
         advantages_K, _ = states.parted(advantages_L)
         if self.config.whiten:
@@ -139,9 +145,11 @@ class PPO(PolicyGradient):
             "value_targets_K": targets_K,
         }
         if self.response_length is not None:
+            learned_N = self.shaping.learned(scored)
+            mask_K = torch.ones_like(old_K) if learned_N is None else learned_N[row_of_K].to(old_K.dtype)
+            mask_K[last_tokens(row_of_K, len(has_end_N))[has_end_N]] *= 2.0
             columns |= {"has_end_N": has_end_N, "old_ends_N": old_ends_N, "end_targets_N": end_targets_N}
-            columns["value_mask_K"] = torch.ones_like(old_K)
-            columns["value_mask_K"][last_tokens(row_of_K, len(has_end_N))[has_end_N]] = 2.0
+            columns["value_mask_K"] = mask_K
         return columns
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
@@ -163,7 +171,7 @@ class PPO(PolicyGradient):
         }
 
     @property
-    def _is_per_token(self) -> bool:
+    def _is_whole_step(self) -> bool:
         return True
 
     def _values(self, scored: ScoredRows, states: FinalStates, forward: Forward) -> torch.Tensor:
@@ -176,22 +184,41 @@ class PPO(PolicyGradient):
             ends_N[has_end_N] = found["value_after"][last_N[has_end_N]]
         return states.joined(found["value"], ends_N)
 
-    def _rewards(self, scored: ScoredRows, start: StartValues, states: FinalStates) -> torch.Tensor:
-        """Return the rewards of tokens and of final states, (L,)."""
-        at_token_N = torch.where(states.has_end_N, 0.0, scored.rewards_N)
-        return states.joined(self.token_rewards(scored, start, at_token_N), scored.rewards_N)
+    def _placed_rewards(self, rewards: Earned, start: StartValues, states: FinalStates) -> torch.Tensor:
+        """Return the rewards of tokens and of final states, (L,). A final state has its row's last reward."""
+        last_N = rewards.last_of_rows()
+        at_tokens_E = rewards.rewards_E.clone()
+        at_tokens_E[last_N[states.has_end_N]] = 0.0
+        return states.joined(self.charged_rewards(rewards, start, at_tokens_E), rewards.rewards_E[last_N])
 
     def _targets(
-        self, rewards_L: torch.Tensor, values_L: torch.Tensor, states: FinalStates, start: StartValues
+        self,
+        scored: ScoredRows,
+        rewards_L: torch.Tensor,
+        values_L: torch.Tensor,
+        states: FinalStates,
+        start: StartValues,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the critic's targets and the advantages, (L,) each."""
-        c, num_rows = self.config, len(states.has_end_N)
+        c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
         if c.advantage == "vtrace":
             ratios_K = log_ratio(start.old_K, start.recorded_K).exp()
             ratios_L = states.joined(ratios_K, torch.ones(num_rows))
-            return vtrace(rewards_L, values_L, ratios_L, states.row_of_L, gamma=c.gamma, lam=c.lam)
-        advantages_L = gae(rewards_L, values_L, states.row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
+            return vtrace(rewards_L, values_L, ratios_L, row_of_L, gamma=c.gamma, lam=c.lam)
+        if c.turn_gamma == 1:
+            advantages_L = gae(rewards_L, values_L, row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
+        else:
+            discounts_L = self._discounts(scored, states)
+            next_L = torch.nn.functional.pad(values_L[1:], (0, min(1, len(values_L))))
+            advantages_L = affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
         return advantages_L + values_L, advantages_L
+
+    def _discounts(self, scored: ScoredRows, states: FinalStates) -> torch.Tensor:
+        """Return the discount between each place and the next one of its row, (L,); 0 for the last."""
+        last_N = last_tokens(row_index(scored.rows), len(states.has_end_N))
+        discounts_K = self.discounts(scored)
+        discounts_K[last_N[states.has_end_N]] = self.config.gamma
+        return states.joined(discounts_K, torch.zeros(len(states.has_end_N)))
 
     def _value_terms(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the terms of the critic's loss, (K,), and for each place 1 if the clip decides its term."""

@@ -25,12 +25,10 @@ class PPOConfig(PolicyGradientConfig):
     lam: float = 0.95
     """Lambda of the advantage. 0: one-step differences of values. 1: returns minus values."""
     whiten: bool = True
-    whiten_rewards: bool = False
-    """Scale the rewards of all tokens of the step to variance 1, and keep their mean."""
     end: Literal["last_token", "final_state"] = "last_token"
     """Place of the score. `last_token`: it is the reward of a response's last token, and the value after it
-    counts as 0. `final_state`: a response of fewer than `response_length` tokens has one more place, the state
-    after its last token; the critic learns its value, and the score is its reward (TRL's PPO)."""
+    counts as 0. `final_state`: a response of fewer than `response_length` tokens has one more place, the
+    state after its last token; the critic learns its value, and the score is its reward (TRL's PPO)."""
     response_length: int | None = None
     """Number of tokens from which a response has no final state, with `end: final_state`. None:
     sampling.max_new_tokens. With an environment it must be set."""
@@ -62,8 +60,17 @@ class PPOConfig(PolicyGradientConfig):
             raise ConfigError(f"algorithm.response_length is {self.response_length}; it must be at least 1")
         if self.response_length is not None and self.end == "last_token":
             raise ConfigError(
-                f"algorithm.response_length is {self.response_length}, and nothing reads it with algorithm.end "
-                "last_token; remove it"
+                f"algorithm.response_length is {self.response_length}, and nothing reads it with "
+                "algorithm.end last_token; remove it"
+            )
+        if self.rewards.flat_group_weight is not None:
+            raise ConfigError(
+                "algorithm.rewards.flat_group_weight is set, and ppo compares no groups; remove it"
+            )
+        if self.advantage == "vtrace" and self.turn_gamma != 1:
+            raise ConfigError(
+                f"algorithm.turn_gamma is {self.turn_gamma}, and vtrace has one discount; set "
+                "algorithm.advantage to gae"
             )
         if self.advantage == "vtrace" and self.correction.form != "none":
             raise ConfigError(

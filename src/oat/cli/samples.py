@@ -1,7 +1,10 @@
 """`oat samples`: show prompts, responses and the oracle's answers about them."""
 
 import argparse
+import csv
 from pathlib import Path
+
+from oat.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,11 +18,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the responses of evaluations instead of those of training",
     )
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write a table (query, model response, score) to FILE instead"
+    )
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.reports.samples import sample_pages
+    from oat.reports.samples import TABLE, sample_pages, sample_table
     from oat.reports.terminal import show_pages
 
+    if arguments.csv is not None:
+        rows = [*sample_table(Path(arguments.run), arguments.step, evaluations=arguments.evaluations)]
+        try:
+            with open(arguments.csv, "w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([TABLE, *rows])
+        except OSError as error:
+            raise ConfigError(
+                f"--csv {arguments.csv}: the table cannot be written ({error.strerror}); give another file"
+            ) from error
+        print(f"oat samples: {len(rows)} responses are in {arguments.csv}")
+        return 0
     show_pages(sample_pages(Path(arguments.run), arguments.step, evaluations=arguments.evaluations))
     return 0

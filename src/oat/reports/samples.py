@@ -35,15 +35,51 @@ class JudgedResponse:
     Attributes:
         verdict: a score, a win, a loss or a tie; without these, the answer's mark, such as `failed`. In
             training, "cut off" or "aborted" may follow. In an evaluation, gold's verdict may follow.
+        score: the verdict without what may follow.
     """
 
     verdict: str
     text: str
+    score: str
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A prompt with its judged responses.
+
+    Attributes:
+        title: the step, and the place within the step.
+        reference: the reference answer of the data; None if there is none.
+    """
+
+    title: str
+    messages: Sequence[Mapping[str, Any]]
+    reference: str | None
+    responses: Sequence[JudgedResponse]
+
+
+TABLE = ("query", "model response", "score")
+"""The columns of `sample_table`: those of the table of samples of TRL's PPO trainer."""
 
 
 def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[str]:
-    """Yield one printable text for each question that training has learned from, or for each prompt of an
-    evaluation. Long lines are not cut.
+    """Yield one printable text for each prompt of `sampled`. Long lines are not cut. Arguments and errors are
+    those of `sampled`."""
+    return (printable(_page(each)) for each in sampled(run_dir, step, evaluations=evaluations))
+
+
+def sample_table(
+    run_dir: Path, step: int | None = None, *, evaluations: bool = False
+) -> Iterator[tuple[str, str, str]]:
+    """Yield a row of `TABLE` for each response. The score is the oracle's verdict. Arguments and errors are
+    those of `sampled`."""
+    for each in sampled(run_dir, step, evaluations=evaluations):
+        for response in each.responses:
+            yield _query(each.messages), response.text, response.score
+
+
+def sampled(run_dir: Path, step: int | None = None, *, evaluations: bool = False) -> Iterator[Sampled]:
+    """Yield each question that training has learned from, or each prompt of an evaluation.
 
     Args:
         step: number of a row of metrics; only what belongs to this row is shown. None: all rows.
@@ -56,10 +92,10 @@ def sample_pages(run_dir: Path, step: int | None = None, *, evaluations: bool = 
         DataError: a record of an evaluation cannot be read.
     """
     load_run(run_dir)
-    return map(printable, _evaluated(run_dir, step) if evaluations else _learned(run_dir, step))
+    return _evaluated(run_dir, step) if evaluations else _learned(run_dir, step)
 
 
-def _learned(run_dir: Path, step: int | None) -> Iterator[str]:
+def _learned(run_dir: Path, step: int | None) -> Iterator[Sampled]:
     refuse_lost(run_dir)
     if not (run_dir / "ledger.sqlite").exists():
         raise ConfigError(
@@ -80,7 +116,7 @@ def _learned(run_dir: Path, step: int | None) -> Iterator[str]:
             yield from _learned_in(store, number)
 
 
-def _learned_in(store: Reader, step: int) -> Iterator[str]:
+def _learned_in(store: Reader, step: int) -> Iterator[Sampled]:
     intents = store.taken("train", step - 1)
     ends: dict[tuple[int, int], list[list[FinishReason]]] = {}
     for number, (intent, answer, label) in enumerate(store.answers(intents), 1):
@@ -90,7 +126,8 @@ def _learned_in(store: Reader, step: int) -> Iterator[str]:
             ends = {place: _ends(store, *place)}
         messages = [message.plain for message in question.messages]
         responses = list(_judged(intent, answer, label, ends[place]))
-        yield _page(f"step {step}, {number} of {len(intents)}", messages, question.reference, responses)
+        title = f"step {step}, {number} of {len(intents)}"
+        yield Sampled(title, messages, question.reference, responses)
 
 
 def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
@@ -120,10 +157,10 @@ def _judged(
                 f"{'wins' if place == label else 'loses'}, "
                 f"{answer.values[0] if place == 0 else 1.0 - answer.values[0]:.3g}"
             )
-        yield JudgedResponse(f"{verdict}, {end}" if end else verdict, text)
+        yield JudgedResponse(f"{verdict}, {end}" if end else verdict, text, verdict)
 
 
-def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
+def _evaluated(run_dir: Path, step: int | None) -> Iterator[Sampled]:
     files = {
         int(file.stem.removeprefix("step_")): file for file in (run_dir / "evaluations").glob("step_*.jsonl")
     }
@@ -138,8 +175,11 @@ def _evaluated(run_dir: Path, step: int | None) -> Iterator[str]:
                     if isinstance(first[column], list)
                     else [{"role": "user", "content": first[column]}]
                 )
-                responses = [JudgedResponse(_verdicts(row), row["output"]) for _, row in of_one]
-                yield _page(
+                responses = [
+                    JudgedResponse(_verdicts(row), row["output"], _verdict(row["value"], row["mark"]))
+                    for _, row in of_one
+                ]
+                yield Sampled(
                     f"evaluation after {number} steps, {mode}, {place} of {len(prompts)}",
                     messages,
                     first["reference"],
@@ -201,23 +241,29 @@ def _chosen(run_dir: Path, steps: Sequence[int], step: int | None, what: str) ->
     )
 
 
-def _page(
-    title: str,
-    messages: Sequence[Mapping[str, Any]],
-    reference: str | None,
-    responses: Sequence[JudgedResponse],
-) -> str:
-    lines = [f"── {title} ──"]
-    is_one = [message["role"] for message in messages] == ["user"]
+def _page(given: Sampled) -> str:
+    lines = [f"── {given.title} ──"]
     lines += [
-        _block("prompt: " if is_one else f"{message['role']}: ", str(message["content"]))
-        for message in messages
+        _block("prompt: " if _is_one(given.messages) else f"{message['role']}: ", str(message["content"]))
+        for message in given.messages
     ]
-    if reference is not None:
-        lines.append(_block("reference: ", reference))
-    width = max((len(response.verdict) for response in responses), default=0) + 2
-    lines += [_block(f"  {f'[{response.verdict}]':<{width}} ", response.text) for response in responses]
+    if given.reference is not None:
+        lines.append(_block("reference: ", given.reference))
+    width = max((len(response.verdict) for response in given.responses), default=0) + 2
+    lines += [_block(f"  {f'[{response.verdict}]':<{width}} ", response.text) for response in given.responses]
     return "\n".join(lines)
+
+
+def _query(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a prompt; of a conversation, its messages with their roles."""
+    if _is_one(messages):
+        return str(messages[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def _is_one(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a prompt is a single message of the user."""
+    return [message["role"] for message in messages] == ["user"]
 
 
 def _block(head: str, text: str) -> str:
