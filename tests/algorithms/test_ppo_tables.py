@@ -1,7 +1,6 @@
 """PPO against straight padded implementations of its two conventions, written from their tables: `oat-llm`
 (score at the last token) and TRL (a state after the last token)."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from objectives import row
+from ppo_steps import feedback_of, learner_of
 from torch import Tensor
 
 from oat.algorithms.ppo import PPO
@@ -17,37 +16,12 @@ from oat.algorithms.ppo_config import PPOConfig
 from oat.algorithms.shaping import RewardsConfig
 from oat.functional.advantages import whiten
 from oat.learner.learner import Learner
-from oat.learner.optimiser import OptimiserSettings
-from oat.seeds import Seeds
-from oat.testing.made_up import tiny_model
-from oat.types import Answer, Batch, Feedback, Group, Item, Key, Message, Prompt, Question, Trajectory
+from oat.types import Batch, Feedback, Trajectory
 
 LENGTH = 5
 """G: the largest number of tokens of a response."""
 SIZES = (3, 5, 1, 4, 5, 2, 3, 3)
 """Lengths of the responses; two have the largest length, and so no final state in TRL."""
-
-
-def feedback_of(seed: int = 0) -> Feedback:
-    """Return one scored response to each of eight prompts."""
-    generator = np.random.default_rng(seed)
-    items = []
-    for number, size in enumerate(SIZES):
-        made = row(generator, 2 + number % 3, size)
-        group = Group(Prompt(number + 1, number, (Message("user", "p"),)), (made,))
-        key, score = Key("train", 1, 0, number), float(generator.normal())
-        question = Question.about(group, key, "score", (0,))
-        items.append(Item(group, question, Answer(key, (score,), ("ok",), 1), None))
-    return Feedback(1, tuple(items), len(items))
-
-
-def learner_of(micro: int = 64) -> Learner:
-    """Return a learner with a policy, another model as the reference, and a critic with a larger head."""
-    models = {name: copy.deepcopy(tiny_model(name)) for name in ("policy", "reference", "critic")}
-    with torch.no_grad():
-        models["critic"].score.weight.mul_(8)  # type: ignore[attr-defined]
-    settings = OptimiserSettings(1e-2, max_grad_norm=1e9)
-    return Learner(models, {"policy": settings, "critic": settings}, micro_batch_size=micro, seeds=Seeds(0))
 
 
 @dataclass(frozen=True)
@@ -225,7 +199,7 @@ def test_columns_and_losses_are_those_of_the_tables(convention: str, options: st
     """The batch of a step equals the table's, and so do the losses and metrics of three optimiser steps, each
     of several forward passes."""
     config = PPOConfig(prompts=len(SIZES), epochs=1, **CONVENTIONS[convention], **OPTIONS[options])
-    objective, learner, feedback = PPO(config), learner_of(micro=3), feedback_of()
+    objective, learner, feedback = PPO(config), learner_of(micro=3), feedback_of(SIZES)
     old = padded(learner, feedback)
     straight = (of_trl if convention == "trl" else of_oat_llm)(old, config)
     batch = objective.prepare(feedback, learner.forward, np.random.default_rng(0))
@@ -279,7 +253,7 @@ def test_trls_masks_by_hand() -> None:
     config = PPOConfig(
         prompts=1, end="final_state", response_length=5, kl_reward_coef=0.0, gamma=1.0, lam=0.0
     )
-    feedback = feedback_of()
+    feedback = feedback_of(SIZES)
     one = Feedback(1, feedback.items[:1], 1)
     objective, learner = PPO(config), learner_of()
     rows = [one.items[0].group.trajectories[0]]
@@ -300,7 +274,7 @@ def test_trls_masks_by_hand() -> None:
 
 @pytest.mark.inventory(24)
 def test_values_of_permuted_rows_are_permuted_values() -> None:
-    learner, feedback = learner_of(micro=3), feedback_of()
+    learner, feedback = learner_of(micro=3), feedback_of(SIZES)
     config = PPOConfig(prompts=len(SIZES), whiten=False, reduction="sequence")
     order = [5, 2, 7, 0, 1, 6, 4, 3]
     found = []

@@ -188,19 +188,11 @@ REFUSED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives the configuration of a finished run of four steps, by algorithm. Each run
-    is made once. "ppo" is a user's own algorithm with a critic."""
+    is made once."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
-    changes = {
-        "ppo": {
-            "algorithm": {
-                "name": f"{Path(__file__).parents[1] / 'protocol' / 'ppo.py'}:PPO",
-                "prompts": 4,
-                "samples": 2,
-            }
-        }
-    }
+    changes = {"ppo": {"algorithm": {"name": "ppo", "prompts": 4, "samples": 2}}}
 
     def make(algorithm: str) -> Path:
         if algorithm not in found:

@@ -26,8 +26,6 @@ from oat.rundir.rows import read_metrics
 from oat.seeds import Seeds
 from oat.types import Batch, Loss, Per, Requires
 
-PPO = f"{Path(__file__).parents[1] / 'protocol' / 'ppo.py'}:PPO"
-
 
 class ActorCritic(Objective):
     """A policy loss and a value loss, each with a chosen reduction.
@@ -228,7 +226,7 @@ def test_an_objective_without_a_policy_loss_leaves_the_policy_as_it_is(model_pat
 
 
 def config(world: World, folder: Path, **changes: Any) -> Path:
-    return world.config("ppo", folder, {"algorithm": {"name": PPO, "prompts": 4, "samples": 2}, **changes})
+    return world.config("ppo", folder, {"algorithm": {"name": "ppo", "prompts": 4, "samples": 2}, **changes})
 
 
 def learner_settings(**values: Any) -> dict[str, Any]:

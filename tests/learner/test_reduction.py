@@ -1,6 +1,7 @@
 """Reduction: which terms count, their divisor, and how a batch is divided."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def reduced(batch: Batch, loss: Loss, micro: int = 64) -> float:
         terms = loss.terms if size is None else loss.terms[offset : offset + size]
         offset += size or 0
         total = total + reduction(
-            Loss(terms, loss.per, constant=loss.constant),
+            replace(loss, terms=terms),
             view,
             torch.from_numpy(batch.group_of_N[rows]),
             first=number == 0,
@@ -117,3 +118,26 @@ def test_minibatches_cover_every_unit_once_an_epoch() -> None:
     for part in parts:
         assert (part[0::2] + 1 == part[1::2]).all()
     assert [len(part) for part in micro_batches(batch, 5)] == [4, 4, 4, 2]
+
+
+def test_a_loss_with_a_mask_of_its_own() -> None:
+    """The mask of the critic's loss counts the last token of row 0 twice, and leaves row 1 out. The other
+    loss keeps the mask of all losses."""
+    batch, terms = hand_batch()
+    columns = {
+        "mask_K": torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
+        "value_mask_K": torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0, 1.0]),
+    }
+    own = replace(batch, columns=columns)
+    expected = {
+        "token": (1 + 4 + 15) / 6,
+        "sequence": ((1 + 4) / 3 + 5) / 2,
+        "sequence_sum": (5 + 15) / 2,
+        "prompt": 20 / 6,
+        "constant": 20 / (2 * 10),
+    }
+    for micro in (64, 2):
+        for per, value in expected.items():
+            loss = Loss(terms, per, constant=10.0 if per == "constant" else None)  # type: ignore[arg-type]
+            assert reduced(own, replace(loss, mask="value_mask_K"), micro) == pytest.approx(value), per
+            assert reduced(own, loss, micro) == pytest.approx(HAND[per][1]), per

@@ -30,8 +30,6 @@ from oat.models.outline import Outlines
 from oat.models.value_head import read_value_head
 from oat.types import Segment, Trajectory
 
-PPO = f"{Path(__file__).parents[1] / 'protocol' / 'ppo.py'}:PPO"
-
 
 def trajectory(ids: list[int], prompt: int) -> Trajectory:
     size = len(ids) - prompt
@@ -196,7 +194,7 @@ def reward_model(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def config_of(world: World, folder: Path, **changes: Any) -> Path:
     dotted = {name.replace("__", "."): value for name, value in changes.items()}
-    algorithm = {"name": PPO, "prompts": 4, "samples": 2}
+    algorithm = {"name": "ppo", "prompts": 4, "samples": 2}
     return world.config("ppo", folder, {"algorithm": algorithm, "evaluation": None, **dotted})
 
 
@@ -212,7 +210,7 @@ def test_from_reward_model_to_critic_and_on(
     assert oat("export", tmp_path / "ppo", tmp_path / "critic", "--critic") == 0
     assert capsys.readouterr().out == f"oat export: the critic after 2 steps is in {tmp_path / 'critic'}\n"
     card = (tmp_path / "critic" / "README.md").read_text()
-    assert "The critic after 2 steps of ppo.py:PPO, begun as `judge`, by oat." in card
+    assert "The critic after 2 steps of ppo, begun as `judge`, by oat." in card
     assert "`model: {critic: critic}`" in card
     learned = load_learned(tmp_path / "ppo", critic=True).model
     assert isinstance(learned, Critic)

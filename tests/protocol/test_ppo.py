@@ -1,5 +1,5 @@
-"""PPO with a critic, from a user's file: two trained models in one loss, four normalisers, epochs of
-mini-batches, ratios under truncation."""
+"""PPO with a critic against a straight implementation: two trained models in one loss, epochs of
+mini-batches, ratios under truncation, responses without a score."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ VALUE_COEF = 0.7
 KL_PENALTY = 0.1
 KL_COEF = 0.03
 ENTROPY_COEF = 0.02
-LENGTH = 7
 GAMMA = 0.95
 LAM = 0.9
 SEED = 3
@@ -41,15 +40,16 @@ WARMUP = 3
 @pytest.fixture(scope="module")
 def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     coefficients = {
-        "clip": CLIP,
+        "clip_low": CLIP,
+        "clip_high": CLIP,
         "value_clip": VALUE_CLIP,
         "value_coef": VALUE_COEF,
-        "kl_penalty": KL_PENALTY,
+        "kl_reward_coef": KL_PENALTY,
         "kl_coef": KL_COEF,
+        "reduction": "sequence",
     }
     coefficients |= {
-        "entropy_coef": ENTROPY_COEF,
-        "length": LENGTH,
+        "entropy": {"coef": ENTROPY_COEF},
         "gamma": GAMMA,
         "lam": LAM,
         "epochs": EPOCHS,
@@ -64,7 +64,7 @@ def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     return bench.config(
         tmp_path_factory.mktemp("ppo") / "ppo.yaml",
-        algorithm={"name": f"{HERE / 'ppo.py'}:PPO", "prompts": 5, "samples": 2, **coefficients},
+        algorithm={"name": "ppo", "prompts": 6, "samples": 2, **coefficients},
         sampling={"max_new_tokens": 5, "temperature": TEMPERATURE, "top_k": 7},
         oracle={"name": f"{HERE / 'rewards.py'}:graded"},
         learner={**learner, "schedule": "linear", "warmup_steps": WARMUP},
@@ -103,7 +103,6 @@ class Rollout:
 
     batch: straight.Padded
     kept: Tensor
-    valid: Tensor
     old: Tensor
     reference: Tensor
     values: Tensor
@@ -126,13 +125,13 @@ def kept_mask(batch: straight.Padded) -> Tensor:
 
 
 def rollout(items: list[Item], reference: torch.nn.Module, critic: Critic) -> Rollout:
-    batch = straight.pad([item.group.trajectories[pick] for item in items for pick in item.question.picks])
-    scores = [
-        value if mark == "ok" else None
+    scored = [
+        (item.group.trajectories[pick], value)
         for item in items
-        for value, mark in zip(item.answer.values, item.answer.marks, strict=True)
+        for pick, value, mark in zip(item.question.picks, item.answer.values, item.answer.marks, strict=True)
+        if mark == "ok"
     ]
-    valid = torch.tensor([float(score is not None) for score in scores])[:, None] * batch.mask
+    batch, scores = straight.pad([row for row, _ in scored]), [score for _, score in scored]
     with torch.no_grad():
         reference_logps = straight.picked(straight.log_softmax(straight.logits_of(reference, batch)), batch)
         values = critic(batch)
@@ -142,53 +141,53 @@ def rollout(items: list[Item], reference: torch.nn.Module, critic: Critic) -> Ro
         places = batch.mask[n].nonzero().flatten().tolist()
         carry, after = 0.0, 0.0
         for place in reversed(places):
-            reward = -KL_PENALTY * float(divergence[n, place]) + (score or 0.0) * (place == places[-1])
+            reward = -KL_PENALTY * float(divergence[n, place]) + score * (place == places[-1])
             carry = reward + GAMMA * after - float(values[n, place]) + GAMMA * LAM * carry
             after = float(values[n, place])
             advantages[n, place] = carry
-    whole = advantages[valid > 0].double()
+    whole = advantages[batch.mask > 0].double()
     spread = ((whole - whole.mean()).square().sum() / (len(whole) - 1) + 1e-8).sqrt()
     whitened = ((advantages - whole.mean()) / spread).float()
     old = batch.scattered("sampled_logps")
-    return Rollout(
-        batch, kept_mask(batch), valid, old, reference_logps, values, advantages + values, whitened
-    )
+    return Rollout(batch, kept_mask(batch), old, reference_logps, values, advantages + values, whitened)
 
 
 def losses(policy: torch.nn.Module, critic: Critic, r: Rollout, chosen: list[int]) -> dict[str, Tensor]:
     """Return the four terms over the sequences of one mini-batch, and their sum."""
-    logits, valid = straight.logits_of(policy, r.batch), r.valid[chosen]
+    logits, mask = straight.logits_of(policy, r.batch), r.batch.mask[chosen]
     raw_all = straight.log_softmax(logits)
     raw = straight.picked(raw_all, r.batch)[chosen]
     drawable = torch.where(
         r.kept | (r.batch.mask[:, :, None] == 0), logits / TEMPERATURE, torch.tensor(-1e30)
     )
     sampled = straight.picked(straight.log_softmax(drawable), r.batch)[chosen]
-    tokens, rows = valid.sum(), (valid.sum(1) > 0).sum()
+
+    def reduced(terms: Tensor) -> Tensor:
+        """Return the mean over the tokens of each response, and then over responses."""
+        return ((terms * mask).sum(1) / mask.sum(1)).mean()
 
     ratio, advantages = torch.exp(sampled - r.old[chosen]), r.advantages[chosen]
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
-    policy_term = -(surrogate * valid).sum() / tokens
+    policy_term = -reduced(surrogate)
 
     value = critic(r.batch)[chosen]
     old_value = r.values[chosen]
     target = r.returns[chosen]
     near = torch.minimum(torch.maximum(value, old_value - VALUE_CLIP), old_value + VALUE_CLIP)
-    squares = 0.5 * torch.maximum((value - target) ** 2, (near - target) ** 2) * valid
-    value_term = (squares.sum(1) / valid.sum(1).clamp(min=1)).sum() / rows
+    value_term = reduced(0.5 * torch.maximum((value - target) ** 2, (near - target) ** 2))
 
     apart = r.reference[chosen] - raw
-    kl_term = ((torch.exp(apart) - apart - 1) * valid).sum() / rows
+    kl_term = reduced(torch.exp(apart) - apart - 1)
 
     entropy = -(raw_all.exp() * raw_all).sum(-1)[chosen]
-    entropy_term = (entropy * valid).sum() / (rows * LENGTH)
+    entropy_term = reduced(entropy)
     total = policy_term + VALUE_COEF * value_term + KL_COEF * kl_term - ENTROPY_COEF * entropy_term
-    clipped = ((ratio * advantages > surrogate) * valid).sum() / tokens
+    clipped = ((ratio * advantages > surrogate) * mask).sum() / mask.sum()
     terms = {
         "loss/policy": policy_term,
-        "user/value": value_term,
+        "loss/value": value_term,
         "loss/kl": kl_term,
-        "user/entropy": entropy_term,
+        "loss/entropy": entropy_term,
         "loss/total": total,
     }
     return {**terms, "policy/clipped_frac": clipped}
@@ -213,14 +212,14 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
         straight.Optimiser(list(critic.parameters()), rate=CRITIC_RATE, **shared),
     )
     curve: list[dict[str, float] | None] = []
-    masked = set()
+    missing = set()
     cut = set()
     clipped = 0.0
     for update, items in enumerate(straight.recorded_steps(run)):
         r = rollout(items, reference, critic)
-        masked |= set((r.valid.sum(1) == 0).tolist())
+        missing |= {mark != "ok" for item in items for mark in item.answer.marks}
         reports = []
-        for chosen in shuffled(update, len(r.valid)):
+        for chosen in shuffled(update, len(r.old)):
             terms = losses(policy, critic, r, chosen)
             terms["loss/total"].backward()
             norms = [optimiser.step() for optimiser in optimisers]
@@ -233,7 +232,7 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
         clipped += means.pop("policy/clipped_frac")
         means.pop("loss/policy")  # a difference of numbers near 1 that is itself near 0
         curve.append(means)
-    assert masked == cut == {True, False}
+    assert missing == cut == {True, False}
     assert clipped > 0
     straight.assert_same_curve(run, curve)
     straight.assert_same_weights(run, policy, start)

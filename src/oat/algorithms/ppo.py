@@ -135,8 +135,7 @@ class PPO(PolicyGradient):
         targets_L, advantages_L = self._targets(scored, rewards_L, values_L, states, start)
         metrics |= _value_metrics(values_L, targets_L)
         advantages_K, _ = states.parted(advantages_L)
-        if self.config.whiten:
-            advantages_K = whiten(advantages_K, torch.ones_like(advantages_K))
+        advantages_K = self.whitened(scored, advantages_K)
         old_K, old_ends_N = states.parted(values_L)
         targets_K, end_targets_N = states.parted(targets_L)
         columns = {

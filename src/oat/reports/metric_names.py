@@ -1,8 +1,8 @@
 """The names of metrics in TRL and in the predecessor (the dormant package `oat-llm`), each with the metric's
 name in `oat`. Two tables in docs/metrics.md are made from them. `oat plot` looks up unknown names here.
 
-TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT and online DPO. The predecessor's names are
-those of its groups misc, train, actor and eval.
+TRL's names are those of its trainers for DPO, GRPO, RLOO, SFT, online DPO and PPO. The predecessor's names
+are those of its groups misc, train, actor and eval.
 """
 
 from dataclasses import dataclass
@@ -93,14 +93,28 @@ TRL = {
     ),
     "tools/call_frequency": Name("", "an environment keeps its own counts"),
     "tools/failure_frequency": Name("", "an environment keeps its own counts"),
-    "objective/kl": Name("kl/reference", "per token; TRL's is per response"),
-    "objective/entropy": Name("policy/entropy", "per token; TRL's is per response"),
-    "objective/scores": Name("reward/mean"),
+    "objective/kl": Name("kl/response", "of `ppo`; elsewhere `kl/reference`, which is per token"),
+    "objective/entropy": Name("policy/response_entropy", "of `ppo`; elsewhere `policy/entropy`, per token"),
+    "objective/scores": Name("reward/mean", "before penalties (`reward/shaped_mean` is after them)"),
     "objective/scores_margin": Name(
         "reward/std_within", "for groups of two responses, the margin divided by √2"
     ),
-    "objective/non_score_reward": Name("", "the KL term is in the loss, not in the reward"),
-    "objective/rlhf_reward": Name("reward/mean", "without the KL term"),
+    "objective/non_score_reward": Name("reward/kl", "of `ppo`; elsewhere the KL term is in the loss"),
+    "objective/rlhf_reward": Name("reward/total", "of `ppo`; elsewhere `reward/mean`"),
+    "policy/approxkl_avg": Name("kl/old_k2"),
+    "policy/clipfrac_avg": Name("policy/clipped_frac"),
+    "policy/entropy_avg": Name("policy/entropy", "at temperature 1"),
+    "loss/policy_avg": Name("loss/policy"),
+    "loss/value_avg": Name("loss/value"),
+    "val/clipfrac_avg": Name("value/clipped_frac"),
+    "val/ratio": Name("policy/ratio_mean"),
+    "val/ratio_var": Name(
+        "policy/ratio_var", "over tokens; TRL's is the variance of the means of forward passes"
+    ),
+    "val/num_eos_tokens": Name("response/ended", "responses that ended, not tokens"),
+    "lr": Name("optim/learning_rate", "of the last optimiser step; TRL's schedule moves once an update"),
+    "episode": Name("step", "times `algorithm.prompts` times `algorithm.samples`"),
+    "eps": Name("time/step_s", "the responses of a step divided by it are TRL's episodes per second"),
     "val/contain_eos_token": Name("response/truncated_frac", "one minus TRL's number"),
     "beta": Name("", _SETTING),
 }
@@ -131,6 +145,12 @@ PREDECESSOR = {
     "train/learn_batch_time": Name("time/learn_s", "seconds of one step"),
     "train/pg_loss": Name("loss/policy"),
     "train/reg_loss": Name("loss/kl"),
+    "train/critic_loss": Name("loss/value"),
+    "train/vf_clipfrac": Name("value/clipped_frac"),
+    "train/ratio_max_nan": Name("optim/skipped", "any number that is not finite (`learner.on_nonfinite`)"),
+    "train/ratio_min_nan": Name("optim/skipped", "any number that is not finite (`learner.on_nonfinite`)"),
+    "train/ratio_max_inf": Name("optim/skipped", "any number that is not finite (`learner.on_nonfinite`)"),
+    "train/ratio_min_inf": Name("optim/skipped", "any number that is not finite (`learner.on_nonfinite`)"),
     "train/ratio_max": Name("policy/ratio_max"),
     "train/ratio_min": Name("policy/ratio_min"),
     "train/rm/loss_rew": Name("loss/ensemble"),

@@ -1,0 +1,436 @@
+"""PPO: what a step computes, its settings, and runs of it; test_ppo_tables.py compares it with its two
+tables."""
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures import World, gradient_of, oat, write_jsonl
+from objectives import row
+from ppo_steps import feedback_of, learner_of
+from tiny_models import build_config, save_model
+
+from oat.algorithms.ppo import PPO
+from oat.algorithms.ppo_config import PPOConfig
+from oat.algorithms.shaping import RewardsConfig
+from oat.build.models import load_models
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.errors import ConfigError
+from oat.functional.kl import kl_k1, kl_k3
+from oat.learner.models import LanguageModel
+from oat.ledger.store import Store
+from oat.models.loading import load_lm
+from oat.reports.metric_names import TRL
+from oat.rundir.rows import read_metrics
+from oat.seeds import Seeds
+from oat.types import Batch, Feedback, Segment
+
+SIZES = (3, 5, 1, 4, 5, 2, 3, 3)
+
+
+def prepared(objective: PPO, learner: Any, feedback: Feedback | None = None) -> Batch:
+    return objective.prepare(feedback or feedback_of(SIZES), learner.forward, np.random.default_rng(0))
+
+
+@pytest.mark.inventory(29)
+def test_the_critic_learns_a_fixed_rollout() -> None:
+    """The value loss falls, and the values come to explain the targets."""
+    config = PPOConfig(prompts=8, value_clip=None, epochs=10)
+    objective, learner = PPO(config), learner_of(rate=3e-3)
+    batch = prepared(objective, learner)
+    losses = [learner.update(objective, batch)["loss/value"] for _ in range(6)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.2 * losses[0]
+    found = learner.forward("critic", batch.rows, {"value"})["value"]
+    targets = batch.columns["value_targets_K"]
+    assert (
+        float((targets - found).var() / targets.var())
+        < 0.3
+        < float((targets - batch.columns["old_values_K"]).var() / targets.var())
+    )
+
+
+@pytest.mark.inventory(30, 33)
+def test_the_first_optimiser_step_has_ratio_one_and_clips_nothing() -> None:
+    objective, learner = PPO(PPOConfig(prompts=8, epochs=1)), learner_of(rate=0.05)
+    batch = prepared(objective, learner)
+    first = learner.update(objective, batch)
+    for name in ("mean", "max", "min"):
+        assert first[f"policy/ratio_{name}"] == pytest.approx(1.0, abs=1e-3)
+    assert first["policy/ratio_var"] == pytest.approx(0.0, abs=1e-6)
+    assert first["kl/old_k2"] == pytest.approx(0.0, abs=1e-6)
+    assert first["policy/clipped_frac"] == first["value/clipped_frac"] == 0
+    reports = [learner.update(objective, batch) for _ in range(3)]
+    assert reports[-1]["policy/clipped_frac"] > 0
+    assert reports[-1]["value/clipped_frac"] > 0
+    assert reports[-1]["policy/ratio_var"] > 1e-3
+
+
+@pytest.mark.inventory(25)
+def test_no_gradient_beyond_the_clip_for_a_positive_advantage() -> None:
+    """The old log-probabilities are lowered by 1, so that all ratios are e. Tokens with a positive advantage
+    then give no gradient, and with only such tokens the policy gets none."""
+    objective, learner = PPO(PPOConfig(prompts=8, epochs=1, kl_reward_coef=0.0)), learner_of()
+    batch = prepared(objective, learner)
+    for sign, has_gradient in ((1.0, False), (-1.0, True)):
+        columns = {
+            **batch.columns,
+            "old_logps_K": batch.columns["old_logps_K"] - 1,
+            "advantages_K": torch.full_like(batch.columns["advantages_K"], sign),
+        }
+        columns.pop("is_recorded_N", None)
+        changed = replace(batch, columns=columns)
+        report, found = _gradients(objective, changed)
+        assert (max(float(g.abs().max()) for g in found.values()) > 1e-6) == has_gradient
+        assert report["policy/clipped_frac"] == (0.0 if has_gradient else 1.0)
+
+
+def _gradients(objective: PPO, batch: Batch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    learner = learner_of()
+    return gradient_of(learner, lambda: learner.update(objective, batch), "policy")
+
+
+@pytest.mark.inventory(26, 38)
+def test_estimators_of_the_kl() -> None:
+    """k3 is 0 for equal models and positive otherwise. Over tokens that the policy drew, k1 and k3 have the
+    same mean, the divergence."""
+    generator = torch.Generator().manual_seed(0)
+    logits, other = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    policy, reference = logits.log_softmax(0), other.log_softmax(0)
+    exact = float((policy.exp() * (policy - reference)).sum())
+    drawn = torch.multinomial(policy.exp(), 200_000, replacement=True, generator=generator)
+    k1, k3 = (kl(policy[drawn], reference[drawn]) for kl in (kl_k1, kl_k3))
+    assert (k3 > 0).all()
+    assert kl_k3(policy, policy).abs().max() == 0
+    assert float(k1.mean()) == pytest.approx(exact, abs=5 * float(k1.std()) / math.sqrt(len(drawn)))
+    assert float(k3.mean()) == pytest.approx(exact, abs=5 * float(k3.std()) / math.sqrt(len(drawn)))
+
+
+@pytest.mark.inventory(31, 39)
+@pytest.mark.parametrize("end", ["last_token", "final_state"])
+def test_the_penalty_of_a_missing_end(end: str) -> None:
+    """Only responses without the end get less, by exactly the penalty, and wherever the score is placed."""
+    options = {} if end == "last_token" else {"end": end, "response_length": 5}
+    common = {"prompts": 8, "whiten": False, "kl_reward_coef": 0.0, "lam": 1.0, **options}
+    feedback = feedback_of(SIZES, cut=(1, 4))
+    plain = prepared(PPO(PPOConfig(**common)), learner_of(), feedback)
+    shaped = PPO(PPOConfig(**common, rewards=RewardsConfig(missing_end_penalty=0.75)))
+    batch = prepared(shaped, learner_of(), feedback)
+    difference = plain.columns["value_targets_K"] - batch.columns["value_targets_K"]
+    row_of_K = np.repeat(np.arange(8), SIZES)
+    expected = [0.75 if number in (1, 4) else 0.0 for number in row_of_K]
+    assert difference.tolist() == pytest.approx(expected, abs=1e-5)
+    shaped = PPO(PPOConfig(**common, rewards=RewardsConfig(missing_end_penalty=0.75, missing_end="no_end")))
+    end_id = int(batch.rows[0].completion[-1])
+    shaped.end_ids = frozenset({end_id})
+    batch = prepared(shaped, learner_of(), feedback)
+    has_end = [end_id in made.completion for made in batch.rows]
+    assert True in has_end
+    assert False in has_end
+    difference = plain.columns["value_targets_K"] - batch.columns["value_targets_K"]
+    expected = [0.0 if has_end[number] else 0.75 for number in row_of_K]
+    assert difference.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.inventory(32, 40)
+@pytest.mark.parametrize("end", ["last_token", "final_state"])
+def test_whitened_rewards_keep_their_mean(end: str) -> None:
+    """With lambda 0, a target minus the value after it is the reward. Whitened rewards have the variance 1,
+    over the final states too, and the mean that they had."""
+    options = {} if end == "last_token" else {"end": end, "response_length": 5}
+    found = []
+    for whiten in (False, True):
+        config = PPOConfig(
+            prompts=8, lam=0.0, gamma=0.0, rewards=RewardsConfig(whiten=whiten, scale=3.0), **options
+        )
+        batch = prepared(PPO(config), learner_of())
+        ends = batch.columns.get("end_targets_N", torch.zeros(0))
+        kept = ends[batch.columns["has_end_N"]] if len(ends) else ends
+        found.append(torch.cat([batch.columns["value_targets_K"], kept]))
+    assert len(found[0]) == sum(SIZES) + (6 if end == "final_state" else 0)
+    assert float(found[1].var()) == pytest.approx(1.0, rel=1e-4)
+    assert float(found[1].mean()) == pytest.approx(float(found[0].mean()), abs=1e-5)
+    assert float(found[0].var()) != pytest.approx(1.0, rel=0.1)
+
+
+def test_masked_responses_teach_nothing() -> None:
+    """The gradient of policy and critic is that of the other rows."""
+    feedback = feedback_of(SIZES, cut=(1, 4))
+    for options in ({}, {"end": "final_state", "response_length": 5}):
+        common = {"prompts": 8, "whiten": False, "epochs": 1, **options}
+        config = PPOConfig(**common, rewards=RewardsConfig(truncated="mask"))
+        dropped = PPOConfig(**common, rewards=RewardsConfig(truncated="drop"))
+        for model in ("policy", "critic"):
+            gradients = []
+            for each in (config, dropped):
+                learner = learner_of()
+                batch = prepared(PPO(each), learner, feedback)
+                _, found = gradient_of(learner, lambda: learner.update(PPO(each), batch), model)  # noqa: B023
+                gradients.append(torch.cat([part.flatten() for part in found.values()]))
+            assert float(gradients[0].norm()) > 1e-4
+            torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+def test_vtrace_weighs_tokens_that_other_weights_drew() -> None:
+    """Without a lag, V-trace is GAE. With older samples it is not."""
+    feedback = feedback_of(SIZES)
+    found: dict[str, Any] = {}
+    for name in ("gae", "vtrace"):
+        batch = prepared(PPO(PPOConfig(prompts=8, advantage=name, whiten=False)), learner_of(), feedback)
+        found[name] = batch.columns["advantages_K"]
+    assert not torch.allclose(found["gae"], found["vtrace"])
+    learner = learner_of()
+    rows = [item.group.trajectories[0] for item in feedback.items]
+    raw = learner.forward("policy", rows, {"raw"})["raw"].split(list(SIZES))
+    fresh = feedback_of(SIZES, logps=[part.numpy() for part in raw])
+    for name in ("gae", "vtrace"):
+        batch = prepared(PPO(PPOConfig(prompts=8, advantage=name, whiten=False)), learner, fresh)
+        found[name] = batch.columns["advantages_K"]
+    torch.testing.assert_close(found["gae"], found["vtrace"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_discount_per_turn() -> None:
+    """Two turns of two tokens each: between the turns a value counts half as much. Values are 0."""
+    made = row(np.random.default_rng(0), 3, 2)
+    episode = replace(made, segments=(*made.segments, *row(np.random.default_rng(1), 2, 2).segments))
+    feedback = feedback_of((2,))
+    item = replace(feedback.items[0], group=replace(feedback.items[0].group, trajectories=(episode,)))
+    score = item.answer.values[0]
+    for options, before in (({}, 0.5), ({"end": "final_state", "response_length": 9}, 0.5)):
+        config = PPOConfig(prompts=1, turn_gamma=0.5, lam=1.0, whiten=False, kl_reward_coef=0.0, **options)
+        learner = learner_of()
+        with torch.no_grad():
+            learner.models["critic"].score.weight.zero_()
+        batch = prepared(PPO(config), learner, Feedback(1, (item,), 1))
+        expected = [before * score, before * score, score, score]
+        assert batch.columns["value_targets_K"].tolist() == pytest.approx(expected)
+
+
+def test_steps_without_anything_to_learn() -> None:
+    """Nothing has a score; or only an empty response has."""
+    feedback = feedback_of(SIZES)
+    failed = tuple(replace(item, answer=replace(item.answer, marks=("failed",))) for item in feedback.items)
+    for options in ({}, {"end": "final_state", "response_length": 5}):
+        objective, learner = PPO(PPOConfig(prompts=8, **options)), learner_of()
+        batch = prepared(objective, learner, Feedback(1, failed, 8))
+        assert batch.size == 0
+        before = [p.clone() for p in learner.models["critic"].trainable().values()]
+        learner.update(objective, batch)
+        assert all(map(torch.equal, before, learner.models["critic"].trainable().values()))
+        batch = prepared(objective, learner, feedback_of((0, 3)))
+        assert batch.size == 2
+        report = learner.update(objective, batch)
+        assert math.isfinite(report["loss/total"])
+        batch = prepared(objective, learner, feedback_of((0,)))
+        assert all(len(column) in (0, 1) for column in batch.columns.values())
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "lambda": ({"lam": 1.1}, r"algorithm\.lam is 1\.1; it must be at least 0 and at most 1"),
+    "value_coef": ({"value_coef": -1.0}, r"algorithm\.value_coef is -1"),
+    "value_clip": ({"value_clip": 0.0}, r"algorithm\.value_clip is 0\.0; it must be positive"),
+    "an unread length": ({"response_length": 4}, r"nothing reads it with algorithm\.end last_token"),
+    "a length of 0": ({"end": "final_state", "response_length": 0}, r"must be at least 1"),
+    "another estimator": ({"advantage": "group_norm"}, r"algorithm\.advantage is group_norm, which ppo does"),
+    "std_eps": ({"std_eps": 0.1}, r"algorithm\.std_eps is 0\.1, and nothing reads it"),
+    "a clip filter": ({"rewards": RewardsConfig(flat_group_weight=1.0)}, "ppo compares no groups"),
+    "vtrace with turns": ({"advantage": "vtrace", "turn_gamma": 0.5}, "vtrace has one discount"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_settings_out_of_bounds(kind: str) -> None:
+    options, message = WRONG[kind]
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig(**options)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mini-batches that do not divide": ({"minibatches": 3}, "the 8 responses of a step .* give a divisor"),
+    "few whitened rewards": ({"minibatches": 2, "rewards": {"whiten": True}}, "a mini-batch has 4 responses"),
+    "a target without passes": (
+        {"epochs": 1, "target_kl": 0.1},
+        "target_kl is set, and an update is one optimiser step",
+    ),
+}
+
+
+@pytest.mark.inventory(40, 42)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_settings_that_contradict_the_run(world: World, tmp_path: Path, kind: str) -> None:
+    options, message = REFUSED[kind]
+    algorithm = {"name": "ppo", "prompts": 8, **options}
+    with pytest.raises(ConfigError, match=message):
+        resolve(*load_config(world.config("ppo", tmp_path, {"algorithm": algorithm})))
+
+
+def test_the_length_of_final_states_follows_from_the_run(world: World, tmp_path: Path) -> None:
+    algorithm = {"name": "ppo", "prompts": 8, "end": "final_state"}
+    resolved = resolve(*load_config(world.config("ppo", tmp_path, {"algorithm": algorithm})))
+    assert resolved.config.algorithm.options["response_length"] == 4
+    assert {field.name for field in fields(PPOConfig)} >= {"response_length"}
+    changes = {"algorithm": algorithm, "sampling.environment": "game.py:Game", "evaluation": None}
+    with pytest.raises(ConfigError, match=r"set algorithm\.response_length"):
+        resolve(*load_config(world.config("ppo", tmp_path, changes)))
+
+
+SEVENTEEN = (
+    "objective/kl",
+    "objective/entropy",
+    "objective/non_score_reward",
+    "objective/rlhf_reward",
+    "objective/scores",
+    "policy/approxkl_avg",
+    "policy/clipfrac_avg",
+    "policy/entropy_avg",
+    "loss/policy_avg",
+    "loss/value_avg",
+    "val/clipfrac_avg",
+    "val/ratio",
+    "val/ratio_var",
+    "val/num_eos_tokens",
+    "lr",
+    "episode",
+    "eps",
+)
+
+
+@pytest.mark.inventory(41)
+def test_every_metric_of_trl_is_in_every_row(world: World, tmp_path: Path) -> None:
+    """The table of names gives each of TRL's seventeen metrics a metric that every step of a run reports.
+    Two of them add up to a third."""
+    algorithm = {"name": "ppo", "prompts": 4, "end": "final_state"}
+    config = world.config("ppo", tmp_path, {"algorithm": algorithm, "evaluation": None})
+    assert oat("train", config) == 0
+    rows = read_metrics(tmp_path / "ppo" / "metrics.jsonl")[1:]
+    assert len(rows) == 4
+    for found in rows:
+        for name in SEVENTEEN:
+            assert TRL[name].ours in found, name
+        assert found["reward/total"] == pytest.approx(found["reward/mean"] + found["reward/kl"], abs=1e-5)
+
+
+@pytest.mark.inventory(35)
+@pytest.mark.parametrize("end", ["last_token", "final_state"])
+def test_learning_from_recorded_responses_and_rewards(world: World, tmp_path: Path, end: str) -> None:
+    """A file of prompts, responses and rewards suffices. Nothing is sampled, and the reward of the better
+    responses rises: their log-probability under the policy grows, that of the worse ones falls."""
+    records = [
+        {"prompt": f"{a}+{b}=", "output": "aa" if (a + b) % 2 else "1b", "reward": float((a + b) % 2)}
+        for a in range(6)
+        for b in range(6)
+    ]
+    write_jsonl(tmp_path / "records.jsonl", records)
+    algorithm = {"name": "ppo", "prompts": 12, "end": end, "epochs": 2, "kl_reward_coef": 0.0}
+    changes = {
+        "prompts": {
+            "path": str(tmp_path / "records.jsonl"),
+            "responses": ["output"],
+            "score_key": "reward",
+        },
+        "oracle": {"name": "recorded"},
+        "algorithm": algorithm,
+        "learner.learning_rate": 0.02,
+        "stop.max_steps": 12,
+        "checkpoint.every": 20,
+        "evaluation": {"path": str(world.folder / "held_out.jsonl"), "oracle": world.oracle, "every": 12},
+    }
+    assert oat("train", world.config("ppo", tmp_path, changes)) == 0
+    rows = read_metrics(tmp_path / "ppo" / "metrics.jsonl")
+    assert rows[-1]["eval/sampled"] > rows[0]["eval/sampled"] + 0.5
+    assert all(found["oracle/queries"] == 0 for found in rows[1:])
+    assert all(found["logps/recomputed"] == 1 for found in rows[1:])
+
+
+@pytest.mark.parametrize("field", ["advantage", "old_from"])
+def test_recorded_responses_have_no_probabilities(world: World, tmp_path: Path, field: str) -> None:
+    given = {"advantage": "vtrace", "old_from": "sampler"}
+    changes = {
+        "prompts": {"path": str(tmp_path / "records.jsonl"), "responses": ["output"], "score_key": "r"},
+        "oracle": {"name": "recorded"},
+        "algorithm": {"name": "ppo", "prompts": 8, field: given[field]},
+        "evaluation": None,
+        "sampling": None,
+    }
+    with pytest.raises(ConfigError, match=rf"algorithm\.{field} is .*not known"):
+        resolve(*load_config(world.config("ppo", tmp_path, changes)))
+
+
+@pytest.mark.inventory(34)
+def test_a_toy_reward_rises(world: World, tmp_path: Path) -> None:
+    """The mean reward of the last ten of thirty steps is far above that of the first ten."""
+    algorithm = {"name": "ppo", "prompts": 8, "epochs": 2, "end": "final_state"}
+    changes = {
+        "algorithm": algorithm,
+        "evaluation": None,
+        "stop.max_steps": 30,
+        "learner.learning_rate": 0.01,
+        "checkpoint.every": 40,
+    }
+    assert oat("train", world.config("ppo", tmp_path, changes)) == 0
+    rewards = [found["reward/mean"] for found in read_metrics(tmp_path / "ppo" / "metrics.jsonl")[1:]]
+    assert len(rewards) == 30
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 1.0
+
+
+@pytest.mark.inventory(36)
+def test_a_response_ends_at_its_stop_token(tmp_path: Path) -> None:
+    """The id of the end-of-text token is 0. No token follows it, it counts as an action, and the responses
+    that it ends have a final state, unless they have the largest length."""
+    model = save_model(tmp_path / "model", build_config("llama", layers=1), scale=1.0)
+    write_jsonl(tmp_path / "train.jsonl", [{"prompt": "abc"}, {"prompt": "de"}])
+    (tmp_path / "reward.py").write_text(
+        "def reward(prompts, completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+    )
+    config = tmp_path / "ppo.yaml"
+    config.write_text(
+        f"run_dir: {tmp_path / 'run'}\nmodel: {{path: {model}}}\nprompts: {{path: {tmp_path}/train.jsonl}}\n"
+        f"oracle: {{name: '{tmp_path}/reward.py:reward'}}\nsampling: {{max_new_tokens: 30}}\n"
+        "algorithm: {name: ppo, prompts: 2, samples: 32, end: final_state}\ncompute: {threads: 1}\n"
+        "tracking: {keep_trajectories: true}\nstop: {max_steps: 1}\n"
+    )
+    assert oat("train", config) == 0
+    store = Store(tmp_path / "run" / "ledger.sqlite")
+    rows = [row for group in store.groups("train", 0, 0) for row in group.trajectories]
+    store.close()
+    ended = [row for row in rows if row.finish_reason == "stop"]
+    assert len(rows) == 64
+    assert len(ended) > 8
+    for each in rows:
+        ids = each.completion.tolist()
+        assert (0 in ids) == (ids[-1] == 0) == (each in ended)
+        assert ids.count(0) <= 1
+        assert each.trained.sum() == len(ids)
+    (found,) = read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]
+    assert found["response/ended"] == len(ended)
+
+
+@pytest.mark.inventory(44)
+def test_without_a_reference_an_adapter_is_turned_off(world: World, tmp_path: Path) -> None:
+    """The reference of a policy with an adapter is the model without it, also when the adapter has learned.
+    The critic's adapter has no part in it."""
+    changes = {"algorithm": {"name": "ppo", "prompts": 4}, "model.lora": {"rank": 2}, "evaluation": None}
+    config = resolve(*load_config(world.config("ppo", tmp_path, changes))).config
+    lms = load_models(config, {"reference", "critic"}, Seeds(0))
+    assert lms["reference"].module is lms["policy"].module
+    plain = LanguageModel(load_lm(str(world.folder / "model")), num_tokens=18)
+    rows = [item.group.trajectories[0] for item in feedback_of(SIZES).items]
+    rows = [replace(made, segments=tuple(map(_small, made.segments))) for made in rows]
+    expected = plain.outputs(rows, {}, {"raw"})["raw"]
+    with torch.no_grad():
+        for name in ("policy", "critic"):
+            for parameter in lms[name].trainable().values():
+                parameter.add_(0.3)
+        models = {name: LanguageModel(lms[name], num_tokens=18) for name in ("policy", "reference")}
+        found = {name: model.outputs(rows, {}, {"raw"})["raw"] for name, model in models.items()}
+    torch.testing.assert_close(found["reference"], expected)
+    assert (found["policy"] - expected).abs().max() > 0.1
+
+
+def _small(segment: Segment) -> Segment:
+    return replace(segment, ids=segment.ids % 16)
