@@ -36,6 +36,7 @@ def write(bench: Bench, file: Path, changes: Mapping[str, Mapping[str, object]])
         },
         "oracle": {"name": f"{HERE}/rewards.py:graded"},
         "learner": {"learning_rate": RATE, "schedule": "linear", "micro_batch_size": 5},
+        "sampling": {"max_new_tokens": 5},
         "checkpoint": {"every": 2},
         "stop": {"max_steps": STEPS},
     }
@@ -57,6 +58,7 @@ def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.inventory(109)
 def test_the_schedule_goes_by_planned_steps(config: Path) -> None:
     """The last optimiser step that an update makes has the learning rate of its place in the plan."""
     made = 0.0
@@ -161,6 +163,9 @@ CASES = {
             "learner": {"buffer": {"questions": 10}, "max_updates": 13},
         },
         (6, 12, 13, 13, 13),
+    ),
+    "further rounds": Case(
+        {"sampling": {"refill_rounds": 8}, "oracle": {"name": f"{HERE}/rewards.py:coarse"}}
     ),
     "gradient checkpointing": Case({"learner": {"gradient_checkpointing": True}}),
     "an adapter": Case({"model": {"lora": {"rank": 2, "targets": ["q_proj", "lm_head"]}}}),

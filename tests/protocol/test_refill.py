@@ -368,6 +368,10 @@ def test_a_budget_ends_the_rounds_of_a_step(bench: Bench, tmp_path: Path, budget
         ),
         ({"algorithm": {"name": "sft"}, "oracle": {"name": "recorded"}}, "reads no answers"),
         ({"stop": {"max_queries": 71}}, "one step can cost 72, with 36 questions in 9 rounds"),
+        (
+            {"oracle": {"name": f"{HERE}/rewards.py:Dear"}, "stop": {"max_cost": 71.5}},
+            "stop.max_cost is 71.5, and one step can cost 72, with 36 questions in 9 rounds; raise it",
+        ),
     ],
 )
 def test_settings_that_leave_no_room_are_refused(
