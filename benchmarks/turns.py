@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat.engines.torch import TorchEngine
 from oat.environments.base import Turn
+from oat.environments.batched import BatchedEnvironment
 from oat.models.loading import load_lm, load_tokenizer
 from oat.quickstart.task import CHARACTERS, build_tokenizer
 from oat.rollout.actor import Actor
@@ -132,7 +133,8 @@ def _actor(folder: str, engine: type[TorchEngine], environment: Echo | None) -> 
         decode=renderer.decode,
         threads=THREADS,
     )
-    return Actor(renderer, made, Sampling(1), Seeds(0), environment=environment)
+    batched = None if environment is None else BatchedEnvironment(environment, 60.0)
+    return Actor(renderer, made, Sampling(1), Seeds(0), environment=batched)
 
 
 def main(arguments: Sequence[str]) -> None:

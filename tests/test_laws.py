@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "protocols": "algorithms types",
     "quickstart": "commands errors files models oracles reports rundir seeds text types",
     "reports": "algorithms build config control errors files ledger loop metrics rundir tracking types",
-    "rollout": "data engines environments errors models plugins seeds text types",
+    "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
     "runtime": "engines errors protocols types wire",
     "testing": (

@@ -223,7 +223,7 @@ def test_logps_of_sequences(lms, family, deterministic):
 
 def test_logps_of_many_tokens_come_in_chunks(lms, monkeypatch):
     monkeypatch.setattr("oat.engines.scoring._HEAD_LOGITS", 8 * VOCAB_ROWS)
-    monkeypatch.setattr("oat.engines.decoding.PASS_TOKENS", 32)
+    monkeypatch.setattr("oat.engines.shapes.PASS_TOKENS", 32)
     sequences = [request.ids for request in build_requests(Sampling(1), each=9, seed=5)]
     pieces = build_engine(lms["llama"]).logps(sequences, "sampler")
     monkeypatch.undo()
@@ -235,7 +235,7 @@ def test_prompts_prefilled_in_several_passes(lms, monkeypatch):
     requests = build_requests(Sampling(4), Sampling(4), each=12, seed=6)
     requests = requests + [dataclasses.replace(request, key=request.key + 1) for request in requests[:10]]
     whole = run(build_engine(lms["qwen3"]), requests)
-    monkeypatch.setattr("oat.engines.decoding.PASS_TOKENS", 48)
+    monkeypatch.setattr("oat.engines.shapes.PASS_TOKENS", 48)
     for deterministic in (False, True):
         for found, expected in zip(
             run(build_engine(lms["qwen3"], deterministic=deterministic), requests), whole, strict=True

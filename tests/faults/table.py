@@ -92,6 +92,10 @@ ROWS = {
         "`kill -9` inside an update of several optimiser steps that may end early, then the same command: "
         "the run ends bitwise equal to the unbroken one"
     ),
+    "R34": (
+        "`kill -9` inside an episode of several turns, then the same command: the run ends bitwise equal to "
+        "the unbroken one, and so do runs whose environment answers in batches or late"
+    ),
 }
 
 

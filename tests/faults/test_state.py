@@ -55,6 +55,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "learner.sync_every": 2,
         },
     ),
+    "episodes of several turns": (
+        "grpo",
+        {
+            "oracle": {"name": "environment"},
+            "sampling.environment": f"{MIXED.parent / 'guessing.py'}:Waiting",
+            "evaluation.oracle": "environment",
+        },
+    ),
     "sft": ("sft", {"algorithm.threshold": 0.1, "algorithm.duplicates": "run"}),
     "a reward model": (
         "reward_model",
@@ -85,6 +93,12 @@ OTHERWISE = {
     ),
     r"run\.collector\.(actor|prompts\.fit)\.renderer\._last\[.*": (
         "a cache: the prompt that was rendered last, and its tokens"
+    ),
+    r"run\.collector\.(actor|prompts\.fit)\.renderer\._tails.*": (
+        "a cache: messages of an environment, and their tokens"
+    ),
+    r"run\.collector\.actor\.environment\._loop\._loop": (
+        "the event loop of an environment, which begins with its first call"
     ),
     r"run\.collector\.actor\.engine\._versions\[#2\]": (
         "the slot `policy` of its own, which is loaded before every evaluation"

@@ -1,6 +1,8 @@
 """Episodes of two model turns with an environment between them. GRPO trains the model's tokens, and no token
 of the environment."""
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +102,32 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_same_weights(run, policy, start)
 
 
-def test_killed_and_over_the_wire(config: Path, run: Path, tmp_path: Path) -> None:
+PLACES = {
+    "in the second turn of an environment": ("oat.environments.batched", "BatchedEnvironment", "step", 4),
+    "after an answer of an environment": ("oat.text.renderer", "Renderer", "extend", 21),
+    "in the second turn of an engine": ("oat.engines.torch", "TorchEngine", "generate", 6),
+    "with the pages of a first turn": ("oat.engines.decoding", "Decoding", "_enter_again", 3),
+    "when the pages are given back": ("oat.engines.torch", "TorchEngine", "release", 3),
+    "when the weights learn from episodes": ("oat.learner.learner", "Learner", "_step", 3),
+}
+"""Where a run is killed: module, class, method, and number of the call."""
+
+
+@pytest.mark.fault("R34")
+@pytest.mark.sample("Guessing-in the second turn*", "Together-after*", "Waiting-with the*", seconds=6)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["Guessing", "Together", "Waiting"])
+def test_killed_within_an_episode_and_over_the_wire(
+    config: Path, run: Path, tmp_path: Path, figure: Callable[[str], None], name: str, place: str
+) -> None:
+    """An environment that answers a batch in one call, and one that answers at its own pace, make the same
+    run as a plain one."""
+
     def die() -> None:
-        from oat.learner.learner import Learner
+        module, cls, method, call = PLACES[place]
+        kill_at(getattr(importlib.import_module(module), cls), method, call)
 
-        kill_at(Learner, "_step", 3)
-
-    assert_a_kill_changes_nothing(config, run, tmp_path, die, "--compute.serialise", "true")
+    environment = f"{HERE / 'guessing.py'}:{name}"
+    flags = ("--compute.serialise", "true", "--sampling.environment", environment)
+    assert_a_kill_changes_nothing(config, run, tmp_path, die, *flags)
+    figure("1 of 1 runs killed within an episode of several turns equal the unbroken one bitwise")

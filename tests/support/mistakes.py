@@ -60,6 +60,18 @@ class Broken(Oracle):
         raise KeyError("key")
 
 
+class Steps:
+    def __init__(self, turns):
+        if turns < 1:
+            raise ValueError(turns)
+
+    def reset(self, prompt, generator):
+        return {}
+
+    def step_all(self, states, responses):
+        raise AssertionError("nothing is played")
+
+
 class Game:
     def reset(self, prompt, generator):
         return {}
@@ -394,7 +406,32 @@ CODE_OF_USERS = {
     "an environment that cannot be made": wrong(
         PLAYED[0],
         (PLAYED[1][0], PLAYED[1][1].replace("Game", "Broken")),
-        said=("@environment:", "sampling.environment is", "KeyError", "needs none"),
+        said=("@environment:", "sampling.environment is", "KeyError", "repair its constructor"),
+    ),
+    "an option that the environment does not take": wrong(
+        PLAYED[0],
+        ("max_new_tokens: 4", "max_new_tokens: 4\n  environment: {name: mine.py:Steps, turn: 3}"),
+        said=("@environment:", "sampling.environment.turn", "of mine.py:Steps", "did you mean `turns`?"),
+    ),
+    "an option that the environment refuses": wrong(
+        PLAYED[0],
+        ("max_new_tokens: 4", "max_new_tokens: 4\n  environment: {name: mine.py:Steps, turns: 0}"),
+        said=("@environment:", "sampling.environment.name is", "options turns", "ValueError", "its options"),
+    ),
+    "an option that the environment lacks": wrong(
+        PLAYED[0],
+        (PLAYED[1][0], PLAYED[1][1].replace("Game", "Steps")),
+        said=("@environment:", "sampling.environment is", "'turns'", "needs, as in"),
+    ),
+    "an environment without a name": wrong(
+        PLAYED[0],
+        ("max_new_tokens: 4", "max_new_tokens: 4\n  environment: {turns: 3}"),
+        said=("@environment:", "`sampling.environment.name` is missing"),
+    ),
+    "a deadline that nothing reads": wrong(
+        PLAYED[0],
+        (PLAYED[1][0], PLAYED[1][1] + "\n  environment_deadline_s: 3"),
+        said=("@environment_deadline_s:", "nothing reads sampling.environment_deadline_s", "remove it"),
     ),
     "an explorer that cannot be made": wrong(
         DPO,

@@ -2,6 +2,7 @@
 the path of attributes to it."""
 
 import array
+import asyncio
 import collections
 import datetime
 import enum
@@ -137,6 +138,8 @@ def _leaf(value: Any) -> str | None:
 
 def _children(value: Any, path: str, *, is_leaf: bool) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a value, each with the suffix of its path."""
+    if isinstance(value, asyncio.AbstractEventLoop):  # what runs in it ends with the call of an environment
+        return
     if isinstance(value, type):
         if _is_ours(value):
             yield from (

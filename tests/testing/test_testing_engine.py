@@ -10,6 +10,7 @@ from tiny_models import CHARACTERS, build_tokenizer
 
 from oat.engines.base import checksum
 from oat.environments.base import Turn
+from oat.environments.batched import BatchedEnvironment
 from oat.plugins.loading import load_symbol
 from oat.rollout.actor import Actor
 from oat.runtime.local import over_wire
@@ -31,7 +32,7 @@ def actor(engine: FakeEngine, environment: object = None) -> Actor:
         over_wire(engine),
         Sampling(4),
         Seeds(0),
-        environment=environment,
+        environment=None if environment is None else BatchedEnvironment(environment, 5.0),
     )
 
 

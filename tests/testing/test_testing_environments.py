@@ -1,7 +1,9 @@
 """`check_environment` passes the environments of `oat`, and finds the faults of others."""
 
+import asyncio
 import itertools
 import random
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +61,137 @@ class Counting:
 def test_a_sound_one_passes() -> None:
     check_environment(Counting)
     check_environment(Counting, ["a", {"prompt": "b", "levels": [1, 2]}], responses=["x", "yy"])
+
+
+class Optional(Counting):
+    """Takes options."""
+
+    def __init__(self, size: int = 1, *, word: str = "go"):
+        self.size, self.word = size, word
+
+    def step(self, state: Any, response: str) -> Any:
+        turn = super().step(state, response)
+        message = turn.message and Message("user", self.word * self.size)
+        return replace(turn, message=message)
+
+
+def test_options_are_those_of_a_configuration() -> None:
+    check_environment(Optional)
+    check_environment(Optional, options={"size": 3, "word": "x"})
+    with pytest.raises(ConfigError, match=r"Optional has no option 'words'; did you mean `word`\?"):
+        check_environment(Optional, options={"words": "x"})
+    with pytest.raises(ContractError, match=r"unsupported operand|can't multiply"):
+        check_environment(Optional, options={"size": "3"})
+
+
+class Batch(Counting):
+    """Answers all episodes in one call, and has no `step`."""
+
+    step = None  # type: ignore[assignment]
+
+    def step_all(self, states: Any, responses: Any) -> Any:
+        return [Counting.step(self, *each) for each in zip(states, responses, strict=True)]
+
+
+class Both(Batch):
+    step = Counting.step  # type: ignore[assignment]
+
+
+class Async(Counting):
+    async def reset(self, prompt: Prompt, generator: np.random.Generator) -> Any:
+        return super().reset(prompt, generator)
+
+    async def step(self, state: Any, response: str) -> Any:
+        await asyncio.sleep(0.001 * (len(response) % 3))
+        return super().step(state, response)
+
+
+class AsyncBatch(Batch):
+    async def step_all(self, states: Any, responses: Any) -> Any:
+        return super().step_all(states, responses)
+
+
+@pytest.mark.parametrize("environment", [Batch, Both, Async, AsyncBatch])
+def test_batches_and_async_methods_are_played_as_in_a_run(environment: type) -> None:
+    check_environment(environment, LEVELS)
+
+
+class Ranks(Batch):
+    """The reward depends on the other episodes of the batch."""
+
+    def step_all(self, states: Any, responses: Any) -> Any:
+        turns = super().step_all(states, responses)
+        most = max(turn.reward for turn in turns)
+        return [replace(turn, reward=turn.reward / max(most, 1)) for turn in turns]
+
+
+class First(Batch):
+    """The first episode of a batch gets more."""
+
+    def step_all(self, states: Any, responses: Any) -> Any:
+        turns = super().step_all(states, responses)
+        return [replace(turns[0], reward=turns[0].reward + len(turns)), *turns[1:]]
+
+
+class Differs(Both):
+    def step(self, state: Any, response: str) -> Any:
+        return replace(super().step(state, response), reward=-1.0)
+
+
+class TooFew(Batch):
+    def step_all(self, states: Any, responses: Any) -> Any:
+        return super().step_all(states, responses)[: len(states) - (len(states) > 1)]
+
+
+class OneForAll(Batch):
+    def step_all(self, states: Any, responses: Any) -> Any:
+        return super().step_all(states, responses)[0]
+
+
+class FragileBatch(Batch):
+    def step_all(self, states: Any, responses: Any) -> Any:
+        return [replace(turn, reward=float(int("four"))) for turn in super().step_all(states, responses)]
+
+
+class BatchInPlace(Batch):
+    def step_all(self, states: Any, responses: Any) -> Any:
+        turns = super().step_all(states, responses)
+        for state, response in zip(states, responses, strict=True):
+            state["said"].append(response)
+        return turns
+
+
+class Forgotten(Counting):
+    """`step` is async, and is not awaited by the one that calls it."""
+
+    async def wait(self, state: Any, response: str) -> Any:
+        return super().step(state, response)
+
+    def step(self, state: Any, response: str) -> Any:
+        waiting = self.wait(state, response)
+        waiting.close()
+        return waiting
+
+
+class FragileAsync(Async):
+    async def step(self, state: Any, response: str) -> Any:
+        return replace(await super().step(state, response), reward=float(int(response)))
+
+
+class Slow(Async):
+    async def step(self, state: Any, response: str) -> Any:
+        await asyncio.sleep(30)
+
+
+class Shares(Async):
+    """Keeps a number in the object while others run."""
+
+    turn = 0
+
+    async def step(self, state: Any, response: str) -> Any:
+        self.turn = state["drawn"]
+        await asyncio.sleep(0.01)
+        return replace(await super().step(state, response), reward=float(self.turn))
 
 
 class NoState(Counting):
@@ -217,9 +350,12 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
                 r"oat.environments.base.Turn"
             ),
         ),
-        (EndsWithoutState, r"turn 3 of .*: the state is None; return a dict, also with the last turn"),
-        (Text, r"the message is go on; return an oat.types.Message, or None to end"),
-        (Content, r"the message is Message\(.*; return an oat.types.Message, or None to end"),
+        (
+            EndsWithoutState,
+            r"turn 3 of .*: step returned the state None; return a dict, also with the last turn",
+        ),
+        (Text, r"step returned the message go on; return an oat.types.Message, or None to end"),
+        (Content, r"step returned the message Message\(.*; return an oat.types.Message, or None to end"),
         (
             Assistant,
             r"the message is the assistant's, which only the model writes; give it another role, as user",
@@ -227,9 +363,9 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
         (Stranger, r"turn 1 of .*: the message has the role 'usr'; did you mean `user`\?"),
         (Unencodable, r"turn 1 of .*: the message: field 'content': .*the lone surrogate U\+D800"),
         (Nul, r"turn 1 of .*: the message: field 'content': .*a NUL character"),
-        (Immense, r"turn 1 of .*: the reward is 10{59}; return a finite number"),
-        (NotANumber, r"turn 3 of .*: the reward is nan; return a finite number"),
-        (NoReward, r"turn 1 of .*: the reward is None; return a finite number"),
+        (Immense, r"turn 1 of .*: step returned the reward 10{59}; return a finite number"),
+        (NotANumber, r"turn 3 of .*: step returned the reward nan; return a finite number"),
+        (NoReward, r"turn 1 of .*: step returned the reward None; return a finite number"),
         (
             Endless,
             r"an episode of '2\+2=' did not end within 20 turns; end it at some turn with the message None",
@@ -264,12 +400,52 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
                 r"keep what is to be remembered"
             ),
         ),
+        (Ranks, r"turn \d of .* when it was played turn by turn beside others"),
+        (First, r"turn \d of .* when it was played turn by turn beside others"),
+        (
+            Differs,
+            r"turn 1 of .* told .* the reward -1, and .* when it was played turn by turn beside others",
+        ),
+        (TooFew, r"step_all returned 7 turns for 8 responses; return one for each, in order"),
+        (OneForAll, r"step_all returned Turn\(.*; return a list of turns, one for each response, in order"),
+        (
+            FragileBatch,
+            r"step_all \(turn 1 of an episode of '2\+2=', after '4'\) raised ValueError: .*\.py:\d+\)",
+        ),
+        (BatchInPlace, r"step_all changed its argument `state`; return another"),
+        (Forgotten, r"turn 1 of .*: step returned <coroutine .*; return an oat.environments.base.Turn"),
+        (
+            FragileAsync,
+            (
+                r"step \(turn 2 of an episode of '2\+2=', after ''\) raised ValueError: invalid literal "
+                r".*test_testing_environments.py:\d+\)"
+            ),
+        ),
+        (Shares, r"turn \d of .* when it was played turn by turn beside others"),
         (Unequal, r"turn \d of .* the end and the reward \d+ when it was played turn by turn beside others"),
     ],
 )
 def test_what_is_wrong_is_said(environment: type, said: str) -> None:
     with pytest.raises(ContractError, match=f"^{environment.__name__}: .*{said}"):
         check_environment(environment, LEVELS, turns=20)
+
+
+def test_an_answer_that_does_not_come_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ContractError,
+        match=r"Slow: step \(turn 1 of .*\) did not answer within 0.2 s; make it faster, or",
+    ):
+        check_environment(Slow, deadline_s=0.2)
+    monkeypatch.setattr("oat.environments.event_loop._GRACE_S", 0.1)
+    free = threading.Event()
+
+    class Blocks(Async):
+        async def step(self, state: Any, response: str) -> Any:
+            free.wait(20)
+
+    with pytest.raises(ContractError, match=r"step \(turn 1 of .* blocks the event loop for more than 0.1 s"):
+        check_environment(Blocks, deadline_s=0.1)
+    free.set()
 
 
 class Reader(Counting):
@@ -298,7 +474,7 @@ def test_what_is_no_environment_is_said() -> None:
         def __init__(self, size: int):
             self.size = size
 
-    with pytest.raises(ConfigError, match=r"Needy cannot be made without arguments \(TypeError"):
+    with pytest.raises(ConfigError, match=r"Needy cannot be made without options \(TypeError"):
         check_environment(Needy)
     with pytest.raises(ConfigError, match=r"dict lacks reset and step; see the Environment protocol"):
         check_environment(dict)

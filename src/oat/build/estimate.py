@@ -30,11 +30,10 @@ from oat.build.outline import ModelOutline, keys_of
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
 from oat.config.settings import Config
-from oat.engines.decoding import filled_up
-from oat.engines.decoding import passes as in_passes
-from oat.engines.fixed_shapes import fixed_rows
 from oat.engines.paged_cache import cache_dtype
 from oat.engines.pages import PAGE
+from oat.engines.shapes import filled_up, fixed_rows
+from oat.engines.shapes import passes as in_passes
 from oat.engines.torch_config import TorchEngineConfig
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf

@@ -23,6 +23,7 @@ FREE = (
     "compute.memory_gb",
     "oracle.deadline_s",
     "oracle.max_wait_s",
+    "sampling.environment_deadline_s",
     "learner.on_nonfinite",
     "learner.max_skips",
 )
@@ -199,7 +200,7 @@ def _refused_in_forks(differences: Iterable[str], stored: Config) -> list[str]:
     fixed = ["algorithm.name", "sampling.environment"]
     if stored.prompts.epochs:
         fixed.append("algorithm.prompts")
-    return [line for line in differences if not _is_any(_field(line), FORKS) or _field(line) in fixed]
+    return [line for line in differences if not _is_any(_field(line), FORKS) or _is_any(_field(line), fixed)]
 
 
 def _field(line: str) -> str:

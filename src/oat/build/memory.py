@@ -13,7 +13,7 @@ from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.load import where
 from oat.config.settings import Config, LoraConfig
-from oat.engines.fixed_shapes import fixed_rows
+from oat.engines.shapes import fixed_rows
 from oat.engines.torch import refuse_small_cache
 from oat.errors import ConfigError, OatError
 from oat.hardware.free_memory import free_memory

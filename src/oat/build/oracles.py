@@ -4,6 +4,7 @@ them."""
 from collections.abc import Mapping
 from typing import Any
 
+from oat.build.environment import environment_part
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, OracleConfig
 from oat.errors import ConfigError
@@ -97,8 +98,9 @@ def _named(config: Config, name: str, options: Mapping[str, Any], kind: Kind) ->
     if name not in BUILTIN:
         return build_oracle(name, options, "cuda" if config.compute.profile == "gpu" else "cpu")
     known = KnownOracle(name, kind)
-    if name == "environment" and config.sampling.environment is not None:
-        name_source(known, load_symbol(config.sampling.environment), config.sampling.environment)
+    environment = environment_part(config)
+    if name == "environment" and environment is not None:
+        name_source(known, load_symbol(environment.name), environment.name)
     return known
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from oat.algorithms.base import Objective
 from oat.build.cross_checks.all_sections import check_settings
+from oat.build.environment import with_environment
 from oat.build.explorers import GuardedExplorer
 from oat.build.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
 from oat.build.resolved import Resolved, evaluation_oracles_of
@@ -49,6 +50,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
         with blaming(config, origins, section):
             parts[section] = with_options(config, section, part, origins)
     given = set(config.algorithm.options)
+    config = with_environment(config, origins)
     config = _with_evaluation_oracles(replace(config, tracking=with_sinks(config.tracking, origins), **parts))
     named: dict[str, OracleConfig | Component] = {"oracle": config.oracle}
     named |= {

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oat.build.environment import make_batched
 from oat.build.fingerprints import (
     Inputs,
     inputs_of_models,
@@ -27,7 +28,7 @@ from oat.build.resolved import Resolved
 from oat.config.load import stored_config
 from oat.config.settings import Config
 from oat.data.prompts import Prompts
-from oat.environments.base import Environment, build_environment
+from oat.environments.batched import BatchedEnvironment
 from oat.errors import ConfigError
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
@@ -58,7 +59,7 @@ class RunInputs:
     prompts: Prompts
     held_out: Prompts | None
     pairs: Prompts | None
-    environment: Environment | None
+    environment: BatchedEnvironment | None
     training_oracle: Addressed
     evaluation_oracles: dict[str, Addressed]
     known: Inputs | None
@@ -89,7 +90,9 @@ class RunInputs:
         return [source for source in (self.prompts, self.held_out, self.pairs) if source is not None]
 
     def close(self) -> None:
-        """Release the resources of the oracles."""
+        """Release the resources of the oracles and of the environment."""
+        if self.environment is not None:
+            self.environment.close()
         for oracle in {id(oracle): oracle for oracle in self.oracles.values()}.values():
             oracle.close()
 
@@ -123,8 +126,7 @@ def gather_inputs(
         held_out = reader.held_out()
     with blame("evaluation.pairs"):
         pairs = reader.pairs()
-    with blame("sampling.environment"):
-        environment = build_environment(config.sampling.environment) if config.sampling.environment else None
+    environment = make_batched(resolved)
     with blame("oracle.name"):
         training, oracle = training_oracle(resolved)
         oracle.check_columns(prompts.columns, prompts.has_references)

@@ -145,6 +145,15 @@ class RenderConfig:
 
 
 @dataclass(frozen=True)
+class Component:
+    """A part, chosen by its name, with the fields that the part declares."""
+
+    name: str
+    """Name of one of our parts, or of your own part as `path/to/file.py:Name` or `package.module:Name`."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SamplingConfig:
     max_new_tokens: Count = 256
     """Largest number of tokens in a response."""
@@ -165,18 +174,12 @@ class SamplingConfig:
     refill_rounds: Whole = 0
     """Largest number of further rounds in which a step of training asks questions in place of those that
     teach the algorithm nothing, such as groups with equal rewards (dynamic sampling). 0: none are asked."""
-    environment: str | None = None
-    """Environment that answers the model within an episode, as `file.py:Class`. None: an episode is one
-    response."""
-
-
-@dataclass(frozen=True)
-class Component:
-    """A part, chosen by its name, with the fields that the part declares."""
-
-    name: str
-    """Name of one of our parts, or of your own part as `path/to/file.py:Name` or `package.module:Name`."""
-    options: dict[str, Any] = field(default_factory=dict)
+    environment: str | Component | None = None
+    """Environment that answers the model within an episode: its name, as `file.py:Class`, or a section with
+    the name and the environment's own options (docs/environments.md). None: an episode is one response."""
+    environment_deadline_s: Positive = 120.0
+    """Seconds within which an environment with `async` methods must answer. An episode that is not answered
+    in time ends without a reward."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ kept pages: if the cache is full, pages are dropped, and the tokens are computed
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice, takewhile
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from oat import seeds
 from oat.engines.cached_attention import Continuing, Filling, Step
 from oat.engines.kept import Kept
 from oat.engines.paged_cache import PagedCache, cache_dtype
+from oat.engines.shapes import filled_up, passes
 from oat.errors import EngineError, ModelError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
@@ -35,14 +37,12 @@ from oat.models.causal_lm import CausalLM
 from oat.models.packing import pack
 from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
 
-PASS_TOKENS = 16_384
-"""Largest number of tokens of a forward pass over several complete sequences."""
 _ENTER_SHARE = 1 / 16
 """Waiting rows enter the running batch if at least this share of its `max_rows` places is free, or if it is
 empty."""
-_STEP = 16
-"""Unit of the number of rows in a decoding step. Up to this number, the rows are padded to a power of two;
-beyond it, to a multiple of this number."""
+_AHEAD = 4
+"""On a CPU, the cache of rows that keep their pages has memory for this number of times as many pages as the
+first turn needs. Memory that is never written costs nothing there."""
 _STOP_MARGIN = 8
 """To find a stop string, the newest tokens are turned into text: as many as the longest stop string has
 bytes, and this number more. More are needed because the first characters of such a text can be garbled."""
@@ -171,7 +171,9 @@ class Decoding:
     def _new_cache(self, pages: int) -> PagedCache:
         readers = 1 if self._fixed else max(len(group) for group in self._waiting)
         most_N = self._lengths_N + self._rooms_N
-        return PagedCache(most_N, readers, pages, cache_dtype(self._lm), fixed=self._fixed)
+        ahead = _AHEAD if self._keeps_pages_N.any() and self._lm.device.type == "cpu" else 1
+        dtype = cache_dtype(self._lm)
+        return PagedCache(most_N, readers, pages, dtype, fixed=self._fixed, ahead=ahead)
 
     def _take_over(self, cache: PagedCache, old_N: np.ndarray) -> PagedCache:
         cache.renumber(old_N, self._lengths_N + self._rooms_N)
@@ -212,36 +214,61 @@ class Decoding:
     def _enter(self) -> None:
         """Let waiting rows enter if enough places are free and the cache has room for the rows."""
         held = len(self._held_R)
-        free = self._max_rows - held
-        fresh: list[list[int]] = []
-        again: list[tuple[int, int]] = []
-        if not self._waiting or (held and free < self._max_rows * _ENTER_SHARE):
+        if not self._waiting or (held and self._max_rows - held < self._max_rows * _ENTER_SHARE):
             return
-        while self._waiting and len(self._waiting[0]) <= free:
+        cached_N = self._cache.lengths_N.copy()
+        again = self._enter_again(held)
+        fresh = self._enter_fresh(held + len(again))
+        if len(again) or fresh:
+            new = self._lengths_N[again] - cached_N[again]
+            self._hidden_RD = torch.cat(
+                [*([self._hidden_RD] if held else []), *self._fill_up(again, new), *self._fill(fresh)]
+            )
+            self._hold(np.concatenate([self._held_R, again, *fresh]))
+        assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
+
+    def _enter_again(self, in_use: int) -> np.ndarray:
+        """Take rows with kept pages from the beginning of the queue, as far as places and pages go. Return
+        them."""
+        waiting = islice((group[0] for group in self._waiting), self._max_rows - in_use)
+        rows = np.array(list(takewhile(self._cache.is_parked_N.__getitem__, waiting)), dtype=np.int64)
+        lengths = self._lengths_N[rows]
+        needed = self._cache.pages_again(rows, lengths)
+        count = len(rows) if needed.sum() + (in_use + len(rows)) // 4 <= self._cache.room else 0
+        for _ in range(count):
+            self._waiting.popleft()
+        self._cache.admit_again(rows[:count], lengths[:count])
+        while count < len(rows) and self._cache.is_parked_N[rows[count]]:
             group = self._waiting.popleft()
+            held = in_use + count
+            if not self._makes_room(int(needed[count]) + held // 4) and held:
+                self._waiting.appendleft(group)
+                break
+            self._cache.admit_again(rows[count : count + 1], lengths[count : count + 1])
+            count += 1
+        return rows[:count]
+
+    def _enter_fresh(self, in_use: int) -> list[list[int]]:
+        """Take groups of rows without pages from the beginning of the queue, as far as places and pages go.
+        Return them."""
+        fresh: list[list[int]] = []
+        while self._waiting and len(self._waiting[0]) <= self._max_rows - in_use:
+            group = self._waiting[0]
+            if self._cache.is_parked_N[group[0]]:
+                break
             length = int(self._lengths_N[group[0]] + self._made_N[group[0]])
-            in_use = self._max_rows - free
             needed = self._cache.pages_for(group, length) + (0 if self._fixed else in_use // 4)
             if not self._makes_room(needed):
                 if in_use or len(group) == 1:
-                    self._waiting.appendleft(group)
                     break
+                self._waiting.popleft()
                 self._waiting.extendleft([row] for row in reversed(group))
                 continue
-            cached = int(self._cache.lengths_N[group[0]])
+            self._waiting.popleft()
             self._cache.admit(group, length)
-            if cached:
-                again.append((group[0], length - cached))
-            else:
-                fresh.append(group)
-            free -= len(group)
-        if fresh or again:
-            entered = [row for group in fresh for row in group] + [row for row, _ in again]
-            self._hidden_RD = torch.cat(
-                [*([self._hidden_RD] if held else []), *self._fill(fresh), *self._fill_up(again)]
-            )
-            self._hold(np.concatenate([self._held_R, np.array(entered)]))
-        assert len(self._held_R), "a row that fits into an empty cache waits for nobody"
+            fresh.append(group)
+            in_use += len(group)
+        return fresh
 
     def _makes_room(self, needed: int) -> bool:
         """Return True if the cache has room for so many pages. If it has not, first drop kept pages: those of
@@ -308,24 +335,22 @@ class Decoding:
             last = np.repeat([span.stop - 1 for span in spans], counts)
             yield hidden_1TD[0, torch.from_numpy(last).to(device)]
 
-    def _fill_up(self, rows: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+    def _fill_up(self, rows: np.ndarray, new: np.ndarray) -> Iterator[Tensor]:
         """Make the forward passes over the new tokens of rows whose other tokens are in the cache.
 
         Args:
-            rows: the index of each row, and the number of its new tokens.
+            new: number of new tokens of each row. They are the last ones of its prompt.
 
         Yields:
             For each pass, (rows, D): the hidden state of the last token of each row.
         """
         device = self._lm.device
-        lengths = np.array([self._cache.lengths_N[row] for row, _ in rows])
-        for some in passes(lengths):
-            held = np.array([rows[number][0] for number in some])
-            counts = np.array([rows[number][1] for number in some])
-            ids = [self._so_far(row)[-count:] for row, count in zip(held, counts, strict=True)]
+        for some in passes(self._cache.lengths_N[rows]):
+            held, counts = rows[some], new[some]
+            ids = [self._requests[row].ids[-count:] for row, count in zip(held, counts, strict=True)]
             layout = Continuing(self._cache, held, counts, device)
             hidden_1TD = self._lm.hidden(
-                torch.from_numpy(np.concatenate(ids))[None].to(device),
+                torch.from_numpy(np.concatenate(ids).astype(np.int64))[None].to(device),
                 positions=layout.positions_1T,
                 layout=layout,
             )
@@ -445,30 +470,6 @@ class Decoding:
         if keeps_R.any():
             self._cache.park(rows[keeps_R])
             self._parked.extend(rows[keeps_R].tolist())
-
-
-def filled_up(rows: int) -> int:
-    """Return the number of rows that a decoding step with `rows` rows computes, padding included.
-
-    Few different numbers are returned. This saves time on a CPU, where oneDNN takes half a millisecond to
-    make a kernel for each new shape of a matrix product.
-    """
-    return 1 << (rows - 1).bit_length() if rows <= _STEP else -(-rows // _STEP) * _STEP
-
-
-def passes(widths: np.ndarray) -> Iterator[list[int]]:
-    """Yield the indices of the sequences of each pass: consecutive sequences whose widths add up to at most
-    `PASS_TOKENS`. A wider sequence is a pass of its own."""
-    some: list[int] = []
-    total = 0
-    for number, width in enumerate(widths.tolist()):
-        if some and total + width > PASS_TOKENS:
-            yield some
-            some, total = [], 0
-        some.append(number)
-        total += width
-    if some:
-        yield some
 
 
 @contextmanager

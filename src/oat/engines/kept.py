@@ -45,7 +45,11 @@ class Kept:
         return found
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Drop the pages of the requests with these keys."""
+        """Drop the pages of the requests with these keys. If none is left, the cache is not tidied up: the
+        caller lets go of it."""
+        keys = set(keys)
+        if self._rows.keys() <= keys:
+            self._rows.clear()
         for key in keys:
             if key in self._rows:
                 self.cache.free(self._rows.pop(key)[0])

@@ -51,6 +51,8 @@ class PagedCache:
         fixed: True: the number of pages that a decoding step computes with is rounded up to a multiple of
             `_WHOLE`, so that rounding errors do not depend on how threads divide the work. `readers` must
             then be 1.
+        ahead: the memory is allocated for this number of times as many pages as the rows can have, within
+            `pages`.
 
     Attributes:
         lengths_N: for each row, the number of its tokens that have a place; 0 for a row that is not in the
@@ -59,11 +61,18 @@ class PagedCache:
     """
 
     def __init__(
-        self, most_N: np.ndarray, readers: int, pages: int, dtype: torch.dtype, *, fixed: bool = False
+        self,
+        most_N: np.ndarray,
+        readers: int,
+        pages: int,
+        dtype: torch.dtype,
+        *,
+        fixed: bool = False,
+        ahead: int = 1,
     ):
         self.pages, self.dtype = pages, dtype
         self._most_pages_N = -(-most_N // PAGE)
-        self._most = min(pages, int(self._most_pages_N.sum()))
+        self._most = min(pages, ahead * int(self._most_pages_N.sum()))
         multiple = _WHOLE if fixed else 1
         self.storage = Storage(-(-self._most // multiple) * multiple, dtype)
         self.own, self.shared = (
@@ -98,9 +107,7 @@ class PagedCache:
 
     def admit(self, rows: Sequence[int], length: int) -> None:
         """Take pages for the first `length` tokens of rows. These tokens are equal in all rows, and the rows
-        share the pages that the tokens fill completely. A single row may be parked: it then gets pages for
-        the tokens that it lacks, and is in the batch again. A layout of `cached_attention.py` writes the keys
-        and values afterwards."""
+        share the pages that the tokens fill completely. A `Filling` writes the keys and values afterwards."""
         common = self._common(rows, length)
         for _ in range(common):
             page = self._page(self.shared)
@@ -108,17 +115,33 @@ class PagedCache:
                 self.shared.rows_PG[page, reader] = row
                 self._add(row, page * self.shared.readers + reader, is_shared=True)
         for row in rows:
-            for _ in range(int(self._count_N[row]), -(-length // PAGE)):
+            for _ in range(-(-length // PAGE) - common):
                 self._take(row)
             self.lengths_N[row] = length
-        self._resume(np.array(rows))
+
+    def admit_again(self, rows: np.ndarray, lengths: np.ndarray) -> None:
+        """Take parked rows into the batch again, and take the pages that they lack for their first `lengths`
+        tokens. A `Continuing` writes the keys and values of the new tokens afterwards."""
+        self.is_parked_N[rows] = False
+        own, shared = self._pages_of(rows)
+        self.own.resume(own)
+        self.shared.resume(shared)
+        more = -(-lengths // PAGE) - self._count_N[rows]
+        for row in np.repeat(rows, more).tolist():
+            self._take(row)
+        self.lengths_N[rows] = lengths
 
     def pages_for(self, rows: Sequence[int], length: int) -> int:
         """Return the number of pages that `admit` would take for rows of `length` tokens, plus one page for
         each row that may need a further page later."""
         common, whole = self._common(rows, length), -(-length // PAGE)
-        most_R, held_R = self._most_pages_N[list(rows)], self._count_N[list(rows)]
-        return common + int((np.minimum(whole + 1, most_R) - common - held_R).sum())
+        return common + sum(min(whole + 1, int(most)) - common for most in self._most_pages_N[list(rows)])
+
+    def pages_again(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return, for each parked row, the number of pages that `admit_again` would take, plus one page if
+        the row may need a further one later."""
+        whole_R: np.ndarray = np.minimum(-(-lengths // PAGE) + 1, self._most_pages_N[rows])
+        return whole_R - self._count_N[rows]
 
     def needed(self, rows: np.ndarray) -> int:
         """Return the number of pages that `extend` would take."""
@@ -160,8 +183,8 @@ class PagedCache:
         self.is_parked_N[row] = False
 
     def park(self, rows: np.ndarray) -> None:
-        """Keep the pages of rows that leave the batch. `admit` takes such a row into the batch again; `free`
-        removes it. A shared page is parked when none of its readers is in the batch."""
+        """Keep the pages of rows that leave the batch. `admit_again` takes such a row into the batch again;
+        `free` removes it. A shared page is parked when none of its readers is in the batch."""
         self.is_parked_N[rows] = True
         own, shared = self._pages_of(rows)
         self.own.park(own)
@@ -217,13 +240,6 @@ class PagedCache:
         readers_PG = self.shared.rows_PG[shared]
         found: np.ndarray = ((readers_PG != _NONE) & ~self.is_parked_N[readers_PG]).any(1)
         return found
-
-    def _resume(self, rows: np.ndarray) -> None:
-        if self.is_parked_N[rows].any():
-            self.is_parked_N[rows] = False
-            own, shared = self._pages_of(rows)
-            self.own.resume(own)
-            self.shared.resume(shared)
 
     def _page(self, pages: Pages) -> int:
         """Take a free page of `pages` (`own` or `shared`), and return it. If the storage is full and

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from oat.engines.decoding import PASS_TOKENS, passes
-from oat.engines.fixed_shapes import fixed_width, power_below
+from oat.engines.shapes import PASS_TOKENS, fixed_width, passes, power_below
 from oat.functional.logprobs import chunked_head, token_logps
 from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM

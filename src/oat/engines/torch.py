@@ -25,11 +25,11 @@ from torch import Tensor
 from oat.engines.base import checksum
 from oat.engines.cached_attention import Filling, Step
 from oat.engines.decoding import Decode, Decoding, blaming_model
-from oat.engines.fixed_shapes import fixed_rows, fixed_width
 from oat.engines.kept import Kept
 from oat.engines.paged_cache import PagedCache, cache_dtype
 from oat.engines.pages import PAGE
 from oat.engines.scoring import score
+from oat.engines.shapes import fixed_rows, fixed_width
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
 from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
 from oat.hardware.roofline import Meter

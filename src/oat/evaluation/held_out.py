@@ -135,7 +135,7 @@ class OnlyPairs:
 
 
 def _label(question: Question) -> int | None:
-    first, second = question.known
+    first, second = (value for value in question.known if value is not None)
     return None if question.oracle == UNASKED or first == second else 0 if first > second else 1
 
 

@@ -1,6 +1,7 @@
 """Oracles that ask nobody, because the run has the values before it asks. No answer of theirs costs a query.
 
-* `environment` answers with the rewards of episodes.
+* `environment` answers with the rewards of episodes. An episode that has none, because the environment was
+  late, gets the mark "failed".
 * `recorded` answers with the order, or the scores, that the data have.
 * `ensemble` answers questions about pairs that an ensemble has chosen, with the ensemble's own values.
 """
@@ -39,22 +40,24 @@ class KnownOracle(Oracle):
 
     def _answer(self, question: Question) -> Answer:
         known = question.known
+        if self.name == "environment" and not known:
+            known = (None,) * len(question.candidates)
         if len(known) != len(question.candidates):
             raise OracleError(
                 f"the oracle {self.name} was asked about a sample without a known value (question "
                 f"{question.key}); it answers only about samples "
                 "of an environment, of recorded data, or chosen by an ensemble"
             )
+        marks: list[Mark] = ["failed" if value is None else "ok" for value in known]
+        values = tuple(0.0 if value is None else value for value in known)
         if question.kind == "score":
-            fine: Mark = "ok"
-            return Answer(question.key, known, (fine,) * len(known), queries=0, by=self.name)
-        mark: Mark = "tie" if known[0] == known[1] else "ok"
-        scores = known if self.name == "environment" else ()
+            return Answer(question.key, values, tuple(marks), queries=0, by=self.name)
+        mark: Mark = "failed" if "failed" in marks else "tie" if values[0] == values[1] else "ok"
         return Answer(
             question.key,
-            (0.5 if mark == "tie" else float(known[0] > known[1]),),
+            (float(values[0] > values[1]) if mark == "ok" else 0.5,),
             (mark,),
             queries=0,
             by=self.name,
-            scores=scores,
+            scores=known if self.name == "environment" else (),
         )

@@ -13,6 +13,7 @@ from oat.oracles.callables import CallableComparison, CallableOracle
 from oat.oracles.queries import QueryReward
 from oat.oracles.users import UsersOracle
 from oat.plugins.calls import bare, guarded
+from oat.plugins.keywords import keywords
 from oat.plugins.loading import shown_name
 from oat.plugins.registry import ORACLES
 
@@ -30,7 +31,7 @@ def build_oracle(name: str, options: Mapping[str, Any], device: str = "cpu") -> 
     """
     found = ORACLES.load(name)
     if name in ORACLES:
-        computes = inspect.isclass(found) and "device" in (_keywords(found) or ())
+        computes = inspect.isclass(found) and "device" in (keywords(found) or ())
         return _made(found, name, {"device": device, **options} if computes else options)
     oracle = make_oracle(found, name, options)
     if oracle.version is None:
@@ -105,7 +106,7 @@ def oracle_options(name: str) -> set[str] | None:
         ConfigError: the name is unknown, or its code cannot be loaded.
     """
     found = ORACLES.load(name)
-    return _keywords(found) if inspect.isclass(found) else set()
+    return keywords(found) if inspect.isclass(found) else set()
 
 
 def _source(found: Any, name: str) -> tuple[str, str, str]:
@@ -146,16 +147,9 @@ def _hash(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()[:16]
 
 
-def _keywords(cls: type) -> set[str] | None:
-    parameters = inspect.signature(cls).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
 def _construct(cls: type, name: str, options: Mapping[str, Any]) -> Oracle:
     _check_methods(cls, name)
-    signature, takes = inspect.signature(cls), _keywords(cls)
+    signature, takes = inspect.signature(cls), keywords(cls)
     for option in options:
         if takes is not None and option not in takes:
             raise ConfigError(f"the oracle {name} has no option {option!r}; {did_you_mean(option, takes)}")

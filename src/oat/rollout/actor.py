@@ -1,17 +1,15 @@
 """The actor turns prompts into groups of trajectories. It uses a renderer, an engine and, for episodes of
 several turns, an environment."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from oat.engines.base import Engine
-from oat.environments.base import Environment
-from oat.errors import EpisodeError
-from oat.plugins.calls import guarded
+from oat.environments.base import Turn
+from oat.environments.batched import BatchedEnvironment
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -35,6 +33,7 @@ class _Episode:
 
     Attributes:
         row: the number of the prompt's record.
+        state: the environment's state; None without an environment, and if the environment was late.
         key: 64-bit address of the episode's random numbers.
         ids: (L,) int32, the token ids so far: L tokens, prompt and responses.
         text: the last response.
@@ -45,7 +44,7 @@ class _Episode:
     key: int
     ids: np.ndarray
     segments: list[Segment]
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] | None = None
     reward: float | None = None
     text: str = ""
     finish_reason: FinishReason = "aborted"
@@ -75,6 +74,15 @@ class _Episode:
         self.ids = np.concatenate([self.ids, completion.ids])
         self.text, self.finish_reason = text, completion.finish_reason
 
+    def answer(self, turn: Turn) -> None:
+        """Record the environment's answer to the last response."""
+        self.state, self.reward = turn.state, (self.reward or 0.0) + turn.reward
+        self.segments[-1] = replace(self.segments[-1], reward=float(turn.reward))
+
+    def abort(self) -> None:
+        """End the episode without a reward, since the environment was late."""
+        self.reward, self.finish_reason = None, "aborted"
+
 
 class Actor:
     """An actor that samples responses from an engine, and scores them for explorers.
@@ -94,7 +102,7 @@ class Actor:
         sampling: Sampling,
         seeds: Seeds,
         *,
-        environment: Environment | None = None,
+        environment: BatchedEnvironment | None = None,
         scorer: EnsembleScorer | None = None,
         records_text_ends: bool = False,
     ):
@@ -129,6 +137,7 @@ class Actor:
         for slot, count in samples.items():
             owners = [number for number in range(len(prompts)) for _ in range(count)]
             episodes = []
+            places = []
             for owner, sample in zip(owners, list(range(count)) * len(prompts), strict=True):
                 place = (*address, slot, prompts[owner].occurrence, sample)
                 episode = _Episode(
@@ -138,12 +147,9 @@ class Actor:
                     contexts[owner],
                     [Segment("context", contexts[owner])],
                 )
-                if self.environment is not None:
-                    with _played(self.environment, episode):
-                        episode.state = self.environment.reset(
-                            prompts[owner], self.seeds.at("environment", *place)
-                        )
                 episodes.append(episode)
+                places.append(place)
+            self._begin(episodes, [prompts[owner] for owner in owners], places)
             has_ends = self.records_text_ends and sampling is None
             self._play(episodes, slot, sampling or self.sampling, has_ends)
             for owner, episode in zip(owners, episodes, strict=True):
@@ -202,39 +208,48 @@ class Actor:
                 for completion in self.engine.generate(requests, slot):
                     ends = self.renderer.text_ends(completion.ids) if has_ends else None
                     playing[completion.index].respond(completion, self.renderer.text(completion.ids), ends)
-                playing = [episode for episode in playing if self._goes_on(episode)]
+                playing = self._going_on(playing)
         finally:
             if has_turns:
                 self.engine.release(slot, [episode.key for episode in episodes])
 
-    def _goes_on(self, episode: _Episode) -> bool:
+    def _begin(
+        self,
+        episodes: Sequence[_Episode],
+        prompts: Sequence[Prompt],
+        places: Sequence[Sequence[str | int]],
+    ) -> None:
+        if self.environment is not None:
+            generators = [self.seeds.at("environment", *place) for place in places]
+            states = self.environment.reset(prompts, generators)
+            for episode, state in zip(episodes, states, strict=True):
+                episode.state = state
+
+    def _going_on(self, episodes: Sequence[_Episode]) -> list[_Episode]:
+        """Have the environment answer the last response of each episode. Return the episodes that go on,
+        with its message at their end."""
         if self.environment is None:
-            return False
-        with _played(self.environment, episode):
-            turn = self.environment.step(episode.state, episode.text)
-            episode.state, episode.reward = turn.state, (episode.reward or 0.0) + turn.reward
-            episode.segments[-1] = replace(episode.segments[-1], reward=float(turn.reward))
-        if turn.message is not None:
-            episode.context(self.renderer.extend(episode.ids, turn.message))
-        return turn.message is not None
+            return []
+        states = [(episode, episode.state) for episode in episodes if episode.state is not None]
+        turns = self.environment.step(
+            [state for _, state in states],
+            [episode.text for episode, _ in states],
+            [episode.row for episode, _ in states],
+        )
+        answers = {id(episode): turn for (episode, _), turn in zip(states, turns, strict=True)}
+        going_on = []
+        for episode in episodes:
+            turn = answers.get(id(episode))
+            if turn is None:
+                episode.abort()
+                continue
+            episode.answer(turn)
+            if turn.message is not None:
+                episode.context(self.renderer.extend(episode.ids, turn.message))
+                going_on.append(episode)
+        return going_on
 
     def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
         return sampling.trajectory(
             episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, episode.reward
         )
-
-
-@contextmanager
-def _played(environment: Environment, episode: _Episode) -> Iterator[None]:
-    """A context in which an exception of the environment becomes an `EpisodeError` that names the environment
-    and the record."""
-    name = f"the environment {type(environment).__name__}"
-
-    def refuse(what: str) -> EpisodeError:
-        return EpisodeError(
-            f"{name} {what}, in an episode from record {episode.row}; repair it, and run the same command "
-            "again"
-        )
-
-    with guarded(name, refuse):
-        yield

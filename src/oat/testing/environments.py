@@ -1,11 +1,24 @@
 """The check of an environment. It plays episodes with made-up responses, and checks them against the
-protocol."""
+protocol. It finds these faults:
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+* A state, a turn, a message or a reward has a wrong type, or a reward is not finite.
+* An episode does not end.
+* A response makes a method raise an exception. The method should give a low reward instead.
+* A method changes the prompt or the state that it gets. In a state, changes of plain data, arrays and tensors
+  are found.
+* An episode differs when it is played again with the same seed, or together with other episodes. The cause is
+  a random number from another generator, a value that is kept outside the state, or an answer that depends on
+  the other episodes of a batch. Together, episodes are played as in a run: by `step_all` if there is one, and
+  at the same time if methods are `async`.
+* `step` and `step_all`, if there are both, give different answers.
+* An `async` method does not answer in time, or blocks the event loop.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +27,9 @@ from oat.data.formats import checked
 from oat.data.messages import ROLES
 from oat.data.prompt_set import Source, read_prompts
 from oat.environments.base import Environment, Turn, make_environment
+from oat.environments.batched import is_async
+from oat.environments.contract import state_fault, turn_fault, turns_fault
+from oat.environments.event_loop import LATE, EventLoop
 from oat.errors import ContractError, DataError, WireError, did_you_mean
 from oat.plugins.loading import load_symbol
 from oat.testing.part import Part
@@ -31,20 +47,11 @@ def check_environment(
     *,
     responses: Sequence[str] | None = None,
     turns: int = 100,
+    options: Mapping[str, Any] | None = None,
+    deadline_s: float = 10.0,
 ) -> None:
-    """Play episodes with made-up responses, and check them against the protocol of environments.
-
-    The check finds these faults:
-
-    * A state, a turn, a message or a reward has a wrong type, or a reward is not finite.
-    * An episode does not end.
-    * A response makes a method raise an exception. The method should give a low reward instead.
-    * A method changes the prompt or the state that it gets. In a state, changes of plain data, arrays and
-      tensors are found.
-    * An episode differs when it is played again with the same seed, or together with other episodes. The
-      cause is a random number from another generator, or a value that is kept outside the state.
-
-    The check cannot end a call that never returns.
+    """Play episodes with made-up responses, and check them against the protocol of environments. The head of
+    this file lists the faults that are found. The check cannot end a plain call that never returns.
 
     Args:
         environment: a class, or its name as in a configuration.
@@ -54,15 +61,18 @@ def check_environment(
             from each starting point in the cycle. The default has eight made-up texts, such as a number, an
             empty text and a long text.
         turns: number of turns after which an episode counts as endless.
+        options: the environment's options, as in a configuration; None: there are none.
+        deadline_s: the time within which an `async` method must answer.
 
     Raises:
         ContractError: a fault was found.
         DataError: a prompt has no format that a run can read.
-        ConfigError: the environment cannot be loaded, cannot be made without arguments, or lacks a method.
+        ConfigError: the environment cannot be loaded, does not take these options, cannot be made with them,
+            or lacks a method.
     """
     said = _RESPONSES if responses is None else tuple(responses)
     found = load_symbol(environment) if isinstance(environment, str) else environment
-    check = _Check(found, said, turns)
+    check = _Check(found, said, turns, options or {}, deadline_s)
     check.require(prompts and said, "there is nothing to play; give at least one prompt and one response")
     read = read_prompts(
         Source([{"prompt": record} if isinstance(record, str) else record for record in prompts])
@@ -73,14 +83,15 @@ def check_environment(
         for first in range(len(said))
     ]
     one = check.fresh()
-    alone = check.alone(one, episodes)
-    check.same("played again with the same seed", episodes, alone, check.alone(one, episodes))
-    check.same(
-        "played turn by turn beside others, by one that was made anew",
-        episodes,
-        alone,
-        check.together(episodes),
-    )
+    with closing(check.loop):
+        alone = check.alone(one, episodes)
+        check.same("played again with the same seed", episodes, alone, check.alone(one, episodes))
+        check.same(
+            "played turn by turn beside others, by one that was made anew",
+            episodes,
+            alone,
+            check.together(episodes),
+        )
 
 
 @dataclass(frozen=True)
@@ -98,93 +109,161 @@ class _Episode:
 
 
 class _Check(Part):
-    def __init__(self, cls: Any, responses: Sequence[str], turns: int):
+    def __init__(
+        self,
+        cls: Any,
+        responses: Sequence[str],
+        turns: int,
+        options: Mapping[str, Any],
+        deadline_s: float,
+    ):
         super().__init__(getattr(cls, "__qualname__", type(cls).__name__))
         self.cls = cls
         self.responses = responses
         self.turns = turns
+        self.options = options
+        self.deadline_s = deadline_s
+        self.loop = EventLoop()
 
     def fresh(self) -> Environment:
-        return make_environment(self.cls, self.name)
+        return make_environment(self.cls, self.name, self.options)
 
-    def begun(self, environment: Environment, episode: _Episode) -> Mapping[str, Any]:
-        """Call `reset`, check its result, and return it: the state before the first response."""
-        before = wire.encode(episode.prompt)
-        state = self.call("reset", environment.reset, episode.prompt, np.random.default_rng(episode.seed))
-        self.require(
-            wire.encode(episode.prompt) == before,
-            "reset changed its argument `prompt`; work on copies of its columns",
-        )
-        self.require(
-            isinstance(state, Mapping),
-            f"reset returned {str(state)[:60]}; return the state before the first response, a dict",
-        )
-        return cast(Mapping[str, Any], state)
+    def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
+        """Play the episodes one after another, and return the turns of each episode."""
+        has_step = callable(getattr(environment, "step", None))
+        return [self.played(environment, [episode], not has_step)[0] for episode in episodes]
+
+    def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
+        """Play the episodes with a new environment, as a run plays those of a batch. First all episodes
+        begin. Then each makes its first turn, then each that goes on makes its second, and so on. The last
+        episode comes first, so that none has the place that it had alone. Return the turns of each
+        episode."""
+        environment = self.fresh()
+        has_step_all = callable(getattr(environment, "step_all", None))
+        return self.played(environment, episodes[::-1], has_step_all)[::-1]
 
     def played(
-        self, environment: Environment, episode: _Episode, state: Mapping[str, Any]
-    ) -> Iterator[_Told]:
-        """Play an episode, check each turn, and yield its message and reward."""
-        where, before = f"an episode of {_text(episode.prompt)!r}", wire.encode(episode.prompt)
-        for number in range(self.turns):
-            response = self.responses[(episode.first + number) % len(self.responses)]
-            turn = self.turn(
-                environment, state, response, f"turn {number + 1} of {where}, after {_short(response)!r}"
-            )
-            self.require(
-                wire.encode(episode.prompt) == before,
-                "step changed the prompt of its episode; work on copies of its columns",
-            )
-            yield turn.message, float(turn.reward)
-            if turn.message is None:
-                return
-            state = turn.state
+        self, environment: Environment, episodes: Sequence[_Episode], by_step_all: bool
+    ) -> list[list[_Told]]:
+        """Play episodes turn by turn, check each turn, and return the turns of each episode.
+
+        Args:
+            by_step_all: call `step_all` for each turn of all episodes; otherwise `step` for each episode.
+        """
+        before = [wire.encode(episode.prompt) for episode in episodes]
+        states = self.begun(environment, episodes, before)
+        told: list[list[_Told]] = [[] for _ in episodes]
+        going = list(range(len(episodes)))
+        for turn in range(self.turns):
+            said = {n: self.responses[(episodes[n].first + turn) % len(self.responses)] for n in going}
+            where = {
+                n: f"turn {turn + 1} of an episode of {_text(episodes[n].prompt)!r}, after {_short(text)!r}"
+                for n, text in said.items()
+            }
+            turns = self.stepped(environment, states, said, where, by_step_all)
+            for n in list(going):
+                self.require(
+                    wire.encode(episodes[n].prompt) == before[n],
+                    "step changed the prompt of its episode; work on copies of its columns",
+                )
+                states[n] = turns[n].state
+                told[n].append((turns[n].message, float(turns[n].reward)))
+                if turns[n].message is None:
+                    going.remove(n)
+            if not going:
+                return told
         self.require(
             False,
-            f"{where} did not end within {self.turns} turns; end it at some turn with the message None, or "
-            "check with more `turns`",
+            f"an episode of {_text(episodes[going[0]].prompt)!r} did not end within {self.turns} turns; end "
+            "it at some turn with the message None, or check with more `turns`",
         )
+        return told
 
-    def turn(self, environment: Environment, state: Mapping[str, Any], response: str, where: str) -> Turn:
-        before = _encoded(state)
-        turn = self.call(f"step ({where})", environment.step, state, response)
-        self.require(
-            _encoded(state) == before,
-            "step changed its argument `state`; return another: {**state, ...}, with copies of its lists",
-        )
-        self.require(
-            isinstance(turn, Turn),
-            f"{where}: step returned {str(turn)[:60]}; return an oat.environments.base.Turn",
-        )
-        self.require(
-            isinstance(turn.state, Mapping),
-            f"{where}: the state is {str(turn.state)[:60]}; return a dict, also with the last turn",
-        )
-        message = turn.message
-        is_message = (
-            isinstance(message, Message)
-            and isinstance(message.content, str)
-            and isinstance(message.role, str)
-        )
-        self.require(
-            message is None or is_message,
-            f"{where}: the message is {str(message)[:60]}; return an oat.types.Message, or None to end",
-        )
-        is_other = message is None or message.role != "assistant"
-        self.require(
-            is_other,
-            f"{where}: the message is the assistant's, which only the model writes; give it another role, as "
-            "user",
-        )
-        self.require(
-            _is_finite(turn.reward), f"{where}: the reward is {str(turn.reward)[:60]}; return a finite number"
-        )
-        if message is not None:
-            self.told(message, where)
-        return turn
+    def begun(
+        self, environment: Environment, episodes: Sequence[_Episode], before: Sequence[bytes]
+    ) -> list[Mapping[str, Any]]:
+        """Call `reset` for each episode, check the results, and return them."""
+        calls = {
+            n: partial(environment.reset, episode.prompt, np.random.default_rng(episode.seed))
+            for n, episode in enumerate(episodes)
+        }
+        states = self.called(calls, dict.fromkeys(calls, "reset"))
+        for n, episode in enumerate(episodes):
+            self.require(
+                wire.encode(episode.prompt) == before[n],
+                "reset changed its argument `prompt`; work on copies of its columns",
+            )
+            fault = state_fault(states[n])
+            self.require(fault is None, f"reset {fault}")
+        return [states[n] for n in calls]
+
+    def stepped(
+        self,
+        environment: Environment,
+        states: Sequence[Mapping[str, Any]],
+        said: Mapping[int, str],
+        where: Mapping[int, str],
+        by_step_all: bool,
+    ) -> dict[int, Turn]:
+        """Call `step` or `step_all` for the episodes in `said`, check the turns, and return them."""
+        before = {n: _encoded(states[n]) for n in said}
+        method = "step_all" if by_step_all else "step"
+        if by_step_all:
+            call = partial(environment.step_all, [states[n] for n in said], list(said.values()))
+            (turns,) = self.called({0: call}, {0: f"step_all ({next(iter(where.values()))})"}).values()
+            fault = turns_fault(turns, len(said))
+            self.require(fault is None, f"step_all {fault}")
+            found = dict(zip(said, turns, strict=True))
+        else:
+            found = self.called(
+                {n: partial(environment.step, states[n], text) for n, text in said.items()},
+                {n: f"step ({where[n]})" for n in said},
+            )
+        for n, turn in found.items():
+            self.require(
+                _encoded(states[n]) == before[n],
+                f"{method} changed its argument `state`; return another: {{**state, ...}}, with copies of "
+                "its lists",
+            )
+            fault = turn_fault(turn)
+            self.require(fault is None, f"{where[n]}: {method} {fault}")
+            if turn.message is not None:
+                self.told(turn.message, where[n])
+        return found
+
+    def called(self, calls: Mapping[int, Callable[[], Any]], names: Mapping[int, str]) -> dict[int, Any]:
+        """Make calls, at the same time if the environment has `async` methods, and return the results.
+
+        Args:
+            names: for each call, its method and place, for messages.
+        """
+        if not is_async(self.cls):
+            return {n: self.call(names[n], call) for n, call in calls.items()}
+        outcomes = self.loop.outcomes(list(calls.values()), self.deadline_s)
+        if outcomes is None:
+            first = next(iter(names.values()))
+            self.require(
+                False,
+                f"{first} blocks the event loop for more than {self.deadline_s:g} s; await what takes time, "
+                "or call it by asyncio.to_thread",
+            )
+        found = {}
+        for n, outcome in zip(calls, outcomes or (), strict=True):
+            found[n] = self.call(names[n], outcome.result)
+            self.require(
+                found[n] is not LATE,
+                f"{names[n]} did not answer within {self.deadline_s:g} s; make it faster, or check with a "
+                "longer `deadline_s`",
+            )
+        return found
 
     def told(self, message: Message, where: str) -> None:
         """Check that a message has a valid role, and text that can be tokenised and stored."""
+        self.require(
+            message.role != "assistant",
+            f"{where}: the message is the assistant's, which only the model writes; give it another role, as "
+            "user",
+        )
         role = message.role[:40]
         is_known = message.role in ROLES
         self.require(is_known, f"{where}: the message has the role {role!r}; {did_you_mean(role, ROLES)}")
@@ -192,29 +271,6 @@ class _Check(Part):
             checked(message.plain, f"{self.name}: {where}: the message")
         except DataError as error:
             raise ContractError(str(error)) from error
-
-    def alone(self, environment: Environment, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """Play the episodes one after another, and return the turns of each episode."""
-        return [
-            list(self.played(environment, episode, self.begun(environment, episode))) for episode in episodes
-        ]
-
-    def together(self, episodes: Sequence[_Episode]) -> list[list[_Told]]:
-        """Play the episodes with a new environment, in the order of a run. First all episodes begin. Then
-        each makes its first turn, then each that goes on makes its second, and so on. Return the turns of
-        each episode."""
-        environment = self.fresh()
-        begun = [self.begun(environment, episode) for episode in episodes]
-        playing = [
-            (self.played(environment, *each), list[_Told]()) for each in zip(episodes, begun, strict=True)
-        ]
-        told = [so_far for _, so_far in playing]
-        while playing:
-            before = [len(so_far) for _, so_far in playing]
-            for turns, so_far in playing:
-                so_far.extend(turn for turn in [next(turns, None)] if turn is not None)
-            playing = [each for each, size in zip(playing, before, strict=True) if len(each[1]) > size]
-        return told
 
     def same(
         self,
@@ -238,13 +294,6 @@ class _Check(Part):
                     f"was {how}; draw numbers in `reset` from `generator` only, and keep what is to be "
                     "remembered in the state, not in the object",
                 )
-
-
-def _is_finite(reward: Any) -> bool:
-    try:
-        return isinstance(reward, Real) and math.isfinite(reward)
-    except OverflowError:  # an int that is too large for a float
-        return False
 
 
 def _encoded(state: Mapping[str, Any]) -> bytes | None:

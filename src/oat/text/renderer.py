@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _REASONING = re.compile(r"\s*<think>\n?")
 
+_MOST_TAILS = 1024
+"""Number of messages whose ids `Renderer.extend` keeps, since environments often say the same."""
+
 
 class Renderer:
     """A renderer of messages with one tokenizer and one template.
@@ -94,6 +97,7 @@ class Renderer:
         self._question = question
         self._few_shot = few_shot
         self._last: tuple[tuple[Message, ...], np.ndarray] = ((), np.zeros(0, np.int32))
+        self._tails: dict[tuple[Message, bool], np.ndarray] = {}
         self._encoder = Encoder(tokenizer)
         self._pieces: dict[int, str] = {}
         self.definition: dict[str, Any] = {
@@ -185,7 +189,12 @@ class Renderer:
         Raises:
             TemplateError: the message is an assistant's, or the template refuses it.
         """
-        return np.concatenate([np.asarray(ids, dtype=np.int32), self._tail([message], self._is_ended(ids))])
+        said = message, self._is_ended(ids)
+        if said not in self._tails:
+            if len(self._tails) >= _MOST_TAILS:
+                self._tails.clear()
+            self._tails[said] = self._tail([message], said[1])
+        return np.concatenate([np.asarray(ids, dtype=np.int32), self._tails[said]])
 
     def whole(self, messages: Sequence[Message], response: str) -> np.ndarray:
         """Return the ids of a complete conversation for a reward model, (T,) int32. With a chat template, the

@@ -55,7 +55,7 @@ class Question:
         oracle: address of the oracle; empty until the collector sets it; "none" if the question is put to no
             oracle.
         known: values that the candidates have already, such as recorded scores, one per candidate; empty if
-            they have none. Some oracles answer from them.
+            they have none. Some oracles answer from them. None: a candidate of an episode without a reward.
         features: (candidates, D) float32, from which the ensemble learns; None without an ensemble.
         is_chat: as in `Prompt`.
         ids: for each candidate, the ids after its prompt, (T,) int32; empty in a question that was read from
@@ -70,7 +70,7 @@ class Question:
     reference: str | None = None
     columns: dict[str, Any] = field(default_factory=dict)
     oracle: str = ""
-    known: tuple[float, ...] = ()
+    known: tuple[float | None, ...] = ()
     features: np.ndarray | None = field(default=None, compare=False)
     is_chat: bool = False
     ids: tuple[np.ndarray, ...] = field(default=(), compare=False)
@@ -86,7 +86,8 @@ class Question:
     ) -> "Question":
         """Make a question about the trajectories of a group whose indices are `picks`."""
         prompt, asked = group.prompt, [group.trajectories[pick] for pick in picks]
-        known = tuple(trajectory.reward for trajectory in asked if trajectory.reward is not None)
+        rewards = tuple(trajectory.reward for trajectory in asked)
+        known = rewards if any(reward is not None for reward in rewards) else ()
         content = (
             prompt.messages,
             tuple(t.text for t in asked),

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+from oat.build.environment import ignores_deadline
 from oat.build.resolved import Resolved
 from oat.config.settings import EvaluationConfig
 from oat.control.alarms import METRICS
@@ -97,6 +98,7 @@ def _of_prompts_and_sampling(resolved: Resolved) -> dict[tuple[str, str], bool]:
         ("prompts", "split"): not isinstance(config.prompts.path, str),
         **{("sampling", name): not is_drawn for name in ("temperature", "top_k", "top_p", "min_p")},
         **{("sampling", name): not is_sampled for name in ("stop", "overflow", "environment")},
+        ("sampling", "environment_deadline_s"): ignores_deadline(config),
     }
 
 

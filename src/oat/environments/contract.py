@@ -1,0 +1,55 @@
+"""The faults that the results of an environment may have."""
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from oat.environments.base import Turn
+from oat.types import Message
+
+
+def state_fault(state: Any) -> str | None:
+    """Return what is wrong with the result of `reset`, with advice; None if it is a state."""
+    if isinstance(state, Mapping):
+        return None
+    return f"returned {_shown(state)}; return the state before the first response, a dict"
+
+
+def turn_fault(turn: Any) -> str | None:
+    """Return what is wrong with an answer to a response, with advice; None if nothing is. Roles are not
+    checked here, since the renderer knows which roles a conversation may have."""
+    if not isinstance(turn, Turn):
+        return f"returned {_shown(turn)}; return an oat.environments.base.Turn"
+    if not isinstance(turn.state, Mapping):
+        return f"returned the state {_shown(turn.state)}; return a dict, also with the last turn"
+    message = turn.message
+    is_message = (
+        isinstance(message, Message) and isinstance(message.content, str) and isinstance(message.role, str)
+    )
+    if message is not None and not is_message:
+        return f"returned the message {_shown(message)}; return an oat.types.Message, or None to end"
+    if not _is_finite(turn.reward):
+        return f"returned the reward {_shown(turn.reward)}; return a finite number"
+    return None
+
+
+def turns_fault(turns: Any, count: int) -> str | None:
+    """Return what is wrong with the result of `step_all` for so many responses; None if it is a list of as
+    many answers. The answers are not looked at."""
+    if not isinstance(turns, list | tuple):
+        return f"returned {_shown(turns)}; return a list of turns, one for each response, in order"
+    if len(turns) != count:
+        return f"returned {len(turns)} turns for {count} responses; return one for each, in order"
+    return None
+
+
+def _is_finite(reward: Any) -> bool:
+    try:
+        return isinstance(reward, Real) and math.isfinite(reward)
+    except OverflowError:  # an int that is too large for a float
+        return False
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:60]
