@@ -92,6 +92,7 @@ FEATURES = {
     116: "offline DPO and SFT: the loss falls, no actor is started",
     117: "offline run with online evaluation: the evaluation's file is written",
     118: "logging: the groups of metrics of the older package `oat-llm`, with their names in this project",
+    119: "slicer of reasoning steps: the slices concatenate to the text; two markers of the answer survive",
     125: "end to end on a CPU",
 }
 

@@ -25,6 +25,7 @@ LEARNED = {
     ),
     "04_custom_loss.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
     "05_environment.py": (r"found in two guesses: (\S+)% in the first step, (\S+)% in the last", 40),
+    "06_step_rewards.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
 }
 """By example: a pattern of the printed line about the first and the last step, and the smallest rise between
 them."""
@@ -109,13 +110,14 @@ EXTENSIONS = sorted(file.name for file in EXAMPLES.glob("*.py") if file != LOOP)
 
 
 def test_there_is_one_of_each_kind() -> None:
-    assert len(EXTENSIONS) == 5
+    assert len(EXTENSIONS) == 6
     assert {*EXTENSIONS} - {*LEARNED} == {"03_custom_explorer.py"}
 
 
 @pytest.mark.sample(
     "01_custom_reward.py",
     "05_environment.py",
+    "06_step_rewards.py",
     instead="tests/pages/test_extending.py runs parts of each kind",
     seconds=2.2,
 )

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import forked, kill_at, oat, write_jsonl
 from stepwise import of_parts
 
 from oat.commands.export import digest_run
@@ -19,6 +20,7 @@ from oat.ledger.audit import contradictions
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.models.loading import load_tokenizer
+from oat.rundir.reading import load_run
 from oat.types import Item
 
 STEPS, PROMPTS, SAMPLES = 4, 4, 4
@@ -33,6 +35,7 @@ ORACLES = {
     "characters": {"name": f"{HERE}/stepwise.py:parts"},
     "tokens": {"name": f"{HERE}/stepwise.py:Tokens"},
     "mixture": MIXTURE,
+    "turns": {"name": "environment"},
 }
 
 
@@ -48,7 +51,11 @@ def config(bench: Bench, folder: Path, request: pytest.FixtureRequest) -> Path:
         model={"path": str(bench.folder / "model")},
         algorithm={"name": f"{HERE}/stepwise.py:ToGo", "prompts": PROMPTS, "samples": SAMPLES},
         oracle=ORACLES[request.param],
-        sampling={"max_new_tokens": 5, "temperature": 0.9},
+        sampling={
+            "max_new_tokens": 5,
+            "temperature": 0.9,
+            **({"environment": f"{HERE}/guessing.py:Guessing"} if request.param == "turns" else {}),
+        },
         learner={"learning_rate": 3e-3, "micro_batch_size": 5},
         checkpoint={"every": 2},
         stop={"max_steps": STEPS},
@@ -69,6 +76,9 @@ def test_the_ledger_has_the_steps_and_the_trajectories_say_where_they_end(
     bench: Bench, config: Path, run: Path
 ) -> None:
     tokenizer = load_tokenizer(str(bench.folder / "model"))
+    if config.stem == "turns":
+        assert {len(item.answer.steps) for item in items(run)} == {0}
+        return
     kinds = set()
     for item in items(run):
         answer = item.answer
@@ -127,10 +137,10 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
             base = sum(fine) / len(fine) if fine else 0.0
             for place, row in enumerate(item.group.trajectories):
                 valid[number] = answer.marks[place] == "ok"
-                first = len(row.segments[0].ids) - 1  # the column that predicts the first response token
-                for t in range(len(row.completion)):
-                    due = [r for end, r in credited(item, place) if end > t]
-                    advantages[number, first + t] = sum(due) - base
+                places = np.flatnonzero(row.trained[1:])  # the columns that predict the trained tokens
+                for k, column in enumerate(places):
+                    due = [reward for index, reward in credited(item, place) if index >= k]
+                    advantages[number, column] = sum(due) - base
                 number += 1
         logits = straight.logits_of(policy, batch)[:, :, :num_tokens] / 0.9
         logps = straight.picked(straight.log_softmax(logits), batch)
@@ -143,16 +153,20 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
 
 
 def credited(item: Item, place: int) -> list[tuple[int, float]]:
-    """Return pairs of a number of tokens and the reward that arrives at the last of them. A character of a
+    """Return pairs of an index among the trained tokens and the reward that arrives there. A character of a
     response is one token; a token that ends the response has no character."""
     row, answer = item.group.trajectories[place], item.answer
     steps = answer.steps[place] if answer.steps else ()
+    responses = [segment for segment in row.segments if segment.author == "model"]
+    if responses[0].reward is not None:
+        lasts = np.cumsum([len(each.ids) for each in responses]) - 1
+        return [(int(last), float(each.reward or 0)) for last, each in zip(lasts, responses, strict=True)]
     if not steps:
-        return [(len(row.completion), answer.values[place])]
+        return [(len(row.completion) - 1, answer.values[place])]
     if answer.step_unit == "tokens":
-        return list(steps)
+        return [(end - 1, reward) for end, reward in steps]
     is_character = np.array([i > 2 for i in row.completion])
-    return [(int(np.flatnonzero(is_character)[end - 1]) + 1, reward) for end, reward in steps]
+    return [(int(np.flatnonzero(is_character)[end - 1]), reward) for end, reward in steps]
 
 
 @pytest.mark.parametrize("config", ["characters"], indirect=True)
@@ -191,3 +205,82 @@ def test_a_replay_asks_nobody(
     assert digest_run(other) == digest_run(run)
     rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == STEPS + 1
+
+
+@pytest.mark.parametrize("config", ["mixture"], indirect=True)
+def test_the_files_that_people_read_have_them(run: Path, tmp_path: Path) -> None:
+    found = items(run)
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert [row["step_unit"] for row in samples if "steps" in row] != []
+    for row in samples:
+        steps = [list(map(list, own)) for own in row.get("steps", [])]
+        match = next(item for item in found if list(item.answer.values) == row["values"])
+        assert steps == [list(map(list, own)) for own in match.answer.steps]
+        assert row["sources"] == {name: list(scores) for name, scores in match.answer.sources.items()}
+    table = load_run(run).questions
+    assert [text for text in table["steps"] if text] != []
+    assert [list(sources) for sources in table["sources"]] == [["parts", "graded"]] * len(found)
+    out = tmp_path / "scored.jsonl"
+    assert oat("ledger", run, "--export", out, "--layout", "scored") == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == sum(item.answer.marks.count("ok") for item in found)
+    for row in rows:
+        assert row["sources"].keys() == {"parts", "graded"}
+        if "steps" in row:
+            assert row["score"] == math.fsum(step["reward"] for step in row["steps"])
+            assert row["steps"][-1]["end"] <= len(row["completion"][0]["content"])
+    assert any("steps" in row for row in rows)
+
+
+def test_recorded_responses_say_where_their_text_ends(bench: Bench, tmp_path: Path) -> None:
+    """An offline run learns from steps of recorded responses, and a kill changes nothing."""
+    records = [{"prompt": f"{a}+1=", "one": f"{a}+a", "two": f"b+{a}+{a}a"} for a in range(1, 7)]
+    write_jsonl(tmp_path / "responses.jsonl", records)
+    config = bench.config(
+        tmp_path / "offline.yaml",
+        model={"path": str(bench.folder / "model")},
+        prompts={"path": str(tmp_path / "responses.jsonl"), "responses": ["one", "two"]},
+        algorithm={"name": f"{HERE}/stepwise.py:ToGo", "prompts": 3, "samples": 2},
+        oracle=ORACLES["characters"],
+        learner={"learning_rate": 3e-3},
+        stop={"max_steps": 3},
+    )
+    assert oat("train", config) == 0
+    for item in items(config.with_suffix("")):
+        for row, text, steps in zip(
+            item.group.trajectories, item.question.candidates, item.answer.steps, strict=True
+        ):
+            ends = row.segments[-1].text_ends
+            assert ends is not None
+            assert ends.tolist() == [*range(1, len(text) + 1), len(text)], "the last token ends the turn"
+            assert list(steps) == of_parts(text)
+    (tmp_path / "killed").mkdir()
+    arm: Callable[[], None] = lambda: kill_at(Ledger, "take_feedback", 2)  # noqa: E731
+    assert_a_kill_changes_nothing(config, config.with_suffix(""), tmp_path / "killed", arm)
+
+
+def test_a_reward_that_begins_to_give_steps_between_two_lives(bench: Bench, tmp_path: Path) -> None:
+    """A round that was sampled before has no ends of its text. Its reward arrives at the last token."""
+    code = (HERE / "stepwise.py").read_text(encoding="utf-8")
+    reward = tmp_path / "reward.py"
+    reward.write_text(code.replace("parts.gives_steps", "parts.gave").replace("of_parts(t", "worth(t"))
+    config = bench.config(
+        tmp_path / "run.yaml",
+        model={"path": str(bench.folder / "model")},
+        algorithm={"name": f"{HERE}/stepwise.py:ToGo", "prompts": PROMPTS, "samples": SAMPLES},
+        oracle={"name": f"{reward}:parts"},
+        learner={"learning_rate": 3e-3},
+        stop={"max_steps": 3},
+    )
+
+    def die() -> int:
+        kill_at(Store, "add_answers", 4)
+        return oat("train", config)
+
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL
+    reward.write_text(code)
+    assert oat("train", config, "--accept-changed", "reward") == 0
+    steps = straight.recorded_steps(config.with_suffix(""))
+    has_steps = [any(item.answer.steps for item in own) for own in steps]
+    ends = [own[0].group.trajectories[0].segments[-1].text_ends is not None for own in steps]
+    assert (has_steps, ends) == ([False, True, True], [False, False, True])

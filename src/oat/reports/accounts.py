@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 from oat.errors import ConfigError, LedgerError, printable, warn
 from oat.files import replacing, write_atomically
 from oat.ledger.audit import UNREADABLE, contradictions
-from oat.ledger.intents import Intent
+from oat.ledger.intents import Intent, Known, values_of
 from oat.ledger.reader import Reader
 from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
@@ -346,9 +346,22 @@ def _scored(
     responses: list[_Messages], intent: Intent, answer: Answer, label: int | None
 ) -> Iterator[dict[str, Any]]:
     if intent.question.kind == "score":
-        for response, value, mark in zip(responses, answer.values, answer.marks, strict=True):
-            if mark == "ok":
-                yield {"prompt": _prompt(intent), "completion": response, "score": value}
+        for place, (response, known) in enumerate(zip(responses, values_of(answer), strict=True)):
+            if known.mark == "ok":
+                row = {"prompt": _prompt(intent), "completion": response, "score": known.value}
+                yield row | _parts_of_score(known, answer, place)
+
+
+def _parts_of_score(known: Known, answer: Answer, place: int) -> dict[str, Any]:
+    """Return the fields `steps`, `step_unit` and `sources` of a row in the layout "scored"; a field that the
+    answer does not have is left out."""
+    parts: dict[str, Any] = {}
+    if known.steps:
+        parts["steps"] = [{"end": end, "reward": reward} for end, reward in known.steps]
+        parts["step_unit"] = known.step_unit
+    if answer.sources:
+        parts["sources"] = {name: scores[place] for name, scores in answer.sources.items()}
+    return parts
 
 
 def _prompt(intent: Intent) -> _Messages:

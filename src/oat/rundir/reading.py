@@ -28,7 +28,7 @@ Table = Any
 
 _QUESTIONS = """SELECT q.purpose, q.step, q.round, q.occurrence, q.number, q.kind, q.oracle, x.text,
         q.candidates, q.again, a.vals, a.marks, a.label, a.answered_by,
-        a.queries, a.tokens, a.cost, a.seconds, CASE WHEN t.position >= 0 THEN t.step END
+        a.queries, a.tokens, a.cost, a.seconds, a.steps, a.sources, CASE WHEN t.position >= 0 THEN t.step END
     FROM questions q JOIN texts x ON x.hash = q.prompt
     LEFT JOIN answers a ON a.question = q.id LEFT JOIN taken t ON t.question = q.id
     ORDER BY q.id"""
@@ -50,7 +50,19 @@ _SAMPLES = (
 )
 _EVALUATED = ("output", "reference", "generator", "mode", "sample", "value", "mark")
 _ADDRESS = ("purpose", "step", "round", "occurrence", "number", "kind", "oracle")
-_ANSWER = ("values", "marks", "label", "by", "queries", "tokens", "cost", "seconds", "learned")
+_ANSWER = (
+    "values",
+    "marks",
+    "label",
+    "by",
+    "queries",
+    "tokens",
+    "cost",
+    "seconds",
+    "steps",
+    "sources",
+    "learned",
+)
 _ASKED = (*_ADDRESS, "prompt", "reference", "columns", "candidates", *_ANSWER, "again")
 """`_METRICS`, `_SAMPLES`, `_EVALUATED` and `_ASKED` name the columns that the four tables have even without
 rows. The table of evaluations has three more columns, which come first: `step`, and two for the prompt."""
@@ -132,7 +144,11 @@ class LoadedRun:
                 `gold`.
             kind, oracle: `score` or `compare`, and the address of the oracle that was asked.
             prompt, reference, columns, candidates: the question's content; the prompt is a list of messages.
-            values, marks, label, by, queries, tokens, cost, seconds: the answer; all None if there is none.
+            values, marks, label, by, queries, tokens, cost, seconds, steps, sources: the answer; all None if
+                there is none.
+            steps: the rewards of the steps of responses: a list of the unit of their ends, and for each
+                candidate its pairs of an end and a reward; empty without steps.
+            sources: the scores of a mixture's sources, a list for each source by name; empty otherwise.
             learned: the step that learned from the answer, or the evaluation that read it. None if no step
                 has learned from it yet, if it came too late, or if the step failed.
             again: number of times that the question was submitted again after a kill.
@@ -191,7 +207,8 @@ def _question(row: tuple[Any, ...], texts: dict[str, str]) -> dict[str, Any]:
     found = dict(zip((*_ADDRESS, "text", "candidates", "again", *_ANSWER), row, strict=True))
     prompt = json.loads(found.pop("text"))
     answer = {
-        name: None if (text := found[name]) is None else json.loads(text) for name in ("values", "marks")
+        name: None if (text := found[name]) is None else json.loads(text)
+        for name in ("values", "marks", "steps", "sources")
     }
     return {
         **found,

@@ -198,7 +198,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _readable(item: Any) -> dict[str, Any]:
-    prompt = item.group.prompt
+    prompt, answer = item.group.prompt, item.answer
     return {
         "row": prompt.row,
         "prompt": [message.plain for message in prompt.messages],
@@ -211,6 +211,8 @@ def _readable(item: Any) -> dict[str, Any]:
         "values": list(item.answer.values),
         "marks": list(item.answer.marks),
         "label": item.label,
+        **({"steps": list(answer.steps), "step_unit": answer.step_unit} if answer.steps else {}),
+        **({"sources": dict(answer.sources)} if answer.sources else {}),
     }
 
 
