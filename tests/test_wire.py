@@ -99,6 +99,8 @@ def examples():
             types.Feedback(4, (item, unpriced), 9),
             types.Feedback(0, (), 0),
             types.Plan(4, {"sampler": 2}, 4),
+            types.Plan(4, {"sampler": 2}, 4, types.Branching(3, "\n", 8)),
+            types.Branching(3, "\n", 8),
         ],
         types.Requires("compare", frozenset({"sampler", "reference"}), frozenset(), True),
         types.Receipt("sampler", 3, {"lm_head.weight": 2**32 - 1}),

@@ -228,7 +228,10 @@ class Collector:
         return min(ahead, self.max_outstanding)
 
     def _ask(self, step: int, round: int, batch: Sequence[Prompt], plan: Plan) -> None:
-        groups = self.actor.sample(batch, plan.samples, ("train", step, round))
+        address = ("train", step, round)
+        groups = self.actor.sample(batch, plan.samples, address)
+        if plan.branching is not None:
+            groups = self.actor.branch(groups, plan.branching, address)
         keys = [Key("train", step, round, prompt.occurrence) for prompt in batch]
         scores = self.actor.score(groups, sorted(self.explorer.needs))
         chosen = self.explorer.choose(groups, keys, scores, self.seeds.at("explore", step, round))

@@ -311,6 +311,12 @@ NAMES = {
         "constant would be as good"
     ),
     "value/mean": "mean value of the critic before the update",
+    "vine/branches": "number of branches with a score that the step has (algorithm.advantage vine)",
+    "vine/steps": "mean number of steps of a response, of which each begins with a state that has a value",
+    "vine/unvalued_frac": (
+        "share of the steps of responses that teach nothing, because no other response of the group has a "
+        "score"
+    ),
     "weights/version": "version of the sampler's weights",
 }
 
@@ -358,6 +364,8 @@ _UNITS = {
         "kto/baseline_rows",
         "buffer/questions",
         "eval/pairs/count",
+        "vine/branches",
+        "vine/steps",
     ),
     "": (
         "kl/coef",

@@ -10,6 +10,7 @@ import torch
 from oat.algorithms.base import Objective
 from oat.types import (
     Batch,
+    Branching,
     Feedback,
     Group,
     IsUsable,
@@ -64,6 +65,16 @@ class Actor(Protocol):
             address: words and numbers from which the random numbers of the call are derived. In training
                 these are the purpose, the step and the round.
             sampling: the settings of sampling; None: those of training.
+        """
+
+    def branch(
+        self, groups: Sequence[Group], branching: Branching, address: Sequence[str | int]
+    ) -> list[Group]:
+        """Return groups with branches after their responses. An actor of recorded responses has no
+        branches.
+
+        Args:
+            address: that with which the groups were sampled.
         """
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:

@@ -100,6 +100,12 @@ CASES = {
         records="",
     ),
     "grpo without ratios": Case("grpo", "FlippedGRPO", "samples: 8, policy_loss: reinforce", records=""),
+    "grpo with vine": Case(
+        "grpo",
+        "FlippedGRPO",
+        "samples: 8, advantage: vine, vine: {branches: 2, delimiter: '1', max_steps: 3}",
+        records="",
+    ),
     **{
         f"grpo with {name}": Case("grpo", "FlippedGRPO", f"samples: 8, advantage: {name}", records="")
         for name in ("batch_norm", "leave_one_out_max", "length_weighted", "best_of_group")

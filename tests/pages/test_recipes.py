@@ -17,7 +17,7 @@ VARIANTS = {"rest_online", "rft_online", "sft_chat_offline"}
 """Further ways to use `sft`."""
 OFFLINE_TOO = {"grpo_offline", "ppo_offline"}
 """Offline recipes of algorithms that divide by the sampling probability."""
-FURTHER = {"dpo_buffer", "dpo_iterative"}
+FURTHER = {"dpo_buffer", "dpo_iterative", "vine_online"}
 """Recipes of features other than an algorithm."""
 RECIPES = sorted((ROOT / "configs" / "cpu").glob("*.yaml"))
 

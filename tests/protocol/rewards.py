@@ -18,6 +18,11 @@ def flat(prompts, completions, **columns):
     return [1.0] * len(completions)
 
 
+def of_first(prompts, completions, **columns):
+    """Score the part of the text before the first digit 3."""
+    return [(sum(map(ord, text.partition("3")[0])) % 11) / 5 - 1 for text in completions]
+
+
 def rarely_endless(prompts, completions, **columns):
     """Score as `graded` does, but give a score that is infinite in float32 to few responses."""
     return [

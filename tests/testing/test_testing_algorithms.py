@@ -100,6 +100,7 @@ def test_ours_pass(name: str) -> None:
         ("sft", {"samples": 4, "threshold": 0.0, "reduction": "prompt"}),
         ("grpo", {"reduction": "token", "kl_coef": 0.1, "epochs": 2, "minibatches": 3}),
         ("grpo", {"kl_coef": 0.1, "kl_target": 1e-3, "kl_horizon": 24}),
+        ("grpo", {"advantage": "vine"}),
     ],
 )
 def test_ours_pass_with_options(name: str, options: dict[str, Any]) -> None:

@@ -271,8 +271,13 @@ def is_even(item: Item) -> bool:
 def response_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the metrics `response/*` of the step's responses, and `lag/versions`. The lag of a token is the
     number of versions between the weights that sampled it and the policy. `lag/versions` is the mean lag of
-    the tokens from the slot `sampler`."""
-    trajectories = [trajectory for item in feedback.asked for trajectory in item.group.trajectories]
+    the tokens from the slot `sampler`. Branches do not count."""
+    trajectories = [
+        trajectory
+        for item in feedback.asked
+        for trajectory in item.group.trajectories
+        if not trajectory.branched_at
+    ]
     if not trajectories:
         return {}
     lengths = [int(trajectory.trained.sum()) for trajectory in trajectories]
@@ -290,14 +295,17 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
 
 def score_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the `reward_metrics` of the step's scores. They include the scores that came with answers about
-    pairs. Of such a pair, one response may lack a score."""
+    pairs. Of such a pair, one response may lack a score. The scores of branches do not count."""
     scores: list[list[float]] = []
     for item in feedback.asked:
         if item.question.kind == "score":
             scores.append(
                 [
                     value if mark == "ok" else math.nan
-                    for value, mark in zip(item.answer.values, item.answer.marks, strict=True)
+                    for pick, value, mark in zip(
+                        item.question.picks, item.answer.values, item.answer.marks, strict=True
+                    )
+                    if not item.group.trajectories[pick].branched_at
                 ]
             )
         elif item.answer.scores:

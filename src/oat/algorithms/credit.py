@@ -37,12 +37,15 @@ class Earned:
             row has no trained token.
         lengths_E: number of trained tokens after the row's reward before, or from its beginning, up to this
             one.
+        values_E: value of the state before each reward's step, NaN where there is none; None except with the
+            estimator `vine`.
     """
 
     rewards_E: torch.Tensor
     row_of_E: torch.Tensor
     token_of_E: torch.Tensor
     lengths_E: torch.Tensor
+    values_E: torch.Tensor | None = None
 
     def last_of_rows(self) -> torch.Tensor:
         """Return the index, among the E rewards, of each row's last one, (N,)."""

@@ -14,6 +14,7 @@ from oat.functional.advantages import (
     leave_one_out_max,
     length_weighted,
 )
+from oat.functional.values import step_advantages
 from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
 
@@ -28,6 +29,9 @@ class Rewards:
         group_of_N: index of each response's group, in [0, num_groups).
         valid_N: False where the reward is missing.
         std_eps: number that is added to a standard deviation before the division, in units of reward.
+        values_N: the value of the state before each reward's step; NaN where there is none. None except with
+            `vine`.
+        row_of_N: index of the response to which each reward belongs; None except with `vine`.
     """
 
     rewards_N: torch.Tensor
@@ -36,6 +40,8 @@ class Rewards:
     num_groups: int
     valid_N: torch.Tensor
     std_eps: float
+    values_N: torch.Tensor | None = None
+    row_of_N: torch.Tensor | None = None
 
 
 Estimator = Callable[[Rewards], torch.Tensor]
@@ -66,6 +72,12 @@ def _length_weighted(given: Rewards) -> torch.Tensor:
     return length_weighted(*place, valid_N=given.valid_N)
 
 
+def _vine(given: Rewards) -> torch.Tensor:
+    assert given.values_N is not None, "with `vine`, each reward has the value before its step"
+    assert given.row_of_N is not None, "with `vine`, each reward belongs to a response"
+    return step_advantages(given.rewards_N, given.values_N, given.row_of_N).nan_to_num(0.0)
+
+
 ESTIMATORS: Mapping[str, Estimator] = {
     "none": _none,
     "group_mean": lambda given: _group(given, normalise=False),
@@ -75,6 +87,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "leave_one_out_max": _plain(leave_one_out_max),
     "length_weighted": _length_weighted,
     "best_of_group": _plain(best_of_group),
+    "vine": _vine,
 }
 """The estimator of each name that `algorithm.advantage` may have."""
 

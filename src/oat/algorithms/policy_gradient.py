@@ -30,6 +30,7 @@ from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_valu
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
+from oat.algorithms.vine import are_responses, earned_by_steps
 from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
 from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
@@ -82,6 +83,12 @@ class PolicyGradient(Objective):
             f"{run.max_new_tokens} tokens; lower it",
         )
         yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
+        what = "recorded responses" if run.has_recorded else "episodes with an environment"
+        yield Check(
+            "algorithm.advantage",
+            config.branches and (run.has_recorded or run.has_environment),
+            f"vine samples again from within responses, which {what} do not allow; choose another",
+        )
 
     def chosen_estimator(self) -> Estimator:
         return find_estimator(self.config.advantage)
@@ -97,24 +104,24 @@ class PolicyGradient(Objective):
         scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
         if self._is_whole_step or not scored.rows:
             return bool(scored.rows)
-        learned_N = self.shaping.learned(scored)
-        rewards, _ = self._rewards(scored, learns=False)
+        scored, rewards, _ = self._rewards(scored, learns=False)
         advantages_E = self.estimated(scored, rewards)
+        learned_N = self.shaping.learned(scored)
         if learned_N is not None:
             advantages_E = advantages_E * learned_N[rewards.row_of_E]
         return bool((advantages_E != 0).any())
 
     def plan(self, step: int) -> Plan:
-        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts)
+        branching = self.config.vine.branching if self.config.branches else None
+        return Plan(self.config.prompts, {"sampler": self.config.samples}, self.config.prompts, branching)
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         scored = self.shaping.considered(scored_rows(feedback))
-        learned_N = self.shaping.learned(scored)
-        num_learned = len(scored.rows) if learned_N is None else int(learned_N.sum())
+        num_learned = self._num_learned(scored)
         metrics: dict[str, float] = {"rows/trained": float(num_learned)}
         columns: dict[str, torch.Tensor] = {}
         if num_learned:
-            rewards, shaped = self._rewards(scored, learns=True)
+            scored, rewards, shaped = self._rewards(scored, learns=True)
             metrics |= shaped
             start = self._start_values(scored, feedback.step, forward)
             metrics |= start.metrics()
@@ -122,7 +129,7 @@ class PolicyGradient(Objective):
             columns |= self._adapted(start, len(scored.rows), metrics)
             columns |= self.advantage_columns(scored, rewards, start, forward, metrics)
             columns |= self._weight_columns(scored, start, columns, generator, metrics)
-            if learned_N is not None:
+            if (learned_N := self.shaping.learned(scored)) is not None:
                 columns["mask_K"] = learned_N[row_index(scored.rows)]
         rows = scored.rows if num_learned else ()
         return Batch(
@@ -208,6 +215,8 @@ class PolicyGradient(Objective):
                 scored.num_groups,
                 torch.ones_like(row_of_E, dtype=torch.bool),
                 self.config.std_eps,
+                rewards.values_E,
+                None if rewards.values_E is None else row_of_E,
             )
         )
         weight = self.config.rewards.flat_group_weight
@@ -230,13 +239,18 @@ class PolicyGradient(Objective):
 
         What the estimator makes of a reward is the reward of the token at which it is earned, a KL penalty
         lowers the rewards of all tokens, and a token's advantage is the discounted sum of the rewards from it
-        on. Then they are whitened.
+        on. Then they are whitened. With the estimator `vine`, all tokens of a step have what it makes of the
+        step, and only penalties are added up.
         """
         advantages_E = self.estimated(scored, rewards)
         if not self._is_per_token:
             return {"advantages_N": self.clipped_advantages(advantages_E)}
-        rewards_K = self.token_rewards(rewards, start, advantages_E)
-        returns_K = self.returns(scored, rewards_K)
+        if self.config.branches:
+            penalties_K = self.token_rewards(rewards, start, torch.zeros_like(advantages_E))
+            own_K = advantages_E.repeat_interleave(rewards.lengths_E.long())
+            returns_K = own_K + self.returns(scored, penalties_K)
+        else:
+            returns_K = self.returns(scored, self.token_rewards(rewards, start, advantages_E))
         return {"advantages_K": self.clipped_advantages(self.whitened(scored, returns_K))}
 
     def whitened(self, scored: ScoredRows, advantages_K: torch.Tensor) -> torch.Tensor:
@@ -292,8 +306,17 @@ class PolicyGradient(Objective):
             rewards_K -= self.config.kl_reward_coef * kl_K
         return rewards_K
 
-    def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[Earned, dict[str, float]]:
-        """Return the shaped rewards of the rows, at the places where they are earned, and metrics.
+    def _num_learned(self, scored: ScoredRows) -> int:
+        """Return the number of rows that are learned from."""
+        learned_N = self.shaping.learned(scored)
+        counted_N = torch.ones_like(scored.rewards_N) if learned_N is None else learned_N
+        if self.config.branches:
+            counted_N = counted_N * are_responses(scored)
+        return int(counted_N.sum())
+
+    def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
+        """Return the rows that are trained, their shaped rewards at the places where they are earned, and
+        metrics.
 
         Args:
             learns: True: the running statistics are updated.
@@ -303,9 +326,13 @@ class PolicyGradient(Objective):
         rewards_E, metrics = self.shaping.shaped(
             found.rewards_E, scored, found.last_of_rows(), end_ids=self.end_ids, learns=learns
         )
-        if self.config.rewards != RewardsConfig():
-            metrics["reward/shaped_mean"] = float(found.by_row(rewards_E).mean())
-        return replace(found, rewards_E=rewards_E), metrics
+        found = replace(found, rewards_E=rewards_E)
+        if self.config.branches:
+            scored, found, of_steps = earned_by_steps(scored.with_rewards(rewards_E))
+            metrics |= of_steps
+        if self.config.rewards != RewardsConfig() and len(found.rewards_E):
+            metrics["reward/shaped_mean"] = float(found.by_row(found.rewards_E).mean())
+        return scored, found, metrics
 
     def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> StartValues:
         wants: set[Literal["raw", "entropy", "reference"]] = {"reference"} if self.has_reference else set()
@@ -405,7 +432,8 @@ class PolicyGradient(Objective):
         """True if the tokens of one response may have different advantages, or ones that depend on other
         groups."""
         c = self.config
-        return bool(self._is_whole_step or c.gamma != 1 or c.turn_gamma != 1 or c.credit != "response")
+        is_within_rows = c.gamma != 1 or c.turn_gamma != 1 or c.credit != "response" or c.branches
+        return bool(self._is_whole_step or is_within_rows)
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])

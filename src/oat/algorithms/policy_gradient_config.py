@@ -8,6 +8,7 @@ from oat.algorithms.corrections import CorrectionConfig
 from oat.algorithms.credit import Credit
 from oat.algorithms.shaping import RewardsConfig
 from oat.algorithms.token_choice import EntropyConfig, TokensConfig
+from oat.algorithms.vine import VineConfig
 from oat.errors import ConfigError, did_you_mean
 
 ADVANTAGES = (
@@ -19,6 +20,7 @@ ADVANTAGES = (
     "leave_one_out_max",
     "length_weighted",
     "best_of_group",
+    "vine",
 )
 """Names of the estimators in `estimators.py`."""
 PolicyLoss = Literal["clipped", "reinforce", "gspo", "gspo_token", "cispo", "cpgd", "sapo", "vespo"]
@@ -71,14 +73,18 @@ class PolicyGradientConfig:
     `group_norm`: this, divided by the group's standard deviation. `batch_norm`: this, divided by the standard
     deviation of all rewards of the step. `leave_one_out`: r minus the mean of the others.
     `leave_one_out_max`: r minus the largest of the others. `length_weighted`: r minus the mean weighted by
-    the responses' lengths. `best_of_group`: 1 for the first of the best, 0 for the others. A function of your
-    own is named `path/to/file.py:name` or `package.module:name` (docs/extending.md)."""
+    the responses' lengths. `best_of_group`: 1 for the first of the best, 0 for the others. `vine`: how much
+    each step of a response raises the mean reward of further responses that are sampled from the step's end
+    (docs/algorithms/vine.md). A function of your own is named `path/to/file.py:name` or
+    `package.module:name` (docs/extending.md)."""
     credit: Credit = "response"
     """Where a response's reward is earned. `response`: at its last token. `steps`: at the ends of the steps
     that the oracle rewarded. `turns`: at the ends of the turns that the environment rewarded. With `steps`
     and `turns` the estimator compares single steps or turns with those of the group's other responses."""
     turn_gamma: float = 1.0
     """Discount per turn: a token's advantage counts a reward n turns later turn_gamma^n times."""
+    vine: VineConfig = field(default_factory=VineConfig)
+    """The branches of `advantage: vine`."""
     std_eps: float = 1e-4
     """Number that is added to the standard deviation by which `group_norm` and `batch_norm` divide."""
     kl_reward_coef: float = 0.0
@@ -154,6 +160,11 @@ class PolicyGradientConfig:
         """True if a response's advantage depends on the other rewards of its group."""
         return self.advantage != "none"
 
+    @property
+    def branches(self) -> bool:
+        """True if further responses are sampled from within responses."""
+        return self.advantage == "vine"
+
     def __post_init__(self) -> None:
         self._check_advantage()
         self._check_samples()
@@ -198,6 +209,9 @@ class PolicyGradientConfig:
     def _check_read(self) -> None:
         """Check that the chosen estimator and the chosen loss read the settings that were changed."""
         readers = {
+            "credit": (not self.branches, "advantage"),
+            "gamma": (not self.branches, "advantage"),
+            "turn_gamma": (not self.branches, "advantage"),
             "std_eps": (self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage, "advantage"),
             "clip_low": (self.policy_loss not in _WITHOUT_CLIP, "policy_loss"),
             "clip_high": (self.policy_loss not in _WITHOUT_CLIP, "policy_loss"),
@@ -232,6 +246,16 @@ class PolicyGradientConfig:
             raise ConfigError(
                 "algorithm.kl_unbiased is true, and k2 is no estimator of the KL itself; set "
                 "algorithm.kl_estimator to k1 or k3"
+            )
+        if self.branches and self.rewards.whiten:
+            raise ConfigError(
+                "algorithm.rewards.whiten is true, and with algorithm.advantage vine the advantages of steps "
+                "are no sums of rewards of tokens; set algorithm.whiten instead"
+            )
+        if not self.branches and self.vine != VineConfig():
+            raise ConfigError(
+                f"algorithm.vine is set, and nothing reads it with algorithm.advantage {self.advantage}; "
+                "remove it"
             )
         if self.old_from == "sampler" and self.correction.form != "none":
             raise ConfigError(

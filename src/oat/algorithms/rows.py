@@ -39,8 +39,9 @@ class ScoredRows:
 
     @property
     def lengths_N(self) -> torch.Tensor:
-        """Number of trained tokens of each row, (N,)."""
-        return torch.tensor([float(row.trained.sum()) for row in self.rows], dtype=self.rewards_N.dtype)
+        """Number of trained tokens of each row, (N,). A branch counts the tokens that it begins with too."""
+        lengths = [float(row.trained.sum()) + row.branched_at for row in self.rows]
+        return torch.tensor(lengths, dtype=self.rewards_N.dtype)
 
     def only(self, kept_N: torch.Tensor) -> "ScoredRows":
         """Return the rows where `kept_N` is True, in their order. Groups are numbered from 0 again; a group

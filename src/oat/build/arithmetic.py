@@ -13,7 +13,7 @@ from oat.errors import many
 from oat.loop import Run
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.preferences import Preferences
-from oat.types import Price
+from oat.types import Plan, Price
 
 Lines = Iterator[tuple[str, str]]
 """Lines of the table that `oat check` prints, as pairs (name, text). A line with the name "" continues the
@@ -27,13 +27,15 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
     plan = run.plans(0)
     recorded = bool(config.prompts.responses)
     samples = _samples(resolved, run)
-    responses, queries = plan.prompts * samples, plan.questions * _price(resolved, run_inputs, samples)
+    responses = plan.prompts * samples
+    queries = plan.questions * _price(resolved, run_inputs, _candidates(resolved, run))
     of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
     yield (
         "a step",
         f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
     )
+    yield from _branch_lines(plan)
     if (rounds := resolved.most_rounds) > 1:
         yield (
             "",
@@ -64,6 +66,17 @@ def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
         yield "a buffer", _buffered(resolved, buffer)
 
 
+def _branch_lines(plan: Plan) -> Lines:
+    if (b := plan.branching) is None:
+        return
+    total = plan.prompts * (plan.most_candidates - plan.responses)
+    yield (
+        "",
+        f"further {many(b.branches, 'branch')} from the beginning of each step of a response but the first, "
+        f"of at most {b.max_steps}: at most {many(total, 'branch')}, which are scored like responses",
+    )
+
+
 @dataclass(frozen=True)
 class Begun:
     """The steps that a run has done. For a fork that is still to be made: the steps that the original run had
@@ -91,7 +104,7 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
     left = None if last is None else max(0, last - begun.steps)
     for costs in lines_of_costs(resolved, run_inputs, dearest, questions, left):
         yield "cost", costs
-    queries = questions * _price(resolved, run_inputs, _samples(resolved, run))
+    queries = questions * _price(resolved, run_inputs, _candidates(resolved, run))
     yield (
         "the run",
         _over(resolved, run, run_inputs, begun)
@@ -250,7 +263,7 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
     prompts = many(run_inputs.held_out.size, "prompt")
     plan, is_pair = run.plans(0), resolved.requires.feedback == "compare"
     questions = resolved.most_rounds * plan.questions
-    online = questions * (2 if is_pair else sum(plan.samples.values())) if e.online else 0
+    online = questions * (2 if is_pair else plan.responses) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
     for purpose, (address, _) in run_inputs.evaluation_oracles.items():
@@ -304,8 +317,13 @@ def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
 
 
 def _samples(resolved: Resolved, run: Run) -> int:
-    """Return the number of responses per prompt."""
-    return len(resolved.config.prompts.responses) or sum(run.plans(0).samples.values())
+    """Return the number of responses per prompt, without branches."""
+    return len(resolved.config.prompts.responses) or run.plans(0).responses
+
+
+def _candidates(resolved: Resolved, run: Run) -> int:
+    """Return the largest number of responses per prompt, with branches."""
+    return len(resolved.config.prompts.responses) or run.plans(0).most_candidates
 
 
 def _queries(count: int) -> str:

@@ -32,7 +32,7 @@ def run_engine(
     threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
     engine = make_engine(load_slots(resolved, lms, seeds, load), renderer, options, threads)
     if threads is None and compute.profile == "cpu" and lms["policy"].has_weights:
-        engine.choose_threads(max(1, resolved.plan.prompts * sum(resolved.plan.samples.values())))
+        engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine
 
 

@@ -188,7 +188,7 @@ def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, _Loa
 
     loads = {}
     if not config.prompts.responses:
-        loads["sampling"] = load(plan.prompts, sum(plan.samples.values()), lengths.prompt)
+        loads["sampling"] = load(plan.prompts, plan.most_candidates, lengths.prompt)
     if config.answering is not None and lengths.held_out:
         samples = max(config.answering.samples, 1)
         loads["evaluation"] = load(lengths.held_out, samples, lengths.held_out_prompt)
@@ -275,7 +275,7 @@ def _rows(sampling: Sampling, plan: Plan, lm: CausalLM, lengths: Lengths, questi
     the rows have a temperature of 0.5 instead, which takes as much memory.
     """
     width = longest_sequence(lm, lengths.prompt, sampling.max_new_tokens)
-    samples = sum(plan.samples.values())
+    samples = plan.responses
     drawn = replace(sampling, temperature=0.5) if sampling.keep_sets else sampling
     return [
         row_of(width, width - lengths.prompt, number // samples, drawn, sample=number % samples)

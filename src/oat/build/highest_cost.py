@@ -16,7 +16,7 @@ import numpy as np
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, recorded_actor
 from oat.config.load import where
-from oat.errors import ConfigError, warn
+from oat.errors import ConfigError, many, warn
 from oat.oracles.builtin import BUILTIN
 from oat.text.renderer import Renderer
 from oat.types import Key, Price, Prompt, Question
@@ -47,9 +47,7 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
         return Price()
     name, oracle = run_inputs.training_oracle
     kind = resolved.requires.feedback
-    samples = len(config.prompts.responses) or (
-        2 if kind == "compare" else sum(resolved.plan.samples.values())
-    )
+    samples = len(config.prompts.responses) or (2 if kind == "compare" else resolved.plan.most_candidates)
     blank = Question(Key("train", 0, 0, 0), kind, (), ("",) * samples, tuple(range(samples)), oracle=name)
     if not oracle.names_price:
         return oracle.price(blank)
@@ -95,8 +93,8 @@ def lines_of_costs(
 
 def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> None:
     """Refuse the run if the budget of training is smaller than the highest cost of one question or, with
-    `sampling.refill_rounds`, of one step in all of its rounds. Otherwise warn if the budget is smaller than
-    the highest cost of a step.
+    `sampling.refill_rounds` or branches, of one step in all of its rounds. Otherwise warn if the budget is
+    smaller than the highest cost of a step.
 
     Args:
         one: the highest cost of a question, as `dearest_question` returns it.
@@ -105,7 +103,7 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
     Raises:
         ConfigError: the budget is too small, and the run has not begun.
     """
-    budget, rounds = resolved.budgets["train"], resolved.most_rounds
+    budget, rounds, branching = resolved.budgets["train"], resolved.most_rounds, resolved.plan.branching
     questions = resolved.widened.questions * rounds
     alone = {
         "queries": Budget(queries=budget.queries),
@@ -118,7 +116,7 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
         field = f"stop.max_{unit}"
         if each.allows(_times(one, questions)):
             continue
-        if each.allows(one) and rounds == 1:
+        if each.allows(one) and rounds == 1 and branching is None:
             waves = ", so its questions are asked in waves (docs/ledger.md)" if budget.is_known_late else ""
             warn(
                 f"{field} is {limit:g}, and a step of {questions} questions can cost "
@@ -129,21 +127,29 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
         if each.allows(one):
             what = (
                 f"{field} is {limit:g}, and one step can cost {questions * most:,.6g}, with {questions} "
-                f"questions in {rounds} rounds"
+                f"questions in {many(rounds, 'round')}"
             )
-            remedy = "raise it, or lower sampling.refill_rounds"
+            fewer = [] if rounds == 1 else ["sampling.refill_rounds"]
+            remedy = f"raise it, or lower {' or '.join([*fewer, *_of_branches(resolved)])}"
         else:
             what = (
                 f"{field} is {limit:g}, and one question can cost {most:,.6g} ({resolved.config.oracle.name} "
                 f"{_in_words(one)}), so that it might not be asked"
             )
+            lower = ", ".join([*_of_branches(resolved), "sampling.max_new_tokens"])
             remedy = (
-                "raise it, or lower what a question can cost: sampling.max_new_tokens, or the oracle's "
-                "options (of a judge `tries` and `orders`)"
+                f"raise it, or lower what a question can cost: {lower}, or the oracle's options (of a judge "
+                "`tries` and `orders`)"
             )
         if not is_begun:
             raise ConfigError(f"{place}: {what}; {remedy}")
         warn(what)
+
+
+def _of_branches(resolved: Resolved) -> list[str]:
+    """Return the settings that lower the number of branches; none if the run has no branches."""
+    names = ("samples", "vine.branches", "vine.max_steps")
+    return [f"algorithm.{name}" for name in names] if resolved.plan.branching is not None else []
 
 
 def longest_responses(renderer: Renderer, size: int) -> list[str]:

@@ -122,7 +122,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
             other = outline_of(lms[name], config.compute.profile)
             weights += other.weights
             a_token += other.a_token
-    rows = most_questions(config, plan) * max(sum(plan.samples.values()), len(config.prompts.responses))
+    rows = most_questions(config, plan) * max(plan.most_candidates, len(config.prompts.responses))
     evaluated = lengths.held_out * max(config.answering.samples, 1) if config.answering else 0
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
     recorded = (policy.context_length or width) if config.prompts.responses else 0

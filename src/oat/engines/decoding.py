@@ -423,9 +423,12 @@ class Decoding:
         ]
 
     def _shows_stop(self, row: int) -> bool:
-        stop, made = self._requests[row].sampling.stop, self._made_N[row]
+        request, made = self._requests[row], self._made_N[row]
+        stop = request.sampling.stop
         most_tokens = max(len(text.encode()) for text in stop) + _STOP_MARGIN
-        tail = self._decode(self._ids_NT[row, max(made + 1 - most_tokens, 0) : made + 1].tolist())
+        newest = self._ids_NT[row, max(made + 1 - most_tokens, 0) : made + 1].tolist()
+        before = min(request.begun, most_tokens - len(newest))
+        tail = self._decode([*request.ids[len(request.ids) - before :].tolist(), *newest])
         return any(text in tail for text in stop)
 
     def _advance(self, ids_R: Tensor) -> None:

@@ -453,8 +453,10 @@ class Evaluation:
 
 def learned_from(feedback: Feedback) -> list[Mode]:
     """Return a list of one `Mode`, "online", with the responses that a step's questions were about. Each
-    group is cut to the size of the smallest group. The list is empty if the step took no feedback."""
-    responses = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.asked]
+    group is cut to the size of the smallest group. Branches are left out. The list is empty if the step took
+    no feedback."""
+    rows_of = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.asked]
+    responses = [[row for row in rows if not row.branched_at] for rows in rows_of]
     size = min(map(len, responses), default=0)
     groups = [
         Group(replace(item.group.prompt, occurrence=place), tuple(own[:size]))

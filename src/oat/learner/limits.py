@@ -107,7 +107,7 @@ def measure_tokens(
     contexts = [model.lm.context_length for model in learner.models.values() if hasattr(model, "lm")]
     width = min([width, *(context for context in contexts if context is not None)])
     trained = min(response, width - 1)
-    step = plan.prompts * sum(plan.samples.values())
+    step = plan.prompts * plan.responses
     most_rows = max(1, min(step, limits.rows or step))
     budget = int(limits.memory_gb * GB) - _held(learner)
     most_kept = sampling.most_kept(num_tokens)

@@ -10,11 +10,13 @@ import numpy as np
 from oat.engines.base import Engine
 from oat.environments.base import Turn
 from oat.environments.batched import BatchedEnvironment
+from oat.rollout.branching import branch, states_of
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import (
     ENSEMBLE,
+    Branching,
     Completion,
     FinishReason,
     Group,
@@ -157,6 +159,42 @@ class Actor:
         return [
             Group(prompt, tuple(trajectories)) for prompt, trajectories in zip(prompts, groups, strict=True)
         ]
+
+    def branch(
+        self, groups: Sequence[Group], branching: Branching, address: Sequence[str | int]
+    ) -> list[Group]:
+        """Return sampled groups with their branches, which follow the responses in each group.
+
+        A branch has the settings of training, and at most as many tokens, together with its beginning, as any
+        response.
+
+        Args:
+            groups: groups whose responses have one turn, and come from the slot `sampler`.
+            address: that of `sample`.
+        """
+        states = states_of(groups, branching, self.renderer)
+        parents = [groups[state.group].trajectories[state.sample] for state in states]
+        shorter = {
+            size: replace(self.sampling, max_new_tokens=self.sampling.max_new_tokens - size)
+            for size in {state.size for state in states}
+        }
+        requests: list[Request] = []
+        for state, parent in zip(states, parents, strict=True):
+            occurrence = groups[state.group].prompt.occurrence
+            place = (*address, "branch", parent.slot, occurrence, state.sample, state.size)
+            start = parent.ids[: len(parent.segments[0].ids) + state.size]
+            requests += [
+                Request(start, shorter[state.size], self.seeds.key(*place, number), begun=state.size)
+                for number in range(branching.branches)
+            ]
+        made: dict[int, Trajectory] = {}
+        for completion in self.engine.generate(requests, "sampler") if requests else ():
+            number = completion.index // branching.branches
+            made[completion.index] = branch(parents[number], states[number].size, completion, self.renderer)
+        found = [list(group.trajectories) for group in groups]
+        for index in range(len(requests)):
+            found[states[index // branching.branches].group].append(made[index])
+        return [replace(group, trajectories=tuple(rows)) for group, rows in zip(groups, found, strict=True)]
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """Return the scores that an explorer needs, by name: for each name one float32 array per group.

@@ -13,7 +13,7 @@ from oat.data.fit import Fit, RecordedSequence
 from oat.data.formats import scores_of
 from oat.errors import DataError
 from oat.text.text_ends import moved_ends
-from oat.types import Group, Prompt, Sampling, Segment, Trajectory, Work
+from oat.types import Branching, Group, Prompt, Sampling, Segment, Trajectory, Work
 
 
 class RecordedActor:
@@ -56,6 +56,11 @@ class RecordedActor:
         """Return one group for each prompt, with its recorded responses in the order of `columns`. Ignore
         `samples`, `address` and `sampling`."""
         return [Group(prompt, self._responses(prompt)) for prompt in prompts]
+
+    def branch(
+        self, groups: Sequence[Group], branching: Branching, address: Sequence[str | int]
+    ) -> list[Group]:
+        raise AssertionError("the algorithm refuses recorded responses if it branches")
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         assert not needs, "build/cross_checks refuses an explorer that needs scores of recorded responses"

@@ -43,6 +43,8 @@ From prompts to answers:
     trajectory      a prompt and one response as token ids, sampled or recorded, never padded
     episode         a conversation of several turns with an environment; one trajectory
     segment         a run of a trajectory's tokens by one author: the model, or the context that it reads
+    branch          a trajectory that begins with the tokens of another response of its group and goes on by
+                    itself; it is scored like the others and never trained
     group           a prompt with its trajectories; it stays together from the actor to the loss
     round           the prompts that a step takes at a time; their questions are recorded in one transaction
     candidate       a response that a question is about
@@ -86,7 +88,7 @@ From feedback to weights:
 """
 
 from oat.types.conversation import Message, Prompt
-from oat.types.learning import Batch, Loss, Per, Plan, Receipt, Requires
+from oat.types.learning import Batch, Branching, Loss, Per, Plan, Receipt, Requires
 from oat.types.questions import (
     ENSEMBLE,
     UNASKED,
@@ -122,6 +124,7 @@ __all__ = [
     "UNASKED",
     "Answer",
     "Batch",
+    "Branching",
     "Completion",
     "Feedback",
     "FinishReason",

@@ -15,6 +15,25 @@ Per = Literal["token", "sequence", "sequence_sum", "prompt", "constant", "pair",
 
 
 @dataclass(frozen=True)
+class Branching:
+    """How the responses of a group are sampled again from within (branches; `Trajectory.branched_at`).
+
+    A response is cut into steps, each of which ends with `delimiter`. The beginning of each step but the
+    first is a state, from which branches are sampled. A state that several responses of a group share is
+    sampled from once.
+
+    Attributes:
+        branches: number of branches from each state.
+        delimiter: the string at whose end a step ends.
+        max_steps: largest number of steps of a response; the last one has all that is left.
+    """
+
+    branches: int
+    delimiter: str
+    max_steps: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of one step.
 
@@ -22,11 +41,24 @@ class Plan:
         prompts: number of prompts in a round.
         samples: number of responses per prompt, by the slot that samples them, such as {"sampler": 8}.
         questions: number of questions that the step learns from.
+        branching: how branches are added to each group; None: there are none.
     """
 
     prompts: int
     samples: dict[str, int]
     questions: int
+    branching: Branching | None = None
+
+    @property
+    def responses(self) -> int:
+        """Number of responses per prompt, without branches."""
+        return sum(self.samples.values())
+
+    @property
+    def most_candidates(self) -> int:
+        """Largest number of trajectories of a group: responses and branches."""
+        b = self.branching
+        return self.responses * (1 if b is None else 1 + b.branches * (b.max_steps - 1))
 
 
 @dataclass(frozen=True)

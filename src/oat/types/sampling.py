@@ -94,12 +94,15 @@ class Request:
         key: 64-bit key of the random numbers for this response, from `Seeds.key`.
         keeps: True if a later request with this key may go on with these ids and the response, as the next
             turn of an episode. The engine may then keep their keys and values (`Engine.release`).
+        begun: number of ids at the end of `ids` that are the beginning of the response. A stop string may
+            begin within them.
     """
 
     ids: np.ndarray
     sampling: Sampling
     key: int
     keeps: bool = False
+    begun: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +219,13 @@ class Trajectory:
             if self.segments
             else _NOTHING
         )
+
+    @property
+    def branched_at(self) -> int:
+        """Number of tokens of the response that are those of another response of the group, from which this
+        one branches (`Plan.branching`); they may not be trained. 0 if this trajectory is no branch."""
+        mask = self.segments[1].mask if len(self.segments) == 2 else None
+        return 0 if mask is None else int(np.logical_and.accumulate(~mask).sum())
 
     @cached_property
     def trained(self) -> np.ndarray:

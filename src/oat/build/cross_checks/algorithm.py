@@ -18,7 +18,7 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
     config, step = resolved.config, resolved.step
     recorded = len(config.prompts.responses)
     is_compared = resolved.requires.feedback == "compare"
-    rows = recorded or sum(resolved.widened.samples.values())
+    rows = recorded or resolved.widened.responses
     is_ours = ":" not in config.algorithm.name
     units = resolved.widened.questions * (1 if is_compared else rows) if is_ours else math.inf
     for name in ("prompts", "epochs", "minibatches"):

@@ -75,6 +75,12 @@ def suits_explorer(resolved: Resolved) -> Iterator[Check]:
         f"it wants {dict(widened)} responses a prompt instead of {dict(planned)}, and there are those of "
         "prompts.responses alone; let its widen leave samples as they are, or remove one of the two",
     )
+    yield Check(
+        "explorer.name",
+        config.explorer.name != "none" and resolved.plan.branching is not None,
+        "algorithm.advantage vine needs the scores of all responses and branches, and an explorer leaves "
+        "some out; remove the explorer",
+    )
     is_one_response = len(requires.slots) == 1 and (sampling.temperature == 0 or sampling.top_k == 1)
     yield Check(
         "sampling.temperature",
