@@ -268,7 +268,7 @@ def test_settings_that_are_wrong(section: dict[str, Any], words: str) -> None:
 def test_a_penalty_for_length_that_no_response_reaches_is_refused() -> None:
     section = {"overlong_penalty": 1.0, "overlong_from": 64, "overlong_to": 80}
     config = made("rloo", rewards=section).config
-    facts = RunFacts("cpu", 64, True, False, False, False, False)
+    facts = RunFacts("cpu", 64, True, False, 0, False, False, False)
     wrong = [check for check in type(made("rloo")).checks(config, facts) if check.is_wrong]
     assert [check.field for check in wrong] == ["algorithm.rewards"]
 
