@@ -121,6 +121,17 @@ UPDATED: dict[str, tuple[str, dict[str, Any]]] = {
             "oracle.name": "graded",
         },
     ),
+    "ppo": (
+        "ppo",
+        {
+            **PASSES,
+            "algorithm.samples": 2,
+            "algorithm.target_kl": 0.01,
+            "learner.critic_only_steps": 2,
+            "learner.learning_rate": 0.02,
+            "oracle.name": "graded",
+        },
+    ),
     "dpo": (
         "dpo",
         {
@@ -135,7 +146,7 @@ UPDATED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SERIES = REFILLED | UPDATED
-SAMPLES = {"waves": 0, "grpo": 3}
+SAMPLES = {"waves": 0, "ppo": 3}
 """The kills that `make test` makes, by series."""
 
 Watch = Callable[[Callable[[bool], None]], None]

@@ -167,6 +167,10 @@ CASES = {
     "further rounds": Case(
         {"sampling": {"refill_rounds": 8}, "oracle": {"name": f"{HERE}/rewards.py:coarse"}}
     ),
+    "a critic that learns first": Case(
+        {"algorithm": {"name": "ppo", "target_kl": 0.1}, "learner": {"critic_only_steps": 1}},
+        (0, *(PLANNED,) * (STEPS - 1)),
+    ),
     "gradient checkpointing": Case({"learner": {"gradient_checkpointing": True}}),
     "an adapter": Case({"model": {"lora": {"rank": 2, "targets": ["q_proj", "lm_head"]}}}),
     "a reference that follows": Case(
