@@ -25,8 +25,8 @@ names of TRL, or of the predecessor (the dormant package `oat-llm`).
 
 Two equal runs have the same numbers in their rows, even if one of them was killed and continued, except for
 the metrics in the list below. These depend on clocks, on machines, or on what a process has asked since it
-began. For example, a continued run has no `oracle/source/...` until it has asked a round itself. The command
-`oat digest` leaves these metrics out:
+began. (`oracle/source/...` did so in earlier versions only.) The command `oat digest` leaves these metrics
+out:
 
 {_CHANGING}
 

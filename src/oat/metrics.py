@@ -198,8 +198,8 @@ NAMES = {
     "oracle/reasked": "questions asked again after a restart, so far in the run",
     "oracle/retries": "tries of an oracle over HTTP that were repeated, so far in this process",
     "oracle/source/label": (
-        "mean score, before any weight, from the mixture's source with this label, in the newest round of "
-        "training that asked it"
+        "mean of the scores that the mixture's source with this label gave to the step's questions, before "
+        "any weight and normalisation"
     ),
     "pairs/accuracy": (
         "share of pairs in which the chosen response has the higher reward, implicit or of a reward model"
@@ -395,7 +395,7 @@ UNREPEATABLE = (
     "oracle/source/",
 )
 """Beginnings of the names of metrics that depend on clocks, machines or restarts. Digests leave these metrics
-out."""
+out. In rows of earlier versions, `oracle/source/` depended on restarts."""
 
 
 def listed(name: str) -> str:

@@ -174,24 +174,20 @@ def test_a_round_is_answered_whole(code: str) -> None:
     assert (found[tickets[2]].queries, found[tickets[2]].tokens, found[tickets[2]].cost) == (4, 7, 0.5)
 
 
-def test_the_mean_of_each_source_is_seen(code: str) -> None:
-    """The metric of a source is the mean of its raw scores, without weight and scale, over the newest
-    training round that asked it."""
+def test_the_scores_of_each_source_are_kept(code: str) -> None:
+    """The answer has the raw scores of the sources that were asked, without weight and scale."""
     mixture = Mixture(
         [
             {"name": f"{code}:length", "weight": 0.5, "normalise": "batch", "label": "size"},
             {"name": f"{code}:letters", "label": "a"},
-        ]
+        ],
+        by="kind",
+        recipe={"long": ["size"], "default": ["size", "a"]},
     )
-    ask(mixture, question(0, "skip", "aab"), question(1, "b"))
-    assert mixture.metrics == {
-        "oracle/source/size": pytest.approx(8 / 3),
-        "oracle/source/a": pytest.approx(10.0),
-    }
-    ask(mixture, question(0, "skip", round=1))
-    assert mixture.metrics == {"oracle/source/size": 4.0, "oracle/source/a": pytest.approx(10.0)}
-    ask(mixture, question(0, "aaaaaa", purpose="eval"))
-    assert mixture.metrics["oracle/source/size"] == 4.0
+    first, second = ask(mixture, question(0, "skip", "aab", kind="other"), question(1, "b", kind="long"))
+    assert first.sources == {"size": (4.0, 3.0), "a": (None, 20.0)}
+    assert second.sources == {"size": (1.0,)}
+    assert mixture.metrics == {}
 
 
 @pytest.mark.parametrize(

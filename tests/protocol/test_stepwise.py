@@ -169,6 +169,21 @@ def credited(item: Item, place: int) -> list[tuple[int, float]]:
     return [(int(np.flatnonzero(is_character)[end - 1]), reward) for end, reward in steps]
 
 
+@pytest.mark.parametrize("config", ["mixture"], indirect=True)
+def test_the_mean_of_each_source_is_in_every_row(run: Path, tmp_path: Path, config: Path) -> None:
+    """The metric follows from recorded answers, so a run that goes on after a kill has it too."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row, own in zip(rows[1:], straight.recorded_steps(run), strict=True):
+        for label in ("parts", "graded"):
+            scores = [s for item in own for s in item.answer.sources[label] if s is not None]
+            assert row[f"oracle/source/{label}"] == pytest.approx(sum(scores) / len(scores), abs=1e-9)
+    arm: Callable[[], None] = lambda: kill_at(Ledger, "take_feedback", 3, after=True)  # noqa: E731
+    assert_a_kill_changes_nothing(config, run, tmp_path, arm)
+    again = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    named = [{name: value for name, value in row.items() if "source" in name} for row in (*rows, *again)]
+    assert named[: len(rows)] == named[len(rows) :]
+
+
 @pytest.mark.parametrize("config", ["characters"], indirect=True)
 @pytest.mark.parametrize(
     "arm",

@@ -227,7 +227,8 @@ def step_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the metrics that do not depend on the algorithm. They describe the answers, responses and scores
     of the step's own questions, also of those that were thrown away. Questions of earlier steps (the
     replay buffer) do not count. `oracle/queries` and `oracle/cost` are totals over all steps so far."""
-    return {**answer_metrics(feedback), **response_metrics(feedback), **score_metrics(feedback)}
+    scores = {**score_metrics(feedback), **source_metrics(feedback)}
+    return {**answer_metrics(feedback), **response_metrics(feedback), **scores}
 
 
 def refill_metrics(feedback: Feedback, is_usable: IsUsable) -> dict[str, float]:
@@ -313,6 +314,16 @@ def score_metrics(feedback: Feedback) -> dict[str, float]:
     scores_N = torch.tensor([score for own in scores for score in own], dtype=torch.float32)
     group_of_N = torch.tensor([number for number, own in enumerate(scores) for _ in own], dtype=torch.long)
     return reward_metrics(scores_N, group_of_N, ~scores_N.isnan())
+
+
+def source_metrics(feedback: Feedback) -> dict[str, float]:
+    """Return the mean of the scores that each source of a mixture gave in the step, `oracle/source/LABEL`,
+    before any weight and normalisation."""
+    given: dict[str, list[float]] = {}
+    for item in feedback.asked:
+        for label, scores in item.answer.sources.items():
+            given.setdefault(label, []).extend(score for score in scores if score is not None)
+    return {f"oracle/source/{label}": float(np.mean(scores)) for label, scores in given.items() if scores}
 
 
 def reward_metrics(

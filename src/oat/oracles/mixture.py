@@ -167,7 +167,6 @@ class Mixture(Oracle):
         self._rounds: list[_Round] = []
         self._open: dict[str, dict[str, tuple[_Round, str]]] = {label: {} for label in self._sources}
         self._ready: dict[str, Answer] = {}
-        self._means: dict[str, float] = {}
 
     @property
     def names_price(self) -> bool:
@@ -176,16 +175,13 @@ class Mixture(Oracle):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of all sources, and the mean score of each source (`oracle/source/LABEL`).
-
-        If several sources report a metric of the same name, the first source's value is used. A mean score is
-        not normalised. It is over the newest round or wave of training in which the source gave scores.
-        """
+        """The metrics of all sources. If several sources report a metric of the same name, the first source's
+        value is used."""
         return {
             name: value
             for source in [*self._sources.values()][::-1]
             for name, value in source.oracle.metrics.items()
-        } | self._means
+        }
 
     def check_columns(self, columns: Collection[str], has_reference: bool) -> None:
         """Check that the data have the column that `by` names, and the columns that the sources read.
@@ -246,7 +242,6 @@ class Mixture(Oracle):
                 )
             for each in [each for each in self._rounds if not each.open]:
                 self._rounds.remove(each)
-                self._note_means(each)
                 self._ready.update(self._mixed(each))
             if time.monotonic() >= end:
                 break
@@ -277,23 +272,6 @@ class Mixture(Oracle):
                 answer, "score", about.size, label, f"question {own}", unit=unit, about=about
             )
             mine.open -= 1
-
-    def _note_means(self, round: _Round) -> None:
-        """If the round is one of training, keep the mean score of each source, for `metrics`."""
-        for label in self._sources:
-            answers = [
-                said[label]
-                for key, said in round.said.items()
-                if label in said and round.questions[key].key.purpose == "train"
-            ]
-            values = [
-                value
-                for answer in answers
-                for value, mark in zip(answer.values, answer.marks, strict=True)
-                if mark == "ok"
-            ]
-            if values:
-                self._means[f"oracle/source/{label}"] = statistics.fmean(values)
 
     def _chosen(self, question: Question) -> dict[str, float]:
         """Return the labels of the sources that are asked about a question, each with its weight. If `by` is
