@@ -51,6 +51,26 @@ class Earned:
         """Return the index, among the E rewards, of each row's last one, (N,)."""
         return self.row_of_E.bincount().cumsum(0) - 1
 
+    def only(self, kept_N: torch.Tensor, lengths_N: torch.Tensor) -> "Earned":
+        """Return the rewards of the rows where `kept_N` is True. Rows and tokens are numbered from 0 again.
+
+        Args:
+            lengths_N: (N,) number of trained tokens of each row.
+        """
+        kept_E = kept_N[self.row_of_E]
+        row_of_N = kept_N.cumsum(0) - 1
+        token_of_K = kept_N.repeat_interleave(lengths_N).cumsum(0) - 1
+        tokens_E = self.token_of_E[kept_E]
+        has_token_E = tokens_E >= 0
+        tokens_E[has_token_E] = token_of_K[tokens_E[has_token_E]]
+        return Earned(
+            self.rewards_E[kept_E],
+            row_of_N[self.row_of_E[kept_E]],
+            tokens_E,
+            self.lengths_E[kept_E],
+            None if self.values_E is None else self.values_E[kept_E],
+        )
+
     def by_row(self, rewards_E: torch.Tensor) -> torch.Tensor:
         """Return the sum of rewards of each row, (N,)."""
         return torch.zeros(len(self.last_of_rows())).index_add(0, self.row_of_E, rewards_E)

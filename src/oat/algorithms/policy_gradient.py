@@ -30,7 +30,7 @@ from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_valu
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
-from oat.algorithms.vine import are_responses, earned_by_steps
+from oat.algorithms.vine import earned_by_steps
 from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
 from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
@@ -104,12 +104,7 @@ class PolicyGradient(Objective):
         scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
         if self._is_whole_step or not scored.rows:
             return bool(scored.rows)
-        scored, rewards, _ = self._rewards(scored, learns=False)
-        advantages_E = self.estimated(scored, rewards)
-        learned_N = self.shaping.learned(scored)
-        if learned_N is not None:
-            advantages_E = advantages_E * learned_N[rewards.row_of_E]
-        return bool((advantages_E != 0).any())
+        return bool((self._estimates(scored, learns=False)[1].rewards_E != 0).any())
 
     def plan(self, step: int) -> Plan:
         branching = self.config.vine.branching if self.config.branches else None
@@ -117,25 +112,23 @@ class PolicyGradient(Objective):
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:
         scored = self.shaping.considered(scored_rows(feedback))
-        num_learned = self._num_learned(scored)
-        metrics: dict[str, float] = {"rows/trained": float(num_learned)}
+        metrics: dict[str, float] = {}
         columns: dict[str, torch.Tensor] = {}
-        if num_learned:
-            scored, rewards, shaped = self._rewards(scored, learns=True)
+        if scored.rows:
+            scored, estimates, shaped = self._estimates(scored, learns=True)
             metrics |= shaped
+        if scored.rows:
             start = self._start_values(scored, feedback.step, forward)
             metrics |= start.metrics()
             columns |= self._start_columns(start)
             columns |= self._adapted(start, len(scored.rows), metrics)
-            columns |= self.advantage_columns(scored, rewards, start, forward, metrics)
+            columns |= self.advantage_columns(scored, estimates, start, forward, metrics)
             columns |= self._weight_columns(scored, start, columns, generator, metrics)
-            if (learned_N := self.shaping.learned(scored)) is not None:
-                columns["mask_K"] = learned_N[row_index(scored.rows)]
-        rows = scored.rows if num_learned else ()
+        metrics["rows/trained"] = float(len(scored.rows))
         return Batch(
-            rows,
-            np.arange(len(rows)),
-            scored.group_of_N.numpy()[: len(rows)],
+            scored.rows,
+            np.arange(len(scored.rows)),
+            scored.group_of_N.numpy(),
             columns,
             epochs=self.config.epochs,
             minibatches=self.config.minibatches,
@@ -229,7 +222,7 @@ class PolicyGradient(Objective):
     def advantage_columns(
         self,
         scored: ScoredRows,
-        rewards: Earned,
+        estimates: Earned,
         start: StartValues,
         forward: Forward,
         metrics: dict[str, float],
@@ -241,16 +234,20 @@ class PolicyGradient(Objective):
         lowers the rewards of all tokens, and a token's advantage is the discounted sum of the rewards from it
         on. Then they are whitened. With the estimator `vine`, all tokens of a step have what it makes of the
         step, and only penalties are added up.
+
+        Args:
+            scored: the rows of the batch.
+            estimates: what the estimator made of their rewards, at the places where these are earned.
         """
-        advantages_E = self.estimated(scored, rewards)
+        advantages_E = estimates.rewards_E
         if not self._is_per_token:
             return {"advantages_N": self.clipped_advantages(advantages_E)}
         if self.config.branches:
-            penalties_K = self.token_rewards(rewards, start, torch.zeros_like(advantages_E))
-            own_K = advantages_E.repeat_interleave(rewards.lengths_E.long())
+            penalties_K = self.token_rewards(estimates, start, torch.zeros_like(advantages_E))
+            own_K = advantages_E.repeat_interleave(estimates.lengths_E.long())
             returns_K = own_K + self.returns(scored, penalties_K)
         else:
-            returns_K = self.returns(scored, self.token_rewards(rewards, start, advantages_E))
+            returns_K = self.returns(scored, self.token_rewards(estimates, start, advantages_E))
         return {"advantages_K": self.clipped_advantages(self.whitened(scored, returns_K))}
 
     def whitened(self, scored: ScoredRows, advantages_K: torch.Tensor) -> torch.Tensor:
@@ -306,13 +303,20 @@ class PolicyGradient(Objective):
             rewards_K -= self.config.kl_reward_coef * kl_K
         return rewards_K
 
-    def _num_learned(self, scored: ScoredRows) -> int:
-        """Return the number of rows that are learned from."""
+    def _estimates(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
+        """Return the rows that are learned from, what the estimator makes of their rewards, and metrics. Rows
+        that are masked (`rewards.truncated`) count in the estimator's statistics, and then leave.
+
+        Args:
+            learns: True: the running statistics are updated.
+        """
+        scored, rewards, metrics = self._rewards(scored, learns=learns)
+        estimates = replace(rewards, rewards_E=self.estimated(scored, rewards))
         learned_N = self.shaping.learned(scored)
-        counted_N = torch.ones_like(scored.rewards_N) if learned_N is None else learned_N
-        if self.config.branches:
-            counted_N = counted_N * are_responses(scored)
-        return int(counted_N.sum())
+        if learned_N is not None:
+            estimates = estimates.only(learned_N, scored.lengths_N.long())
+            scored = scored.only(learned_N)
+        return scored, estimates, metrics
 
     def _rewards(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
         """Return the rows that are trained, their shaped rewards at the places where they are earned, and

@@ -115,7 +115,7 @@ class PPO(PolicyGradient):
     def advantage_columns(
         self,
         scored: ScoredRows,
-        rewards: Earned,
+        estimates: Earned,
         start: StartValues,
         forward: Forward,
         metrics: dict[str, float],
@@ -128,7 +128,7 @@ class PPO(PolicyGradient):
             has_end_N = (scored.lengths_N > 0) & (scored.lengths_N < self.response_length)
         states = final_states(row_of_K, has_end_N)
         values_L = self._values(scored, states, forward)
-        rewards_L = self._placed_rewards(rewards, start, states)
+        rewards_L = self._placed_rewards(estimates, start, states)
         metrics |= self._reward_metrics(scored, start, rewards_L)
         if self.config.rewards.whiten:
             rewards_L = whiten(rewards_L, torch.ones_like(rewards_L), shift_mean=False)
@@ -144,8 +144,7 @@ class PPO(PolicyGradient):
             "value_targets_K": targets_K,
         }
         if self.response_length is not None:
-            learned_N = self.shaping.learned(scored)
-            mask_K = torch.ones_like(old_K) if learned_N is None else learned_N[row_of_K].to(old_K.dtype)
+            mask_K = torch.ones_like(old_K)
             mask_K[last_tokens(row_of_K, len(has_end_N))[has_end_N]] *= 2.0
             columns |= {"has_end_N": has_end_N, "old_ends_N": old_ends_N, "end_targets_N": end_targets_N}
             columns["value_mask_K"] = mask_K

@@ -156,11 +156,9 @@ class RewardShaping:
         return scored.only(kept_N)
 
     def learned(self, scored: ScoredRows) -> torch.Tensor | None:
-        """Return 1 for the rows that are learned from, and 0 for the masked ones, (N,); None if all are
-        learned from."""
-        if self.config.truncated != "mask":
-            return None
-        return (~_are_truncated(scored)).to(scored.rewards_N.dtype)
+        """Return True for the rows that are learned from, and False for the masked ones, (N,) bool; None if
+        all are learned from."""
+        return ~_are_truncated(scored) if self.config.truncated == "mask" else None
 
     def sources(self, scored: ScoredRows, *, learns: bool) -> ScoredRows:
         """Return the rows with the weighted sum of their sources' normalised scores as rewards, if the
