@@ -176,6 +176,44 @@ def test_masked_responses_teach_nothing() -> None:
             torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.inventory(110)
+@pytest.mark.parametrize(("double", "tolerance"), [(False, 1e-5), (True, 1e-10)])
+@pytest.mark.parametrize("model", ["policy", "critic"])
+@pytest.mark.parametrize("kind", ["last_token", "final_state"])
+def test_any_split_into_forward_passes_gives_the_same_gradient(
+    kind: str, model: str, double: bool, tolerance: float
+) -> None:
+    options: dict[str, Any] = {"reduction": "sequence"}
+    if kind == "final_state":
+        shaped = RewardsConfig(truncated="mask", whiten=True)
+        options = {"end": kind, "response_length": 5, "rewards": shaped, "kl_coef": 0.1}
+    objective = PPO(PPOConfig(prompts=8, epochs=1, **options))
+    batch = prepared(objective, learner_of(double=double), feedback_of(SIZES, cut=(1,)))
+    found = []
+    for micro, tokens in ((64, None), (3, None), (1, None), (None, 14)):
+        learner = learner_of(micro, double=double, tokens=tokens)
+        _, gradients = gradient_of(learner, lambda: learner.update(objective, batch), model)  # noqa: B023
+        found.append(torch.cat([part.flatten() for part in gradients.values()]))
+    assert float(found[0].norm()) > 1e-3
+    for other in found[1:]:
+        assert float((other - found[0]).norm() / found[0].norm()) <= tolerance
+
+
+def test_old_log_probabilities_of_the_reference() -> None:
+    """The ratio of the first optimiser step is that of the policy to the reference."""
+    config = PPOConfig(prompts=8, epochs=1, kl_reward_coef=0.0, old_from="reference")
+    objective, learner, feedback = PPO(config), learner_of(), feedback_of(SIZES)
+    assert objective.requires.models == {"policy", "reference", "critic"}
+    batch = prepared(objective, learner, feedback)
+    rows = [item.group.trajectories[0] for item in feedback.items]
+    logps = {name: learner.forward(name, rows, {"raw"})["raw"] for name in ("policy", "reference")}
+    assert torch.equal(batch.columns["old_logps_K"], logps["reference"])
+    report = learner.update(objective, batch)
+    ratio = float((logps["policy"] - logps["reference"]).exp().mean())
+    assert report["policy/ratio_mean"] == pytest.approx(ratio, rel=1e-5)
+    assert abs(ratio - 1) > 0.01
+
+
 def test_vtrace_weighs_tokens_that_other_weights_drew() -> None:
     """Without a lag, V-trace is GAE. With older samples it is not."""
     feedback = feedback_of(SIZES)
@@ -434,3 +472,33 @@ def test_without_a_reference_an_adapter_is_turned_off(world: World, tmp_path: Pa
 
 def _small(segment: Segment) -> Segment:
     return replace(segment, ids=segment.ids % 16)
+
+
+def test_a_critic_leaves_less_memory_for_a_pass(world: World, tmp_path: Path) -> None:
+    """`micro_batch_tokens: auto` counts the activations, gradients and moments of both models. Gradient
+    checkpointing, in both, makes room for more."""
+    found = {}
+    for name, changes in {
+        "grpo": {"algorithm": {"name": "grpo", "prompts": 64, "samples": 2, "kl_coef": 0.1}},
+        "ppo": {"algorithm": {"name": "ppo", "prompts": 128}},
+        "checkpointed": {
+            "algorithm": {"name": "ppo", "prompts": 128},
+            "learner.gradient_checkpointing": True,
+        },
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        common = {
+            "learner.micro_batch_tokens": "auto",
+            "learner.micro_batch_size": None,
+            "compute": {"threads": 1, "memory_gb": 0.0016},
+            "prompts": {"path": str(world.folder / "train.jsonl"), "max_tokens": 8},
+            "evaluation": None,
+            "stop.max_steps": 1,
+        }
+        assert oat("train", world.config("x", folder, {**common, **changes})) == 0
+        config = load_config(folder / "x" / "config.yaml")[0]
+        found[name] = config.learner.micro_batch_tokens
+        assert isinstance(found[name], int)
+    assert found["ppo"] < 0.7 * found["grpo"]
+    assert found["ppo"] < found["checkpointed"]

@@ -63,6 +63,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "evaluation.oracle": "environment",
         },
     ),
+    "ppo, whose policy waits": (
+        "ppo",
+        {
+            "algorithm.end": "final_state",
+            "algorithm.rewards": {"normalise": "running"},
+            "learner.critic_only_steps": 3,
+            "learner.critic_schedule": "linear",
+        },
+    ),
     "sft": ("sft", {"algorithm.threshold": 0.1, "algorithm.duplicates": "run"}),
     "a reward model": (
         "reward_model",
@@ -103,7 +112,7 @@ OTHERWISE = {
     r"run\.collector\.actor\.engine\._versions\[#2\]": (
         "the slot `policy` of its own, which is loaded before every evaluation"
     ),
-    r"run\.learner\.trained\['policy'\]\.optimiser\.param_groups\[\d\]\['lr'\]": (
+    r"run\.learner\.trained\['(policy|critic)'\]\.optimiser\.param_groups\[\d\]\['lr'\]": (
         "set from the schedule before every optimiser step"
     ),
 }

@@ -43,10 +43,21 @@ def feedback_of(
     return Feedback(1, tuple(items), len(items))
 
 
-def learner_of(micro: int = 64, rate: float = 1e-2) -> Learner:
-    """Return a learner with a policy, another model as the reference, and a critic with a larger head."""
+def learner_of(
+    micro: int | None = 64, rate: float = 1e-2, *, double: bool = False, tokens: int | None = None
+) -> Learner:
+    """Return a learner with a policy, another model as the reference, and a critic with a larger head.
+
+    Args:
+        micro, tokens: limits of a forward pass.
+        double: True: the models compute in float64.
+    """
     models = {name: copy.deepcopy(tiny_model(name)) for name in ("policy", "reference", "critic")}
     with torch.no_grad():
         models["critic"].score.weight.mul_(8)  # type: ignore[attr-defined]
+    for model in models.values() if double else ():
+        model.lm.module.double()  # type: ignore[attr-defined]
+        model.module.double()
     settings = OptimiserSettings(rate, max_grad_norm=1e9)
-    return Learner(models, {"policy": settings, "critic": settings}, micro_batch_size=micro, seeds=Seeds(0))
+    optimisers = {"policy": settings, "critic": settings}
+    return Learner(models, optimisers, micro_batch_size=micro, micro_batch_tokens=tokens, seeds=Seeds(0))

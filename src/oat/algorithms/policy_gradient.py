@@ -55,7 +55,8 @@ class PolicyGradient(Objective):
         self.shaping = RewardShaping(config.rewards)
         self.estimator = self.chosen_estimator()
         self.has_reference = bool(config.kl_coef or config.kl_reward_coef)
-        models = {"policy", "reference"} if self.has_reference else {"policy"}
+        is_read = self.has_reference or config.old_from == "reference"
+        models = {"policy", "reference"} if is_read else {"policy"}
         self.requires = Requires(feedback="score", models=frozenset(models), ratio_based=True)
         self.wants: Mapping[str, set[str]] = {
             "policy": {"sampled", "entropy", *(["raw"] if self.has_reference else [])}

@@ -101,11 +101,11 @@ class PolicyGradientConfig:
     group."""
     advantage_clip: float | None = None
     """Largest absolute value of an advantage, after whitening. None: no bound."""
-    old_from: Literal["policy", "sampler"] = "policy"
+    old_from: Literal["policy", "sampler", "reference"] = "policy"
     """The old policy, by whose probabilities importance ratios divide. `policy`: the policy before the
     update. If other weights or another precision sampled the tokens, a forward pass computes its
-    log-probabilities. `sampler`: the weights that sampled the tokens; their log-probabilities are
-    recorded."""
+    log-probabilities. `sampler`: the weights that sampled the tokens; their log-probabilities are recorded.
+    `reference`: the reference, so that all steps of a run on recorded responses have the same bounds."""
     policy_loss: PolicyLoss = "clipped"
     """Loss of the policy. `clipped`: that of PPO. `reinforce`: without importance ratio. `gspo`: one ratio
     for each response; `gspo_token`: its form for tokens. `cispo`: the clipped ratio gives no gradient.
@@ -257,10 +257,10 @@ class PolicyGradientConfig:
                 f"algorithm.vine is set, and nothing reads it with algorithm.advantage {self.advantage}; "
                 "remove it"
             )
-        if self.old_from == "sampler" and self.correction.form != "none":
+        if self.old_from != "policy" and self.correction.form != "none":
             raise ConfigError(
-                "algorithm.correction.form is set, and with algorithm.old_from sampler there is no old "
-                "policy beside the sampler; remove one of the two"
+                f"algorithm.correction.form is set, and with algorithm.old_from {self.old_from} there is no "
+                "old policy beside the sampler; remove one of the two"
             )
 
     def _check_ends(self) -> None:

@@ -138,7 +138,7 @@ def start_values(
     *,
     is_same_precision: bool,
     wants: Collection[Literal["raw", "entropy", "reference"]],
-    old_from: Literal["policy", "sampler"] = "policy",
+    old_from: Literal["policy", "sampler", "reference"] = "policy",
 ) -> StartValues:
     """Return the values of the models for the rows of a step, with at most one pass of the policy.
 
@@ -149,7 +149,7 @@ def start_values(
         is_same_precision: `Objective.recorded_is_old`.
         wants: the optional values that are read.
         old_from: "policy": the old policy is the policy before the update. "sampler": it is the sampler, so
-            the recorded log-probabilities serve in any case.
+            the recorded log-probabilities serve in any case. "reference": it is the reference.
     """
     is_fresh = are_fresh(rows, step, is_same_precision)
     needed: set[str] = {"entropy"} & {*wants}
@@ -158,15 +158,19 @@ def start_values(
     if not is_fresh and old_from == "policy":
         needed.add("sampled")
     found: Mapping[str, torch.Tensor] = forward("policy", rows, needed) if needed else {}
+    of_reference = {"raw"} if "reference" in wants else set()
+    of_reference |= {"sampled"} if old_from == "reference" else set()
+    reference = forward("reference", rows, of_reference) if of_reference else {}
     recorded_K = recorded_logps(rows)
+    old_K = reference.get("sampled", found.get("sampled", recorded_K))
     raw_K = recorded_logps(rows, "raw_logps") if is_fresh and "raw" in wants else found.get("raw")
     return StartValues(
         recorded_K,
-        found.get("sampled", recorded_K),
+        old_K,
         raw_K,
         found.get("entropy"),
-        forward("reference", rows, {"raw"})["raw"] if "reference" in wants else None,
-        are_recorded="sampled" not in found,
+        reference.get("raw"),
+        are_recorded=old_K is recorded_K,
         num_rows=len(rows),
         is_sampled_K=torch.tensor([row.slot == "sampler" for row in rows], dtype=torch.bool)[row_index(rows)],
     )

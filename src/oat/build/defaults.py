@@ -82,7 +82,9 @@ def _of_the_others(resolved: Resolved) -> Iterator[_Default]:
         is_open = has_critic and getattr(learner, f"critic_{name}") is None
         yield _Default(f"learner.critic_{name}", is_open, getattr(learner, name), f"as learner.{name}")
     end = f"the optimiser steps of stop.max_steps {config.stop.max_steps}"
-    yield _Default("learner.schedule_steps", True, learner.schedule_steps, end)
+    alone = learner.critic_only_steps
+    left = f"{end}, without {alone} of learner.critic_only_steps" if alone else end
+    yield _Default("learner.schedule_steps", True, learner.schedule_steps, left)
     is_given = ("learner", "schedule_steps") in origins
     of_critic = "as learner.schedule_steps" if is_given else end
     yield _Default("learner.critic_schedule_steps", has_critic, learner.critic_schedule_steps, of_critic)

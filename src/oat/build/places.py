@@ -88,6 +88,8 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
     models = (
         "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
     )
+    if c.critic_only_steps:
+        models += f"; in the first {many(c.critic_only_steps, 'step')} only the critic learns"
     if update := config.model.reference_update:
         models += (
             f"; after every {many(update.every, 'step')} the reference takes {update.mix:g} of the policy"
