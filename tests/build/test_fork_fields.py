@@ -45,6 +45,9 @@ FORKED: dict[str, Any] = {
     "sampling.refill_rounds": 2,
     "algorithm.std_eps": 0.1,
     "algorithm.advantage": "leave_one_out",
+    "algorithm.vine.branches": 2,
+    "algorithm.vine.delimiter": "a",
+    "algorithm.vine.max_steps": 4,
     "algorithm.kl_reward_coef": 0.1,
     "algorithm.gamma": 0.9,
     "algorithm.whiten": True,
@@ -102,6 +105,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
     "algorithm.kl_horizon": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.01},
     "algorithm.target_kl": {"algorithm.epochs": 2},
+    **{
+        f"algorithm.vine.{name}": {"algorithm.advantage": "vine"}
+        for name in ("branches", "delimiter", "max_steps")
+    },
     "evaluation.split": {"evaluation.path": "DATASET"},
     "evaluation.success": {"evaluation.pass_at": [1]},
     "evaluation.majority_at": {"evaluation.answers": "last_number"},
