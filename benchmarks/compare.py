@@ -2,17 +2,18 @@
 comparison and shows its results.
 
     python benchmarks/compare.py [--short]
-        makes the runs that the CSV lacks, two at a time with one thread each, and writes the CSV, the
-        picture, and the tables of the page. After a kill, the same command goes on.
+        makes the runs that the CSV lacks, two at a time with one thread each, and writes the CSV, prints
+        the results, and writes the tables and the picture of the page. After a kill, the same command goes
+        on.
     python benchmarks/compare.py --tables
         makes no run
 
 The CSV is benchmarks/comparison/full.csv; with --short it is short.csv beside it. Its rows are never measured
 again: to repeat a run, delete its rows. The page shows full.csv, or short.csv if there is no full.csv.
 
-`.comparison/` has the start models, and the records of finished runs until they are in the CSV. A group of
-runs is made in a process of its own: the searches of one contestant, and then its final runs. The processes
-write their output to `.comparison/NAME.log`. The clock is right only if no other program runs meanwhile, so
+`.comparison/` has the start models, the picture of the last comparison of each size, and the records of
+finished runs until they are in the CSV. A group of runs is made in a process of its own: the searches of one
+contestant, and later its final runs. The processes write their output to `.comparison/NAME.log`. The clock is right only if no other program runs meanwhile, so
 the program warns if the machine is busy.
 """
 
@@ -29,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from comparison.one_run import perform, prepare_start
-from comparison.page import write_page
+from comparison.page import finals, results, write_page
 from comparison.picture import draw
 from comparison.plan import SIZES, Job, Setting, Size, final_jobs, search_jobs
 from comparison.records import Evaluation, Key, Record, accuracies, read_records, write_records
@@ -260,7 +261,9 @@ def main(argv: Sequence[str] | None = None, places: Places | None = None) -> int
         print(f"compare: left out, since the registry does not have them: {', '.join(absent)}", flush=True)
     try:
         if not options.tables:
-            compare(size, places)
+            runs = finals(size, compare(size, places))
+            draw(size, runs, places.work / f"{size.name}.png")
+            print("\n".join(results(runs)), flush=True)
         shown = write_page(places.csvs, places.page)
         if shown is not None:
             draw(*shown, places.images / "comparison.png")
