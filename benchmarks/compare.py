@@ -13,8 +13,8 @@ again: to repeat a run, delete its rows. The page shows full.csv, or short.csv i
 
 `.comparison/` has the start models, the picture of the last comparison of each size, and the records of
 finished runs until they are in the CSV. A group of runs is made in a process of its own: the searches of one
-contestant, and later its final runs. The processes write their output to `.comparison/NAME.log`. The clock is right only if no other program runs meanwhile, so
-the program warns if the machine is busy.
+contestant, and later its final runs. The processes write their output to `.comparison/NAME.log`. The clock is
+right only if no other program runs meanwhile, so the program warns if the machine is busy.
 """
 
 import argparse
@@ -208,7 +208,8 @@ class Progress:
 
     def take_in(self) -> int:
         """Move the records of finished runs into the CSV. Return their number."""
-        files = sorted(self.folder.glob("*.json"))
+        # a record that is being written has a name with a dot at its beginning
+        files = sorted(self.folder.glob("[!.]*.json"))
         for file in files:
             made = json.loads(file.read_text(encoding="utf-8"))
             evaluations = tuple(Evaluation(**each) for each in made.pop("evaluations"))

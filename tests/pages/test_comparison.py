@@ -117,6 +117,7 @@ def test_a_killed_comparison_goes_on_and_no_run_is_made_twice(
     made: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         compare(small, places, in_this_process(made, kill_at=3))
+    (places.records(small) / ".new-dpo_search_0_a.json").write_text('{"name": "dp')
     found = compare(small, places, in_this_process(made))
     names = ("dpo", "grpo", "sft_right")
     assert made == [
