@@ -5,7 +5,7 @@ new algorithm takes part at once, and a line gives it settings of its own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oat.plugins.registry import ALGORITHMS
@@ -37,16 +37,19 @@ def _betas(low: float, high: float, **fixed: Any) -> Line:
     return Line(knob=({"beta": low}, {"beta": high}), fixed=fixed)
 
 
-_PASSES = Line(knob=({"epochs": 1}, {"epochs": 2}))
-DEFAULT_LINE = _PASSES
-"""The line of an algorithm that has none."""
+_KL = Line(knob=({"kl_coef": 0.0}, {"kl_coef": 0.05}))
+_KL_IN_REWARDS = Line(knob=({"kl_reward_coef": 0.0}, {"kl_reward_coef": 0.05}))
+_BOUNDS = Line(knob=({"clip_low": 3e-4, "clip_high": 4e-4}, {"clip_low": 0.03, "clip_high": 0.04}))
+_REDUCTION = Line(knob=({"reduction": "sequence"}, {"reduction": "token"}))
+DEFAULT_LINE = Line(knob=({"minibatches": 2}, {"minibatches": 4}), fixed={"epochs": 1})
+"""The line of an algorithm that has none. All algorithms make one pass over the answers of a step."""
 LINES: dict[str, Line] = {
     "dpo": _betas(0.1, 0.5),
     "robust_dpo": _betas(0.1, 0.5, label_smoothing=0.1),
     "ipo": _betas(0.1, 0.5),
     "slic": _betas(0.1, 0.5),
     "simpo": _betas(2.0, 10.0),
-    "bnf": _PASSES,
+    "bnf": Line(knob=({"normalize": "shorter"}, {"normalize": "own"})),
     "exo": _betas(0.1, 0.5),
     "nca": _betas(0.1, 0.5),
     "apo_zero": _betas(0.1, 0.5),
@@ -57,25 +60,31 @@ LINES: dict[str, Line] = {
     "orpo": _betas(0.1, 1.0),
     "cpo": Line(knob=({"sft_weight": 1.0}, {"sft_weight": 0.1})),
     "kto": Line(knob=({"beta": 0.1}, {"beta": 0.5}), fixed={"samples": 8}),
-    "sft": Line(knob=({"epochs": 1}, {"epochs": 2}), fixed={"samples": 8, "threshold": 1.0}),
-    "grpo": Line(knob=({"kl_coef": 0.0}, {"kl_coef": 0.05})),
-    "dr_grpo": Line(knob=({"kl_coef": 0.0}, {"kl_coef": 0.05})),
-    "rloo": Line(knob=({"kl_reward_coef": 0.0}, {"kl_reward_coef": 0.05})),
-    "reinforce_pp": Line(knob=({"kl_reward_coef": 0.0}, {"kl_reward_coef": 0.05})),
-    "gspo": Line(knob=({"clip_low": 3e-4, "clip_high": 4e-4}, {"clip_low": 0.03, "clip_high": 0.04})),
+    "sft": Line(
+        knob=({"reduction": "sequence"}, {"reduction": "prompt"}), fixed={"samples": 8, "threshold": 1.0}
+    ),
+    "grpo": _KL,
+    "dr_grpo": _KL,
+    "rloo": _KL_IN_REWARDS,
+    "reinforce_pp": _KL_IN_REWARDS,
+    "gspo": _BOUNDS,
     "cispo": Line(knob=({"clip_high": 4.0}, {"clip_high": 0.5})),
     "cpgd": Line(knob=({"drift_coef": 0.1}, {"drift_coef": 0.0})),
+    "sapo": _KL,
+    "luspo": _BOUNDS,
+    "vespo": _KL,
+    "ppo": replace(_KL_IN_REWARDS, fixed={"epochs": 1}, learner={"critic_learning_rate": 1e-3}),
 }
 LEFT_OUT: dict[str, str] = {"reward_model": "its policy does not learn"}
 """Algorithms of the registry that are not compared, with the reason."""
 RECORDED: dict[str, Line] = {
     "sft_teacher": Line(
-        knob=_PASSES.knob,
+        knob=_REDUCTION.knob,
         prompts={"path": "demonstrations.jsonl", "responses": ["answer"]},
         algorithm="sft",
     ),
     "sft_right": Line(
-        knob=_PASSES.knob, prompts={"path": "train.jsonl", "responses": ["answer"]}, algorithm="sft"
+        knob=_REDUCTION.knob, prompts={"path": "train.jsonl", "responses": ["answer"]}, algorithm="sft"
     ),
     "dpo_recorded": Line(
         knob=LINES["dpo"].knob,
