@@ -38,7 +38,6 @@ from provenance import ROOT
 
 from oat.errors import ConfigError, OatError
 from oat.files import write_atomically
-from oat.plugins.registry import ALGORITHMS
 from oat.quickstart.processes import interrupted_by_sigterm, run_all
 
 AT_A_TIME = 2
@@ -217,6 +216,7 @@ class Progress:
             self.records[record.key] = record
         if files:
             write_records(self.csv, self.records.values())
+            self.records = read_records(self.csv)  # rounded, so that what is printed agrees with the page
         for file in files:
             file.unlink()
         return len(files)
@@ -257,9 +257,6 @@ def main(argv: Sequence[str] | None = None, places: Places | None = None) -> int
         return 0
     places = places or Places()
     size = SIZES["short" if options.short else "full"]
-    absent = [name for name in size.only or () if name not in ALGORITHMS]
-    if absent:
-        print(f"compare: left out, since the registry does not have them: {', '.join(absent)}", flush=True)
     try:
         if not options.tables:
             runs = finals(size, compare(size, places))

@@ -20,14 +20,14 @@ def machine() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Return the project's commit when this process first asked for it, followed by a plus if the code of
-    `src` or `benchmarks` had changed since that commit."""
+    """Return the last commit that changed `src`, as of this process's first call, followed by a plus if `src`
+    had changed since."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+            ["git", "-C", str(ROOT), *arguments, "--", "src"], capture_output=True, text=True, check=False
         ).stdout.strip()
 
-    return (git("rev-parse", "--short", "HEAD") or "an unknown commit") + (
-        "+" if git("status", "--porcelain", "--", "src", "benchmarks", ":!*.csv") else ""
+    return (git("log", "-1", "--format=%h") or "an unknown commit") + (
+        "+" if git("status", "--porcelain") else ""
     )

@@ -102,7 +102,7 @@ def contestants(only: Sequence[str] | None = None) -> dict[str, Line]:
     those of the runs that ask nobody.
 
     Args:
-        only: names of algorithms; None: all of the registry. Names that the registry lacks are left out.
+        only: names of algorithms; None: all of the registry.
     """
     online = {
         name: LINES.get(name, DEFAULT_LINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 from comparison.algorithms import RECORDED
-from comparison.plan import SEARCH_SEED, SIZES, Size, final_jobs, search_jobs
+from comparison.plan import SEARCH_SEED, SIZES, Size, final_jobs, search_jobs, shown_rate
 from comparison.records import Record, Records, accuracies, read_records
 
 REACH = 0.8
@@ -80,6 +80,8 @@ def made(size: Size, runs: Mapping[str, Sequence[Record]]) -> Iterator[str]:
     command = "make compare" if size.name == "full" else "make compare SHORT=1"
     beside = sum(run.last.seconds > ALONE * run.last.cpu_seconds for run in every)
     yield f"* Command: `{command}`. Budget: {size.queries:,} queries; in the search {size.queries // 2:,}."
+    if size.name == "short":
+        yield "* These are the figures of the short comparison; those of `make compare` are still to be made."
     yield f"* Algorithms that ask: {len([name for name in runs if name not in RECORDED])}."
     yield f"* Seeds: {', '.join(map(str, size.seeds))}; of the search: {SEARCH_SEED}."
     yield f"* Machine: {machines}; two runs at a time, each with one thread."
@@ -172,15 +174,15 @@ def _span(values: Sequence[float]) -> str:
 def search(size: Size, records: Records) -> Iterator[str]:
     """Yield the lines of the table of the search: the accuracy of each of the six settings."""
     jobs = search_jobs(size)
-    yield "| algorithm | the settings, in order | sampled, at the end of each search run |"
-    yield "| --- | --- | --- |"
+    rates = dict.fromkeys(job.setting.learning_rate for tried in jobs.values() for job in tried)
+    columns = [f"{shown_rate(rate)}, {value}" for rate in rates for value in ("first", "second")]
+    yield f"| algorithm | first and second value | {' | '.join(columns)} |"
+    yield "| --- " * (2 + len(columns)) + "|"
     for name, tried in jobs.items():
         found = [records[job.key] for job in tried if job.key in records]
         if len(found) == len(tried):
-            rates = sorted({job.setting.learning_rate for job in tried})
-            knobs = list(dict.fromkeys(_knob(job.setting.knob) for job in tried))
-            shown = f"{' and '.join(knobs)}, for each learning rate of {', '.join(f'{r:g}' for r in rates)}"
-            yield f"| `{name}` | {shown} | {', '.join(map(_accuracy, found))} |"
+            knobs = "; ".join(dict.fromkeys(_knob(job.setting.knob) for job in tried))
+            yield f"| `{name}` | {knobs} | {' | '.join(map(_accuracy, found))} |"
 
 
 def _accuracy(run: Record) -> str:

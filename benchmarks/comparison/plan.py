@@ -64,6 +64,11 @@ SHORT = Size(
 SIZES = {size.name: size for size in (FULL, SHORT)}
 
 
+def shown_rate(rate: float) -> str:
+    """Return a learning rate as text, such as 3e-5."""
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
 @dataclass(frozen=True)
 class Setting:
     """One of the six settings of a contestant that the search tries."""
@@ -74,7 +79,7 @@ class Setting:
     def __str__(self) -> str:
         return ", ".join(
             [
-                f"learning_rate {self.learning_rate:.0e}".replace("e-0", "e-"),
+                f"learning_rate {shown_rate(self.learning_rate)}",
                 *(f"{name} {value}" for name, value in self.knob.items()),
             ]
         )

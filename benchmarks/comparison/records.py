@@ -45,7 +45,7 @@ class Record:
         purpose: `search` or `final`.
         outcome: `done`, or the message of the error that ended the run.
         machine: processor and number of cores.
-        commit: the commit of this project that made the run.
+        commit: the last commit before the run that changed the code of `oat`.
         evaluations: at least that of the start, in order.
     """
 
