@@ -53,6 +53,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Make the short comparison small: two algorithms and one run that asks nobody, one learning rate, one
     seed."""
+    import compare  # noqa: F401 (all of its modules, before anything is replaced)
     from comparison import algorithms, plan
 
     size = plan.Size("short", (1,), queries=128, every=64, only=("dpo", "grpo"))
