@@ -288,7 +288,7 @@ def test_names() -> None:
         "aot",
     ]
     of_pairs += ["orpo", "cpo"]
-    of_groups = ["rloo", "reinforce_pp", "gspo", "cispo", "cpgd"]
+    of_groups = ["rloo", "reinforce_pp", "gspo", "cispo", "cpgd", "sapo", "luspo", "vespo"]
     assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", *of_groups, "ppo", "reward_model"]
 
 

@@ -250,6 +250,12 @@ def short(given):
 def infinite(given):
     return given.rewards_N / 0
 
+def huge(given):
+    return given.rewards_N.double() * 1e300
+
+def complex(given):
+    return given.rewards_N.to(torch.complex64)
+
 def broken(given):
     raise KeyError("no such column")
 
@@ -269,6 +275,8 @@ def test_an_estimator_of_a_user_by_path(tmp_path: Path) -> None:
     [
         ("short", "returned .* for 3 rewards; return a tensor with one finite number for each"),
         ("infinite", "returned .* for 3 rewards"),
+        ("huge", "returned .* for 3 rewards"),
+        ("complex", "returned .* for 3 rewards"),
         ("broken", "raised KeyError.*repair it"),
     ],
 )

@@ -123,6 +123,29 @@ def test_a_group_of_cut_responses_is_not_usable() -> None:
     assert made("rloo", advantage="group_mean", rewards={"truncated": "mask"}).is_usable(item)
     everything = with_rows(feedback((1.0, 4.0, 1.0)), *[{"finish_reason": "length"}] * 3).items[0]
     assert not made("rloo", rewards={"truncated": "mask"}).is_usable(everything)
+    assert not made("reinforce_pp", rewards={"truncated": "mask"}).is_usable(everything)
+
+
+def test_masked_responses_are_in_no_statistic_of_tokens() -> None:
+    """The second response was cut. Over the tokens of the others, the advantages -1, -1, 2 are whitened, the
+    entropies are compared, and the covariances have their means."""
+    given = with_rows(feedback((1.0, 9.0, 4.0)), {}, {"finish_reason": "length"}, {})
+    masked = {"truncated": "mask"}
+    whitened_K = prepared(made("reinforce_pp", rewards=masked), given).columns["advantages_K"]
+    std = math.sqrt(3)
+    assert whitened_K.tolist() == pytest.approx([-2 / std, 1 / std, 1 / std], rel=1e-5)
+
+    def entropies(model: str, rows: Sequence[Trajectory], wants: set[str]) -> Mapping[str, torch.Tensor]:
+        of_rows = [(0.1,), (5.0, 5.0, 5.0, 5.0), (0.3, 0.2)]
+        lengths = [int(row.trained.sum()) for row in rows]
+        values = [value for each in of_rows if len(each) in lengths for value in each]
+        return {name: torch.tensor(values) for name in wants}
+
+    section = {"tokens": {"high_entropy_share": 0.5}, "rewards": masked}
+    batch = made("rloo", **section).prepare(given, entropies, np.random.default_rng(0))
+    assert batch.columns["gradient_weight_K"].tolist() == [0, 1, 1]
+    adapted = made("rloo", entropy={"target": 1.0, "step": 0.25}, rewards=masked)
+    assert adapted.prepare(given, entropies, np.random.default_rng(0)).metrics["policy/entropy_coef"] == 0.25
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_run_so_far() -> None:
@@ -137,6 +160,10 @@ def test_rewards_are_divided_by_the_deviation_of_the_run_so_far() -> None:
     plain = made("rloo")
     plain.load_state(objective.state)
     assert plain.state == {}, "a fork without running statistics drops them"
+    for section, is_kept in (({"clip": (-1.0, 1.0)}, True), ({"scale": 10.0}, False)):
+        fork = made("rloo", rewards={"normalise": "running", **section})
+        fork.load_state(objective.state)
+        assert bool(fork.state) is is_kept, section
 
 
 def test_a_killed_run_has_the_statistics_of_the_unbroken_one() -> None:
@@ -172,8 +199,46 @@ def test_sources_that_are_not_there_are_named() -> None:
     with pytest.raises(ContractError, match="answers have no scores of sources; set oracle"):
         prepared(made("rloo", rewards={"sources": "group"}))
     section = {"sources": "group", "source_weights": {"rigth": 2.0}}
-    with pytest.raises(ContractError, match="names the source 'rigth', and the oracle has right, short"):
-        prepared(made("rloo", rewards=section), changed(feedback((1.0, 4.0, 1.0)), sources=SOURCES))
+    with pytest.raises(ConfigError, match="names the source 'rigth', and the oracle has right, short"):
+        made("rloo", rewards=section).check_answers(False, tuple(SOURCES))
+    with pytest.raises(ConfigError, match="sources is group, and the oracle's answers have no scores of"):
+        made("rloo", rewards=section).check_answers(False, ())
+    made("rloo", rewards=section).check_answers(False, None)
+
+
+def test_a_source_that_no_answer_of_a_step_has_counts_as_nothing() -> None:
+    """A recipe may ask a source about some prompts only."""
+    section = {"sources": "group", "source_weights": {"right": 2.0, "rare": 3.0}}
+    objective = made("rloo", rewards=section)
+    objective.check_answers(False, ("right", "short", "rare"))
+    given = changed(feedback((1.0, 4.0, 1.0)), sources=SOURCES)
+    without = made("rloo", rewards={"sources": "group", "source_weights": {"right": 2.0}})
+    assert rewards(objective, given) == rewards(without, given)
+
+
+def test_a_source_with_any_label_has_statistics_of_its_own() -> None:
+    section = {"sources": "running", "normalise": "running"}
+    given = feedback((1.0, 4.0, 1.0))
+    found = [
+        rewards(made("rloo", rewards=section), changed(given, sources={label: SOURCES["short"]}))
+        for label in ("total", "other")
+    ]
+    assert found[0] == found[1]
+
+
+def test_the_oracle_gives_what_the_place_of_rewards_needs() -> None:
+    with pytest.raises(ConfigError, match="credit is steps, and the oracle gives no rewards of steps"):
+        made("rloo", credit="steps").check_answers(False, None)
+    made("rloo", credit="steps").check_answers(True, None)
+    with pytest.raises(ConfigError, match="sources is group, and the rewards of steps"):
+        made("rloo", credit="steps", rewards={"sources": "group"})
+    facts = RunFacts("cpu", 8, True, False, 0, False, False, False)
+    for section in ({"credit": "turns"}, {"turn_gamma": 0.5}):
+        objective = made("rloo", **section)
+        wrong = [each.field for each in objective.checks(objective.config, facts) if each.is_wrong]
+        assert wrong == [f"algorithm.{name}" for name in section]
+        facts_of_turns = replace(facts, has_environment=True)
+        assert not any(each.is_wrong for each in objective.checks(objective.config, facts_of_turns))
 
 
 def test_token_rewards_are_scaled_and_keep_their_mean() -> None:
@@ -215,6 +280,29 @@ def test_steps_are_compared_with_the_steps_of_their_group() -> None:
     given = changed(feedback((1.0, 4.0, 1.0)), steps=STEPS, step_unit="tokens")
     found = prepared(made("rloo", advantage="group_mean", credit="steps"), given).columns["advantages_K"]
     assert found.tolist() == pytest.approx([-0.2, 1.6, 1.6, 1.8, 1.8, -1.4, 0.8], abs=1e-6)
+
+
+def test_a_response_that_goes_on_after_its_last_step_earns_nothing_there() -> None:
+    """The steps add up to the scores. So the tokens after the last steps, such as an end token, have no
+    reward, and estimators do not compare a 0 with the rewards of steps: the mean of 1, 1, 3 and -1 is 1."""
+    steps = (((1, 1.0),), ((2, 1.0), (3, 3.0)), ((1, -1.0),))
+    given = changed(feedback((1.0, 4.0, -1.0)), steps=steps, step_unit="tokens")
+    found = prepared(made("rloo", advantage="group_mean", credit="steps"), given).columns["advantages_K"]
+    assert found.tolist() == pytest.approx([0, 2, 2, 2, 0, -2, 0], abs=1e-6)
+    running = made("rloo", credit="steps", rewards={"normalise": "running"})
+    prepared(running, given)
+    assert running.state["moments"]["total"][:2] == [4, 1]
+    cut = with_rows(given, {}, {"finish_reason": "length"}, {})
+    section = {"credit": "steps", "rewards": {"missing_end_penalty": 0.5}}
+    assert prepared(made("rloo", **section), cut).columns["advantages_K"].tolist() == [
+        1,
+        3.5,
+        3.5,
+        2.5,
+        -0.5,
+        -1,
+        0,
+    ]
 
 
 def two_turns() -> Feedback:

@@ -159,6 +159,18 @@ class Objective(Protocol):
         """Return checks of settings in other sections that may contradict `config`."""
         return ()
 
+    def check_answers(self, gives_steps: bool, sources: Sequence[str] | None) -> None:
+        """Check that the oracle's answers have what the settings read.
+
+        Args:
+            gives_steps: True if the answers may have rewards of steps.
+            sources: labels of the sources whose scores the answers may have; None: not known.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        return None
+
     def plan(self, step: int) -> Plan: ...
 
     def prepare(self, feedback: Feedback, forward: Forward, generator: np.random.Generator) -> Batch:

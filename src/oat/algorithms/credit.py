@@ -7,7 +7,9 @@
 | `turns` | one for each turn (`Segment.reward`, from the environment) | at the turn's last trained token |
 
 With `steps` and `turns`, a response may have a score that differs from the sum of these rewards. The
-difference is earned at its last trained token. So the rewards of a response always add up to its score.
+difference is earned at its last trained token. So the rewards of a response always add up to its score. If
+there is no difference, and no step or turn ends at the last token, nothing is earned there: a 0 in its place
+is no reward, and estimators do not compare it with the others.
 """
 
 import math
@@ -23,6 +25,9 @@ from oat.algorithms.step_rewards import step_tokens, turn_tokens
 from oat.types import Answer, Trajectory
 
 Credit = Literal["response", "steps", "turns"]
+_ROUNDING = 1e-6
+"""Largest difference of a score and the sum of its steps, relative to them, that is rounding: scores are
+float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,8 @@ class Earned:
             one.
         values_E: value of the state before each reward's step, NaN where there is none; None except with the
             estimator `vine`.
+        is_earned_E: False for a 0 that only stands at a row's last token, and is no reward; None: all are
+            rewards.
     """
 
     rewards_E: torch.Tensor
@@ -46,6 +53,12 @@ class Earned:
     token_of_E: torch.Tensor
     lengths_E: torch.Tensor
     values_E: torch.Tensor | None = None
+    is_earned_E: torch.Tensor | None = None
+
+    @property
+    def counted_E(self) -> torch.Tensor:
+        """True for the numbers that are rewards, (E,)."""
+        return torch.ones_like(self.row_of_E) > 0 if self.is_earned_E is None else self.is_earned_E
 
     def last_of_rows(self) -> torch.Tensor:
         """Return the index, among the E rewards, of each row's last one, (N,)."""
@@ -69,6 +82,7 @@ class Earned:
             tokens_E,
             self.lengths_E[kept_E],
             None if self.values_E is None else self.values_E[kept_E],
+            self.counted_E[kept_E],
         )
 
     def by_row(self, rewards_E: torch.Tensor) -> torch.Tensor:
@@ -87,13 +101,15 @@ def earned(scored: ScoredRows, credit: Credit) -> Earned:
     rows: list[int] = []
     tokens: list[int] = []
     lengths: list[int] = []
+    are_earned: list[bool] = []
     start = 0
     given = zip(scored.rows, scored.answers, scored.places, scored.rewards_N.tolist(), strict=True)
     for number, (row, answer, place, score) in enumerate(given):
         count = int(row.trained.sum())
         before = 0
         for token, reward in _places(row, answer, place, score, count, credit):
-            rewards.append(reward)
+            rewards.append(0.0 if reward is None else reward)
+            are_earned.append(reward is not None)
             rows.append(number)
             tokens.append(start + token if count else -1)
             lengths.append(token + 1 - before if count else 0)
@@ -104,6 +120,7 @@ def earned(scored: ScoredRows, credit: Credit) -> Earned:
         torch.tensor(rows, dtype=torch.long),
         torch.tensor(tokens, dtype=torch.long),
         torch.tensor(lengths, dtype=torch.float32),
+        is_earned_E=torch.tensor(are_earned, dtype=torch.bool),
     )
 
 
@@ -119,17 +136,20 @@ def turn_ends(rows: Sequence[Trajectory]) -> torch.Tensor:
 
 def _places(
     row: Trajectory, answer: Answer, place: int, score: float, count: int, credit: Credit
-) -> list[tuple[int, float]]:
+) -> list[tuple[int, float | None]]:
     """Return the rewards of a response, each with the index of its token among the `count` trained ones, in
-    ascending order. The last one is at the last token."""
+    ascending order. The last one is at the last token, and is None if nothing is earned there."""
     if credit == "steps" and answer.steps and answer.steps[place]:
         indices, found = step_tokens(row, answer.steps[place], answer.step_unit)
     elif credit == "turns":
         indices, found = turn_tokens(row)
     else:
         return [(max(0, count - 1), score)]
-    sums = dict(zip(indices.tolist(), found.tolist(), strict=True))
-    rest = score - math.fsum(sums.values())
+    sums: dict[int, float | None] = dict(zip(indices.tolist(), found.tolist(), strict=True))
+    rest = score - math.fsum(found)
     last = max(0, count - 1)
-    sums[last] = sums.get(last, 0.0) + rest
+    if abs(rest) > _ROUNDING * max(1.0, abs(score), *np.abs(found)) or not sums:
+        sums[last] = (sums.get(last) or 0.0) + rest
+    else:
+        sums.setdefault(last, None)
     return sorted(sums.items())

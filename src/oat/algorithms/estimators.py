@@ -122,7 +122,8 @@ def find_estimator(name: str) -> Estimator:
         is_right = (
             isinstance(advantages_N, torch.Tensor)
             and advantages_N.shape == (count,)
-            and bool(advantages_N.isfinite().all())
+            and not advantages_N.is_complex()
+            and bool(advantages_N.to(given.rewards_N.dtype).isfinite().all())
         )
         if not is_right:
             raise ContractError(

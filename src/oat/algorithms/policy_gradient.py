@@ -14,7 +14,7 @@ old policy. An algorithm chooses the reduction (`reduced`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
 from oat.algorithms.vine import earned_by_steps
+from oat.errors import ConfigError
 from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
 from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
@@ -70,6 +71,14 @@ class PolicyGradient(Objective):
         }
         self.watched = OF_RESPONSES | {name for name, is_watched in watched.items() if is_watched}
 
+    def check_answers(self, gives_steps: bool, sources: Sequence[str] | None) -> None:
+        if self.config.credit == "steps" and not gives_steps:
+            raise ConfigError(
+                "algorithm.credit is steps, and the oracle gives no rewards of steps; give it the attribute "
+                "`gives_steps` (docs/extending.md), or set credit to response"
+            )
+        self.shaping.check_sources(sources)
+
     @staticmethod
     def checks(config: PolicyGradientConfig, run: RunFacts) -> Iterator[Check]:
         why = "the probabilities with which recorded responses were sampled are not known; remove it"
@@ -84,6 +93,10 @@ class PolicyGradient(Objective):
             f"{run.max_new_tokens} tokens; lower it",
         )
         yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
+        no_turns = "there is no environment, and so no turn; remove it"
+        yield Check("algorithm.credit", config.credit == "turns" and not run.has_environment, no_turns)
+        is_single = not run.has_environment and not run.has_recorded
+        yield Check("algorithm.turn_gamma", config.turn_gamma != 1 and is_single, no_turns)
         what = "recorded responses" if run.has_recorded else "episodes with an environment"
         yield Check(
             "algorithm.advantage",
@@ -103,8 +116,11 @@ class PolicyGradient(Objective):
         all tokens of the step, or with a KL in the rewards, differ within any group: then a single score is
         enough."""
         scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
-        if self._is_whole_step or not scored.rows:
-            return bool(scored.rows)
+        learned_N = self.shaping.learned(scored)
+        if not scored.rows or (learned_N is not None and not learned_N.any()):
+            return False
+        if self._is_whole_step:
+            return True
         return bool((self._estimates(scored, learns=False)[1].rewards_E != 0).any())
 
     def plan(self, step: int) -> Plan:
@@ -207,12 +223,13 @@ class PolicyGradient(Objective):
                 rewards.lengths_E,
                 scored.group_of_N[row_of_E],
                 scored.num_groups,
-                torch.ones_like(row_of_E, dtype=torch.bool),
+                rewards.counted_E,
                 self.config.std_eps,
                 rewards.values_E,
                 None if rewards.values_E is None else row_of_E,
             )
         )
+        advantages_E = torch.where(rewards.counted_E, advantages_E, 0.0)
         weight = self.config.rewards.flat_group_weight
         if weight is None:
             return advantages_E
@@ -328,12 +345,9 @@ class PolicyGradient(Objective):
         """
         scored = self.shaping.sources(scored, learns=learns)
         found = earned(scored, self.config.credit)
-        rewards_E, metrics = self.shaping.shaped(
-            found.rewards_E, scored, found.last_of_rows(), end_ids=self.end_ids, learns=learns
-        )
-        found = replace(found, rewards_E=rewards_E)
+        found, metrics = self.shaping.shaped(found, scored, end_ids=self.end_ids, learns=learns)
         if self.config.branches:
-            scored, found, of_steps = earned_by_steps(scored.with_rewards(rewards_E))
+            scored, found, of_steps = earned_by_steps(scored.with_rewards(found.rewards_E))
             metrics |= of_steps
         if self.config.rewards != RewardsConfig() and len(found.rewards_E):
             metrics["reward/shaped_mean"] = float(found.by_row(found.rewards_E).mean())

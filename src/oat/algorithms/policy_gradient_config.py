@@ -247,6 +247,11 @@ class PolicyGradientConfig:
                 "algorithm.kl_unbiased is true, and k2 is no estimator of the KL itself; set "
                 "algorithm.kl_estimator to k1 or k3"
             )
+        if self.rewards.sources != "sum" and self.credit != "response":
+            raise ConfigError(
+                f"algorithm.rewards.sources is {self.rewards.sources}, and the rewards of {self.credit} "
+                "(algorithm.credit) are in other units than normalised scores; remove one of the two"
+            )
         if self.branches and self.rewards.whiten:
             raise ConfigError(
                 "algorithm.rewards.whiten is true, and with algorithm.advantage vine the advantages of steps "

@@ -18,11 +18,12 @@ step, before the step's rewards are normalised. So a continued run has the stati
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 
+from oat.algorithms.credit import Earned
 from oat.algorithms.rows import ScoredRows
 from oat.errors import ConfigError, ContractError, did_you_mean
 from oat.functional.advantages import group_advantages
@@ -35,8 +36,9 @@ from oat.functional.reward_shaping import (
 )
 
 _STD_EPS = 1e-4
-_TOTAL = "total"
-"""The name of the running statistics of the rewards themselves; those of a source have the source's label."""
+_TOTAL, _SOURCE = "total", "source/"
+"""The name of the running statistics of the rewards themselves, and the beginning of the names of those of
+sources, which the source's label follows."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,29 @@ class RewardShaping:
         self.config = config
         self.moments: dict[str, Moments] = {}
 
+    def check_sources(self, sources: Sequence[str] | None) -> None:
+        """Check that the oracle has the sources whose scores the settings read.
+
+        Args:
+            sources: their labels; None: not known.
+
+        Raises:
+            ConfigError: it has no sources, or `source_weights` names another.
+        """
+        if self.config.sources == "sum" or sources is None:
+            return
+        if not sources:
+            raise ConfigError(
+                f"algorithm.rewards.sources is {self.config.sources}, and the oracle's answers have no "
+                "scores of sources; set oracle.name to mixture, or remove it"
+            )
+        for name in self.config.source_weights:
+            if name not in sources:
+                raise ConfigError(
+                    f"algorithm.rewards.source_weights names the source {name!r}, and the oracle has "
+                    f"{', '.join(sources)}; {did_you_mean(name, sources)}"
+                )
+
     def considered(self, scored: ScoredRows) -> ScoredRows:
         """Return the rows that have a score and are not dropped."""
         kept_N = scored.valid_N
@@ -169,17 +194,11 @@ class RewardShaping:
             learns: True: the running statistics are updated before they are used.
 
         Raises:
-            ContractError: an answer has no scores of sources, or `source_weights` names none of them.
+            ContractError: an answer has no scores of sources.
         """
         if self.config.sources == "sum" or not scored.rows:
             return scored
         found = _scores_of_sources(scored)
-        unknown = [name for name in self.config.source_weights if name not in found]
-        if unknown:
-            raise ContractError(
-                f"algorithm.rewards.source_weights names the source {unknown[0]!r}, and the oracle has "
-                f"{', '.join(found)}; {did_you_mean(unknown[0], found)}"
-            )
         total_N = torch.zeros_like(scored.rewards_N)
         for name, scores_N in found.items():
             has_score_N = ~scores_N.isnan()
@@ -191,49 +210,60 @@ class RewardShaping:
 
     def shaped(
         self,
-        rewards_E: torch.Tensor,
+        given: Earned,
         scored: ScoredRows,
-        last_N: torch.Tensor,
         *,
         end_ids: Collection[int],
         learns: bool,
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[Earned, dict[str, float]]:
         """Return rewards after penalties, scale, normalisation and bounds, and metrics of those steps that
         the settings ask for.
 
         Args:
-            rewards_E: (E,) rewards. A response may have several of them (`credit.py`).
+            given: rewards. A response may have several of them (`credit.py`); penalties are subtracted from
+                its last one.
             scored: the N rows.
-            last_N: (N,) for each row, the index of its last reward, from which penalties are subtracted.
             end_ids: ids that end a response.
             learns: True: the running statistics are updated before they are used.
         """
         c, metrics = self.config, dict[str, float]()
+        rewards_E, is_earned_E = given.rewards_E, given.counted_E
         if c.missing_end_penalty or c.overlong_penalty:
             penalties_N = self._penalties(scored, end_ids)
+            last_N = given.last_of_rows()
             rewards_E = rewards_E.index_add(0, last_N, -penalties_N)
+            is_earned_E = is_earned_E.index_put((last_N,), is_earned_E[last_N] | (penalties_N > 0))
             metrics["reward/penalty"] = float(penalties_N.mean())
         if c.scale != 1:
             rewards_E = rewards_E * c.scale
         if c.normalise == "running":
-            rewards_E = self._running(_TOTAL, rewards_E, torch.ones_like(rewards_E) > 0, learns=learns)
+            rewards_E = self._running(_TOTAL, rewards_E, is_earned_E, learns=learns)
         if c.clip is not None:
             bounded_E = rewards_E.clamp(*c.clip)
             metrics["reward/clipped_frac"] = float((bounded_E != rewards_E).float().mean())
             rewards_E = bounded_E
-        return rewards_E, metrics
+        rewards_E = torch.where(is_earned_E, rewards_E, 0.0)
+        return replace(given, rewards_E=rewards_E, is_earned_E=is_earned_E), metrics
 
     @property
     def state(self) -> dict[str, Any]:
         """The running statistics; empty if the settings keep none."""
         moments = {name: list(moments) for name, moments in self.moments.items()}
-        return {"moments": moments} if moments else {}
+        return {"moments": moments, "moments_of": self._read_by_moments} if moments else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the running statistics. A fork drops those that its settings do not read."""
+        """Restore the running statistics. A fork drops them if its settings do not read them, or make other
+        numbers of the scores."""
         is_read = self.config.normalise == "running" or self.config.sources == "running"
-        saved = state.get("moments", {}) if is_read else {}
+        is_same = state.get("moments_of", self._read_by_moments) == self._read_by_moments
+        saved = state.get("moments", {}) if is_read and is_same else {}
         self.moments = {name: Moments(*values) for name, values in saved.items()}
+
+    @property
+    def _read_by_moments(self) -> dict[str, Any]:
+        """The settings on which the running statistics depend."""
+        after = ("clip", "whiten", "flat_group_weight")
+        return {name: value for name, value in asdict(self.config).items() if name not in after}
 
     def _penalties(self, scored: ScoredRows, end_ids: Collection[int]) -> torch.Tensor:
         """Return what is subtracted from the score of each row, (N,)."""
@@ -262,7 +292,7 @@ class RewardShaping:
         learns: bool,
     ) -> torch.Tensor:
         if self.config.sources == "running":
-            return self._running(name, scores_N, has_score_N, learns=learns)
+            return self._running(_SOURCE + name, scores_N, has_score_N, learns=learns)
         is_group = self.config.sources == "group"
         groups_N = scored.group_of_N if is_group else torch.zeros_like(scored.group_of_N)
         count = scored.num_groups if is_group else 1

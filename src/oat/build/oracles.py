@@ -50,6 +50,7 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
             )
         address, asked = f"{name}/preferences", Preferences(oracle, config.oracle.scale)
     _check_price(resolved.budgets["train"], address, asked, "stop")
+    resolved.objective.check_answers(asked.gives_steps is not None, asked.sources)
     return (address, asked), oracle
 
 

@@ -33,6 +33,8 @@ class Oracle:
     """"characters" or "tokens" if answers to questions for scores may have rewards of the steps of a response
     (`Answer.steps`), whose ends count characters or tokens; None if each candidate has one number only. If it
     is "tokens", `cacheable` must be False, since equal texts may have different tokens."""
+    sources: Sequence[str] | None = ()
+    """Labels of the sources whose own scores the answers may have (`Answer.sources`). None: not known."""
     is_relative: bool = False
     """True if a score can be compared only with the scores of the same group, round or wave. An evaluation by
     this oracle is refused, because its mean score means nothing."""

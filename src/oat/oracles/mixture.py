@@ -135,6 +135,7 @@ class Mixture(Oracle):
             raise ConfigError(
                 "two sources of the oracle mixture have one label; give each a `label` of its own"
             )
+        self.sources = tuple(self._sources)
         self._by, self._recipe = (
             by,
             {str(value): self._weights(value, entry) for value, entry in (recipe or {}).items()},

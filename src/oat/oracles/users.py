@@ -68,6 +68,8 @@ class UsersOracle(Wrapper):
     Args:
         oracle: the user's object; it has `answers`, `durable`, `submit` and `collect`.
 
+    Its answers may have scores of sources, whose labels are not known (`sources`).
+
     Raises (each optional member):
         OracleError: the user's code raised, or a value has a wrong type. But an error in
             `close` only gives a warning, and a wrong `name` counts as missing.
@@ -76,6 +78,7 @@ class UsersOracle(Wrapper):
     oracle: Any
     where_asked = Oracle.where_asked
     when_it_abstains = Oracle.when_it_abstains
+    sources = None
 
     def read(self, member: str) -> Any:
         """Return an attribute of the user's object, converted to the type that a run reads. If the object
