@@ -278,3 +278,24 @@ def test_a_run_that_asked_nobody_does_not_say_that_it_finished(
 def test_what_is_left_bounds_what_waits() -> None:
     assert Budget(cost=2.0, tokens=10).within(Price(7, 30, 1.5)) == Price(7, 10, 1.5)
     assert Budget(queries=3, cost=1.0).within(Price(7, 30, 1.5)) == Price(3, 30, 1.0)
+
+
+def test_a_recipe_without_a_default_is_priced_by_the_prompts(world: World, tmp_path: Path) -> None:
+    """`oat check` and a budget price questions about the data's own prompts, whose column chooses sources."""
+    (tmp_path / "zero.py").write_text(
+        "def zero(prompts, completions, **columns):\n    return [0.0] * len(prompts)\n"
+    )
+    sources = [{"name": f"{tmp_path / 'zero.py'}:zero", "label": label} for label in ("one", "two")]
+    recipe = {"a": ["one"], "b": ["one", "two"]}
+    prompts = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "ab", "task": "ab"[n % 2]} for n in range(8)])
+    changes = {
+        "prompts": {"path": str(prompts)},
+        "evaluation": None,
+        "stop": {"max_steps": 1, "max_queries": 99},
+    }
+    oracle = {"name": "mixture", "sources": sources, "by": "task", "recipe": recipe}
+    config = world.config("grpo", tmp_path, {**changes, "oracle": oracle})
+    resolved = resolve(*load_config(config))
+    assert dearest_question(resolved, gather_inputs(resolved)).queries == 2 * resolved.plan.most_candidates
+    assert oat("check", config) == 0
+    assert oat("train", config) == 0

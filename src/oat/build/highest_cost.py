@@ -49,7 +49,7 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
     kind = resolved.requires.feedback
     samples = len(config.prompts.responses) or (2 if kind == "compare" else resolved.plan.most_candidates)
     blank = Question(Key("train", 0, 0, 0), kind, (), ("",) * samples, tuple(range(samples)), oracle=name)
-    if not oracle.names_price:
+    if not oracle.names_price and not oracle.sources:
         return oracle.price(blank)
     prompts = run_inputs.prompts.spread(_PROMPTS)
     if config.prompts.responses:
