@@ -55,6 +55,49 @@ FORKED: dict[str, Any] = {
     "algorithm.dual_clip": 3.0,
     "algorithm.drift_coef": 0.1,
     "algorithm.reduction": "token",
+    "algorithm.advantage_clip": 1.0,
+    "algorithm.whiten_over": "group",
+    "algorithm.old_from": "sampler",
+    "algorithm.credit": "steps",
+    "algorithm.turn_gamma": 0.9,
+    "algorithm.kl_estimator": "k1",
+    "algorithm.kl_unbiased": True,
+    "algorithm.kl_max_log_ratio": 10.0,
+    "algorithm.kl_reward_estimator": "k3",
+    "algorithm.correction.form": "truncate",
+    "algorithm.correction.level": "sequence",
+    "algorithm.correction.low": 0.1,
+    "algorithm.correction.high": 3.0,
+    "algorithm.correction.off_policy_bound": 1.0,
+    "algorithm.entropy.coef": 0.01,
+    "algorithm.entropy.target": 0.5,
+    "algorithm.entropy.step": 0.01,
+    "algorithm.entropy.highest": 0.5,
+    "algorithm.tokens.high_entropy_share": 0.5,
+    "algorithm.tokens.high_entropy_per": "row",
+    "algorithm.tokens.covariance_clip": 0.1,
+    "algorithm.tokens.covariance_low": 0.5,
+    "algorithm.tokens.covariance_high": 6.0,
+    "algorithm.tokens.covariance_kl": 0.1,
+    "algorithm.tokens.covariance_kl_coef": 0.5,
+    "algorithm.rewards.scale": 2.0,
+    "algorithm.rewards.clip": [-1.0, 1.0],
+    "algorithm.rewards.whiten": True,
+    "algorithm.rewards.normalise": "running",
+    "algorithm.rewards.truncated": "drop",
+    "algorithm.rewards.missing_end_penalty": 0.1,
+    "algorithm.rewards.missing_end": "no_end",
+    "algorithm.rewards.overlong_penalty": 0.1,
+    "algorithm.rewards.overlong_from": 2,
+    "algorithm.rewards.overlong_to": 4,
+    "algorithm.rewards.flat_group_weight": 1.0,
+    "algorithm.rewards.sources": "group",
+    "algorithm.smooth.tau": 2.0,
+    "algorithm.smooth.negative_tau": 2.0,
+    "algorithm.smooth.power": 1.0,
+    "algorithm.smooth.decay": 2.0,
+    "algorithm.smooth.negative_power": 2.0,
+    "algorithm.smooth.negative_decay": 1.0,
     "evaluation.path": "WORLD/train.jsonl",
     "evaluation.split": "test",
     "evaluation.every": 3,
@@ -101,10 +144,38 @@ FORKED: dict[str, Any] = {
 }
 """A changed value for each field that may change."""
 
+OVERLONG = {
+    "algorithm.rewards.overlong_penalty": 0.1,
+    "algorithm.rewards.overlong_from": 2,
+    "algorithm.rewards.overlong_to": 4,
+}
 BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
     "algorithm.kl_horizon": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.01},
     "algorithm.target_kl": {"algorithm.epochs": 2},
+    "algorithm.whiten_over": {"algorithm.whiten": True},
+    "algorithm.kl_estimator": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_unbiased": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_max_log_ratio": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_reward_estimator": {"algorithm.kl_reward_coef": 0.1},
+    **{
+        f"algorithm.correction.{name}": {"algorithm.correction.form": "mask"}
+        for name in ("level", "low", "high")
+    },
+    **{f"algorithm.entropy.{name}": {"algorithm.entropy.target": 0.5} for name in ("step", "highest")},
+    "algorithm.tokens.high_entropy_per": {"algorithm.tokens.high_entropy_share": 0.5},
+    "algorithm.tokens.covariance_low": {"algorithm.tokens.covariance_clip": 0.1},
+    "algorithm.tokens.covariance_high": {"algorithm.tokens.covariance_clip": 0.1},
+    "algorithm.tokens.covariance_kl_coef": {"algorithm.tokens.covariance_kl": 0.1},
+    "algorithm.rewards.missing_end": {"algorithm.rewards.missing_end_penalty": 0.1},
+    **{
+        f"algorithm.rewards.{name}": OVERLONG for name in ("overlong_penalty", "overlong_from", "overlong_to")
+    },
+    **{f"algorithm.smooth.{name}": {"algorithm.policy_loss": "sapo"} for name in ("tau", "negative_tau")},
+    **{
+        f"algorithm.smooth.{name}": {"algorithm.policy_loss": "vespo"}
+        for name in ("power", "decay", "negative_power", "negative_decay")
+    },
     **{
         f"algorithm.vine.{name}": {"algorithm.advantage": "vine"}
         for name in ("branches", "delimiter", "max_steps")

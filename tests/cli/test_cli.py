@@ -283,6 +283,14 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
             **{"sampling.refill_rounds": 1, "stop.max_steps": 2},
         },
         "dpo": {"oracle.labels": "bernoulli", "stop.max_steps": 2, "checkpoint.every": 1},
+        "ppo": {
+            "algorithm.rewards": {"missing_end_penalty": 0.1, "clip": [-1.0, 1.0]},
+            "algorithm.correction": {"form": "truncate"},
+            "algorithm.tokens": {"high_entropy_share": 0.5, "covariance_kl": 0.2},
+            "algorithm.entropy": {"coef": 0.0, "target": 0.5},
+            "algorithm.drift_coef": 0.1,
+            "stop.max_steps": 1,
+        },
     }
     variants["dpo"] |= {"learner.buffer": {"questions": 100}, "model.reference_update": {"mix": 0.5}}
     for algorithm, changes in variants.items():
@@ -291,9 +299,7 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
             seen |= json.loads(line).keys() - {"step"}
     assert seen <= NAMES.keys()
     proven_in_protocol = {
-        name
-        for name in NAMES
-        if "critic" in name or "ensemble" in name or name == "loss/prior" or "sft" in name
+        name for name in NAMES if "ensemble" in name or name == "loss/prior" or "sft" in name
     }
     proven_in_evaluations = {name for name in NAMES if name.startswith("eval/")} - seen
     proven_over_http = {
@@ -304,11 +310,13 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
         "oracle/position_bias",
         "oracle/cost",
     }
-    proven_by_algorithms = {name for name in NAMES if name.startswith(("kto/", "pairs/held_out"))} | {
+    proven_by_algorithms = {
+        name for name in NAMES if name.startswith(("kto/", "vine/", "pairs/held_out"))
+    } | {
         "pairs/brier",
         "pairs/confidence",
     }
-    proven_by_algorithms |= {"loss/reward", "loss/centring", "loss/drift"}
+    proven_by_algorithms |= {"loss/reward", "loss/centring"}
     proven_of_mixtures = {"oracle/source/label"}
     proven_elsewhere = {"answers/wasted_frac", "oracle/changes"}
     assert (
