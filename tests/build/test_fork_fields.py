@@ -198,6 +198,7 @@ READS = {
     **dict.fromkeys(
         ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
     ),
+    "algorithm.rewards.sources": "mixture",
     **dict.fromkeys(
         (
             "learner.critic_learning_rate",
@@ -266,11 +267,18 @@ REFUSED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives the configuration of a finished run of four steps, by algorithm. Each run
-    is made once."""
+    is made once. "mixture" is GRPO with an oracle of two sources."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
-    changes = {"ppo": {"algorithm": {"name": "ppo", "prompts": 4, "samples": 2}}}
+    sources = [{"name": world.oracle, "label": label} for label in ("one", "two")]
+    changes = {
+        "ppo": {"algorithm": {"name": "ppo", "prompts": 4, "samples": 2}},
+        "mixture": {
+            "algorithm": {"name": "grpo", "prompts": 4, "samples": 3},
+            "oracle": {"name": "mixture", "sources": sources},
+        },
+    }
 
     def make(algorithm: str) -> Path:
         if algorithm not in found:
