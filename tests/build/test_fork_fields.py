@@ -47,7 +47,7 @@ FORKED: dict[str, Any] = {
     "algorithm.advantage": "leave_one_out",
     "algorithm.vine.branches": 2,
     "algorithm.vine.delimiter": "a",
-    "algorithm.vine.max_steps": 4,
+    "algorithm.vine.most_steps": 4,
     "algorithm.kl_reward_coef": 0.1,
     "algorithm.gamma": 0.9,
     "algorithm.whiten": True,
@@ -178,7 +178,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
     **{
         f"algorithm.vine.{name}": {"algorithm.advantage": "vine"}
-        for name in ("branches", "delimiter", "max_steps")
+        for name in ("branches", "delimiter", "most_steps")
     },
     "evaluation.split": {"evaluation.path": "DATASET"},
     "evaluation.success": {"evaluation.pass_at": [1]},
