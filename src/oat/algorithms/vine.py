@@ -18,8 +18,8 @@ Departures from the paper:
 2. A state that two responses share is sampled from once.
 3. A step whose end has no value (all of its branches lack a score) is one step with the next. A first step
    without a value before it learns nothing: its advantage is 0.
-4. The number of steps of a response has a bound, `most_steps`, so that the price of a step of the run has one.
-   The last step has all that is left.
+4. The number of steps of a response has a bound, `most_steps`, so that the price of a step of the run has
+   one. The last step has all that is left.
 """
 
 from collections import defaultdict
@@ -55,8 +55,8 @@ class VineConfig:
             raise ConfigError("algorithm.vine.delimiter is empty; give the string that ends a step")
         if self.most_steps < 2:
             raise ConfigError(
-                f"algorithm.vine.most_steps is {self.most_steps}, and one step has nothing to branch from; set "
-                "it to at least 2, or choose another algorithm.advantage"
+                f"algorithm.vine.most_steps is {self.most_steps}, and one step has nothing to branch from; "
+                "set it to at least 2, or choose another algorithm.advantage"
             )
 
     @property
