@@ -231,7 +231,7 @@ class Objective(Protocol):
 
 def row_index(rows: Sequence[Trajectory]) -> torch.Tensor:
     """Return the index of each trained token's row, (K,)."""
-    counts = torch.tensor([int(row.trained.sum()) for row in rows], dtype=torch.long)
+    counts = torch.tensor([row.num_trained for row in rows], dtype=torch.long)
     return torch.arange(len(rows)).repeat_interleave(counts)
 
 
@@ -293,7 +293,7 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
     ]
     if not trajectories:
         return {}
-    lengths = [int(trajectory.trained.sum()) for trajectory in trajectories]
+    lengths = [trajectory.num_trained for trajectory in trajectories]
     ours = [trajectory.recorded("versions") for trajectory in trajectories if trajectory.slot == "sampler"]
     versions = np.concatenate(ours) if ours else np.zeros(0)
     return {
@@ -353,7 +353,10 @@ def reward_metrics(
         group_of_N: (N,) index of each row's group.
         valid_N: (N,) bool, True if the row has a score.
     """
-    groups = [rewards_N[(group_of_N == g) & valid_N] for g in group_of_N.unique()]
+    order_N = group_of_N.argsort(stable=True)
+    sizes = group_of_N.unique(return_counts=True)[1].tolist()
+    parts = zip(rewards_N[order_N].split(sizes), valid_N[order_N].split(sizes), strict=True)
+    groups = [rewards[valid] for rewards, valid in parts]
     spreads = [float(group.std()) if len(group) > 1 else 0.0 for group in groups]
     if not valid_N.any():
         return {}

@@ -263,7 +263,7 @@ def _repaired(batch: Batch, match_U: torch.Tensor) -> Batch:
     """Return the batch with new pairs: unit u has the chosen row of pair u and the rejected row of pair
     `match_U[u]`. Every row keeps the group of its prompt."""
     rows = torch.stack([torch.arange(0, batch.size, 2), 2 * match_U + 1], dim=1).flatten().tolist()
-    parts = batch.columns["reference_logps_K"].split([int(row.trained.sum()) for row in batch.rows])
+    parts = batch.columns["reference_logps_K"].split([row.num_trained for row in batch.rows])
     columns = {**batch.columns, "reference_logps_K": torch.cat([parts[row] for row in rows])}
     return replace(
         batch, rows=tuple(batch.rows[row] for row in rows), group_of_N=batch.group_of_N[rows], columns=columns

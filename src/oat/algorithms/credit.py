@@ -105,7 +105,7 @@ def earned(scored: ScoredRows, credit: Credit) -> Earned:
     start = 0
     given = zip(scored.rows, scored.answers, scored.places, scored.rewards_N.tolist(), strict=True)
     for number, (row, answer, place, score) in enumerate(given):
-        count = int(row.trained.sum())
+        count = row.num_trained
         before = 0
         for token, reward in _places(row, answer, place, score, count, credit):
             rewards.append(0.0 if reward is None else reward)

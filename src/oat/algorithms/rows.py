@@ -40,7 +40,7 @@ class ScoredRows:
     @property
     def lengths_N(self) -> torch.Tensor:
         """Number of trained tokens of each row, (N,). A branch counts the tokens that it begins with too."""
-        lengths = [float(row.trained.sum()) + row.branched_at for row in self.rows]
+        lengths = [float(row.num_trained) + row.branched_at for row in self.rows]
         return torch.tensor(lengths, dtype=self.rewards_N.dtype)
 
     def only(self, kept_N: torch.Tensor) -> "ScoredRows":

@@ -147,21 +147,49 @@ class Step:
     """The attention layout of a decoding step: one new token per row. `PagedCache.extend` must have made room
     for these tokens.
 
+    If other rows get the keys and values of a computed row too, the step copies the own pages of the computed
+    rows, and computes with these only.
+
     Args:
-        rows: (R,) the cache's rows that get a token, as indices, in the order of the pass.
+        rows: (R,) the cache's rows that the pass computes, as indices, in the order of the pass.
+        written: indices of all rows that get a token, and for each the place in `rows` of the row from which
+            its key and value come (`equal_rows.py`); None: these are `rows`.
     """
 
-    def __init__(self, cache: PagedCache, rows: np.ndarray, device: torch.device):
+    def __init__(
+        self,
+        cache: PagedCache,
+        rows: np.ndarray,
+        device: torch.device,
+        written: tuple[np.ndarray, np.ndarray] | None = None,
+    ):
         self.cache = cache
-        self.entries, self.starts, self.empty_PC = (
-            torch.from_numpy(numbers).to(device) for numbers in cache.index(rows)
-        )
-        self.places = cache.places(rows, cache.lengths_N[rows] - 1, np.arange(len(rows)), device)
+        entries, starts, empty_PC = cache.index(rows)
+        to, sources = written or (rows, np.arange(len(rows)))
+        self.places = cache.places(to, cache.lengths_N[to] - 1, sources, device)
         place_of_N = np.zeros(len(cache.lengths_N) + 1, dtype=np.int64)
         place_of_N[rows] = np.arange(len(rows))
         self.pools = [pages for pages in (cache.own, cache.shared) if pages.used]
         blocks = [pages.rows_PG[pages.within_block(np.arange(pages.block))] for pages in self.pools]
+        self.chosen: Tensor | None = None
+        if len(to) > len(rows):
+            chosen = np.unique(entries[entries < cache.own.block])
+            entries = np.where(
+                entries < cache.own.block,
+                np.searchsorted(chosen, entries),
+                entries - cache.own.block + len(chosen),
+            )
+            blocks[0], empty_PC = blocks[0][chosen], empty_PC[chosen]
+            self.chosen = torch.from_numpy(chosen).to(device)
+        self.entries, self.starts, self.empty_PC = (
+            torch.from_numpy(numbers).to(device) for numbers in (entries, starts, empty_PC)
+        )
         self.queries_PG = [torch.from_numpy(place_of_N[rows_PG]).to(device) for rows_PG in blocks]
+
+    @property
+    def keys(self) -> int:
+        """The number of keys that the step computes with in each layer, padding included."""
+        return PAGE * sum(map(len, self.queries_PG))
 
     def attend(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
@@ -172,6 +200,9 @@ class Step:
         heads, groups = query.shape[1], query.shape[1] // key.shape[1]
         query_RHgd = (query[:, :, 0] * scale).to(cache.dtype).unflatten(1, (-1, groups))
         held = [pages.tensors(module, key_RHd, value_RHd) for pages in self.pools]
+        if self.chosen is not None:
+            keys, values = held[0]
+            held[0] = keys.index_select(0, self.chosen), values.index_select(0, self.chosen)
         scores = []
         for queries_PG, (keys, _) in zip(self.queries_PG, held, strict=True):
             query_PHQd = query_RHgd[queries_PG].transpose(1, 2).flatten(2, 3)

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from oat import seeds
 from oat.engines.cached_attention import Continuing, Filling, Step
+from oat.engines.equal_rows import EqualRows
 from oat.engines.kept import Kept
 from oat.engines.paged_cache import PagedCache, cache_dtype
 from oat.engines.shapes import filled_up, passes
@@ -118,6 +119,7 @@ class Decoding:
         self._hold(np.zeros(0, dtype=np.int64))
         self._hidden_RD = torch.zeros(0)
         self._parked: list[int] = []
+        self._equal_rows = EqualRows(len(requests))
 
     @property
     def busy(self) -> bool:
@@ -220,6 +222,7 @@ class Decoding:
         again = self._enter_again(held)
         fresh = self._enter_fresh(held + len(again))
         if len(again) or fresh:
+            self._equal_rows.enter([*again[:, None], *fresh])
             new = self._lengths_N[again] - cached_N[again]
             self._hidden_RD = torch.cat(
                 [*([self._hidden_RD] if held else []), *self._fill_up(again, new), *self._fill(fresh)]
@@ -451,19 +454,28 @@ class Decoding:
             self._cache.extend(self._held_R)
             if not len(self._held_R):
                 return
-        step, rows = Step(self._cache, self._held_R, ids_R.device), len(ids_R)
-        positions_R = torch.from_numpy(self._cache.lengths_N[self._held_R] - 1).to(ids_R.device)
-        ids_P1, positions_P1 = (
-            F.pad(numbers_R, (0, filled_up(rows) - rows))[:, None] for numbers_R in (ids_R, positions_R)
-        )
-        self._hidden_RD = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)[:rows, 0]
-        live = self._held_R[self._live_N[self._held_R]]
+        places_C, set_R = self._to_compute()
+        rows_C, device = self._held_R[places_C], ids_R.device
+        step = Step(self._cache, rows_C, device, (self._held_R, set_R))
+        ids_C = ids_R[torch.from_numpy(places_C).to(device)]
+        positions_C = torch.from_numpy(self._cache.lengths_N[rows_C] - 1).to(device)
+        padding = 0, filled_up(len(rows_C)) - len(rows_C)
+        ids_P1, positions_P1 = (F.pad(numbers_C, padding)[:, None] for numbers_C in (ids_C, positions_C))
+        hidden_P1D = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)
+        self._hidden_RD = hidden_P1D[torch.from_numpy(set_R).to(device), 0]
+        computed = rows_C[self._live_N[rows_C]]
         self._meter.backbone(
-            len(live),
-            pairs=int(self._cache.lengths_N[live].sum()),
-            seen=self._cache.seen(live),
-            keys=self._cache.keys,
+            len(computed),
+            pairs=int(self._cache.lengths_N[computed].sum()),
+            seen=self._cache.seen(computed),
+            keys=step.keys,
         )
+
+    def _to_compute(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows of the batch the next pass computes, and for which rows (`EqualRows.divide`)."""
+        rows, every = self._held_R, np.arange(len(self._held_R))
+        newest = self._ids_NT[rows, self._made_N[rows] - 1]
+        return (every, every) if self._fixed else self._equal_rows.divide(rows, newest)
 
     def _leave(self, rows: np.ndarray) -> None:
         """Take finished rows out of the cache, or park them if their requests keep their pages."""

@@ -12,7 +12,7 @@ row's pages, so other rows in the cache do not change this order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -38,6 +38,15 @@ class Places:
     source: Tensor
     page: Tensor
     offset: Tensor
+    _slots: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    def slots(self, heads: int) -> Tensor:
+        """Return the places in a memory of shape (pages * heads * PAGE, width), one head of a token after
+        another."""
+        if heads not in self._slots:
+            first = (self.page * heads)[:, None] + torch.arange(heads, device=self.page.device)
+            self._slots[heads] = (first * PAGE + self.offset[:, None]).flatten()
+        return self._slots[heads]
 
 
 class PagedCache:
@@ -94,11 +103,6 @@ class PagedCache:
     def parked(self) -> int:
         """The number of pages of parked rows that no row in the batch reads."""
         return self.own.parked + self.shared.parked
-
-    @property
-    def keys(self) -> int:
-        """The number of keys that a decoding step computes with in each layer, padding included."""
-        return PAGE * (self.own.block + self.shared.block)
 
     @property
     def page_bytes(self) -> int:
@@ -288,9 +292,10 @@ class PagedCache:
         value_THd: Tensor,
     ) -> None:
         for pages, where in places:
-            keys, values = pages.layer(module, key_THd, value_THd)
-            keys[where.page, :, where.offset] = key_THd[where.source]
-            values[where.page, :, where.offset] = value_THd[where.source]
+            memories = pages.layer(module, key_THd, value_THd)
+            for memory, new_THd in zip(memories, (key_THd, value_THd), strict=True):
+                new = new_THd.index_select(0, where.source).flatten(0, 1)
+                memory.view(-1, memory.shape[3]).index_copy_(0, where.slots(memory.shape[1]), new)
 
     def pages_at(self, rows: np.ndarray) -> np.ndarray:
         """Return the indices in the storage of the pages of rows, (R, J); -1 fills up rows with fewer

@@ -151,10 +151,12 @@ class TorchEngine:
         context = self._context(lm)
         for index in {id(request.sampling): index for index, request in enumerate(requests)}.values():
             _check_sampling(f"request {index}", requests[index].sampling)
-        rooms = [
-            self._room(f"request {index}", request, context, lm.vocab_rows)
-            for index, request in enumerate(requests)
-        ]
+        vocab_rows, checked = lm.vocab_rows, set[int]()
+        for index, request in enumerate(requests):
+            if id(request.ids) not in checked:  # the samples of a prompt have the same ids
+                _check_ids(f"request {index}", request.ids, context, vocab_rows)
+                checked.add(id(request.ids))
+        rooms = [_room(request, context) for request in requests]
         self._check_pages(
             [len(request.ids) + room for request, room in zip(requests, rooms, strict=True)], lm
         )
@@ -182,7 +184,9 @@ class TorchEngine:
         """
         lm, version = self._model(slot), self.version(slot)
         _check_sampling("the request", request.sampling)
-        room = self._room("the request", request, self._context(lm), lm.vocab_rows)
+        context = self._context(lm)
+        _check_ids("the request", request.ids, context, lm.vocab_rows)
+        room = _room(request, context)
         self._check_pages([len(request.ids) + room], lm)
         if room == 0:
             yield from self._generate([request], [room], slot)
@@ -252,16 +256,6 @@ class TorchEngine:
     def _context(self, lm: CausalLM) -> int | None:
         """Return the largest number of tokens that a sequence may have; None: no limit."""
         return self._context_length if self._context_length is not None else lm.context_length
-
-    def _room(self, what: str, request: Request, context: int | None, vocab_rows: int) -> int:
-        """Return the largest number of tokens that the response may have.
-
-        Raises:
-            EngineError: the request has no ids, unknown ids, or more ids than the context holds.
-        """
-        _check_ids(what, request.ids, context, vocab_rows)
-        most = request.sampling.max_new_tokens
-        return most if context is None else min(most, context - len(request.ids))
 
     def _check_pages(self, lengths: Sequence[int], lm: CausalLM) -> None:
         """Check that the cache can hold the longest request. If the engine is deterministic, the cache must
@@ -384,6 +378,12 @@ def _check_sampling(what: str, sampling: Sampling) -> None:
             f"{what} asks for {name} = {getattr(sampling, name)!r}; see `oat.types.Sampling` for what it may "
             "be"
         )
+
+
+def _room(request: Request, context: int | None) -> int:
+    """Return the largest number of tokens that the response may have."""
+    most = request.sampling.max_new_tokens
+    return most if context is None else min(most, context - len(request.ids))
 
 
 def _check_ids(what: str, ids: np.ndarray, context: int | None, vocab_rows: int) -> None:

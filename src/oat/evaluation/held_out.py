@@ -98,9 +98,7 @@ class HeldOutPairs:
             own = [
                 item.group.trajectories[pick] for item in self._items().items for pick in item.question.picks
             ]
-            parts = self.learner.forward(model, own, wants)["raw"].split(
-                [int(row.trained.sum()) for row in own]
-            )
+            parts = self.learner.forward(model, own, wants)["raw"].split([row.num_trained for row in own])
             self._reference = (
                 self.learner.version(model),
                 {id(row): part for row, part in zip(own, parts, strict=True)},

@@ -28,7 +28,7 @@ def fault_of(batch: Batch) -> str | None:
     sizes = {
         "N": batch.size,
         "U": len(set(batch.unit_of_N.tolist())),
-        "K": sum(int(row.trained.sum()) for row in batch.rows),
+        "K": sum(row.num_trained for row in batch.rows),
     }
     for name, values in batch.columns.items():
         axis = name[-1]
@@ -64,7 +64,8 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
     if batch.rows:
         index["K"] = _tokens(batch, rows)
     columns = {name: values[index[name[-1]]] for name, values in batch.columns.items()}
-    return Batch(tuple(batch.rows[row] for row in rows) if batch.rows else (), unit_of_N, group_of_N, columns)
+    chosen = tuple(batch.rows[row] for row in rows.tolist()) if batch.rows else ()
+    return Batch(chosen, unit_of_N, group_of_N, columns)
 
 
 def view_of(batch: Batch) -> View:
@@ -96,7 +97,7 @@ def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> 
     pending: list[np.ndarray] = []
     count = length = 0
     for rows in _rows_of_units(batch):
-        more = sum(len(batch.rows[row].ids) for row in rows) if batch.rows else 0
+        more = 0 if tokens is None else sum(len(batch.rows[row].ids) for row in rows) if batch.rows else 0
         count, length = count + len(rows), length + more
         if pending and ((size is not None and count > size) or (tokens is not None and length > tokens)):
             yield np.concatenate(pending)
@@ -113,6 +114,7 @@ def _rows_of_units(batch: Batch) -> list[np.ndarray]:
 
 
 def _tokens(batch: Batch, rows: np.ndarray) -> torch.Tensor:
-    counts = np.array([int(row.trained.sum()) for row in batch.rows])
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    return torch.from_numpy(np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows]))
+    counts = np.array([row.num_trained for row in batch.rows])
+    starts = (np.cumsum(counts) - counts)[rows]
+    ends = np.cumsum(counts[rows])
+    return torch.from_numpy(np.arange(ends[-1]) + np.repeat(starts - ends + counts[rows], counts[rows]))

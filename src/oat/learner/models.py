@@ -112,7 +112,7 @@ class LanguageModel:
 
     def _sampled(self, rows: Sequence[Trajectory], ids: torch.Tensor) -> Functional:
         temperatures = torch.cat(
-            [torch.full((int(row.trained.sum()),), row.temperature, device=ids.device) for row in rows]
+            [torch.full((row.num_trained,), row.temperature, device=ids.device) for row in rows]
         )
         kept_ids, bounds = kept_sets(rows)
         kept, counts = torch.from_numpy(kept_ids).to(ids.device), np.diff(bounds)
@@ -279,7 +279,7 @@ def trained_hidden(
     ends = [int(tokens[-1]) if len(tokens) else 0 for tokens in trained]
     hidden_TD, places = hidden_of_rows(lm, rows, ends, autocast=autocast)
     before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
-    ids_K = np.concatenate([row.ids[tokens] for row, tokens in zip(rows, trained, strict=True)]).astype(
+    ids_K = np.concatenate([row.ids for row in rows])[np.concatenate([row.trained for row in rows])].astype(
         np.int64
     )
     return torch.from_numpy(ids_K).to(lm.device), hidden_TD[torch.from_numpy(before_K).to(lm.device)], places

@@ -173,13 +173,13 @@ class _AnswerReader:
         self._answer = answer
         self._name = name
         self._where = where
-        self._require(
-            isinstance(answer, Answer), f"to {where} came {shown(answer)}; return an oat.types.Answer"
-        )
+        if not isinstance(answer, Answer):
+            raise self._fault(f"to {where} came {shown(answer)}; return an oat.types.Answer")
         for field in ("values", "marks", "scores", "steps"):
             given = getattr(answer, field)
             is_list = isinstance(given, tuple | list) or (isinstance(given, np.ndarray) and given.ndim == 1)
-            self._require(is_list, f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
+            if not is_list:
+                raise self._fault(f"`{field}` of the answer to {where} is {shown(given)}; give a tuple")
 
     def values(self, kind: Kind, size: int) -> tuple[tuple[float, ...], tuple[Any, ...]]:
         """Return the values and their marks. A value that is not finite, or is no probability in a
@@ -200,10 +200,10 @@ class _AnswerReader:
         values = [_number(value, kind) for value in answer.values]
         meaning = "a probability from 0 to 1" if kind == "compare" else "a finite number"
         for value, given, mark in zip(values, answer.values, answer.marks, strict=True):
-            self._require(
-                mark != "ok" or value is not None,
-                f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain",
-            )
+            if mark == "ok" and value is None:
+                raise self._fault(
+                    f"the answer to {where} is {shown(given)}; give {meaning}, or mark it abstain"
+                )
         neutral = tuple(_NEUTRAL if value is None else value for value in values)
         return neutral, tuple(str(mark) for mark in answer.marks)
 
@@ -274,10 +274,8 @@ class _AnswerReader:
             size: number of the question's candidates.
         """
         given = self._answer.sources
-        self._require(
-            isinstance(given, dict) and all(isinstance(name, str) for name in given),
-            self._instead("sources", "a dict of scores by the name of the source"),
-        )
+        if not (isinstance(given, dict) and all(isinstance(name, str) for name in given)):
+            raise self._fault(self._instead("sources", "a dict of scores by the name of the source"))
         found = {}
         for name, scores in given.items():
             is_list = isinstance(scores, tuple | list) or (
@@ -300,11 +298,14 @@ class _AnswerReader:
         for field in ("queries", "tokens"):
             count = getattr(self._answer, field)
             is_count = isinstance(count, Integral) and 0 <= int(count) < _MOST
-            self._require(is_count, self._instead(field, "a whole number from 0"))
+            if not is_count:
+                raise self._fault(self._instead(field, "a whole number from 0"))
         for field in ("cost", "seconds"):
             amount = _number(getattr(self._answer, field), "score")
-            self._require(amount is not None and amount >= 0, self._instead(field, "a number from 0"))
-        self._require(isinstance(self._answer.by, str), self._instead("by", "the name of who answered"))
+            if amount is None or amount < 0:
+                raise self._fault(self._instead(field, "a number from 0"))
+        if not isinstance(self._answer.by, str):
+            raise self._fault(self._instead("by", "the name of who answered"))
         counts = {field: int(getattr(self._answer, field)) for field in ("queries", "tokens")}
         return {**counts, **{field: float(getattr(self._answer, field)) for field in ("cost", "seconds")}}
 
@@ -314,8 +315,13 @@ class _AnswerReader:
         )
 
     def _require(self, holds: bool, what: str) -> None:
+        """Raise if `holds` is False. A text `what` that takes long to make is better made after the check
+        (`_fault`), since every answer is checked."""
         if not holds:
-            raise OracleError(f"oracle {self._name}: {what}")
+            raise self._fault(what)
+
+    def _fault(self, what: str) -> OracleError:
+        return OracleError(f"oracle {self._name}: {what}")
 
 
 def _number(value: Any, kind: Kind) -> float | None:

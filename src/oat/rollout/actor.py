@@ -243,9 +243,13 @@ class Actor:
         try:
             while playing:
                 requests = [Request(episode.ids, sampling, episode.key, has_turns) for episode in playing]
+                texts: dict[bytes, str] = {}  # short responses are often equal
                 for completion in self.engine.generate(requests, slot):
+                    name = completion.ids.tobytes()
+                    if name not in texts:
+                        texts[name] = self.renderer.text(completion.ids)
                     ends = self.renderer.text_ends(completion.ids) if has_ends else None
-                    playing[completion.index].respond(completion, self.renderer.text(completion.ids), ends)
+                    playing[completion.index].respond(completion, texts[name], ends)
                 playing = self._going_on(playing)
         finally:
             if has_turns:

@@ -236,14 +236,26 @@ class Trajectory:
         trained[:1] = False
         return trained
 
+    @cached_property
+    def num_trained(self) -> int:
+        """The number of trained tokens."""
+        return int(np.count_nonzero(self.trained))
+
     def recorded(self, name: Literal["raw_logps", "sampled_logps", "versions"]) -> np.ndarray:
         """Return the recorded values of the trained tokens, (K,). Tokens of a segment without such values get
         0."""
         parts = []
+        start = 0
         for segment in self.segments:
-            values = getattr(segment, name)
-            parts.append(values if values is not None else np.zeros(len(segment.ids), dtype=np.float32))
-        return np.concatenate(parts)[self.trained]
+            stop = start + len(segment.ids)
+            if segment.mask is not None:
+                values = getattr(segment, name)
+                trained = self.trained[start:stop]
+                parts.append(values[trained] if values is not None else np.zeros(trained.sum(), np.float32))
+            start = stop
+        if not parts:
+            return np.zeros(0, np.float32)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(frozen=True, eq=False)
