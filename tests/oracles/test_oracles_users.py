@@ -48,9 +48,11 @@ def test_what_is_left_out_has_the_default_of_the_base_class() -> None:
         answers = "score"
         submit, collect = Bare.submit, Bare.collect
 
+    others = {"name", "sources", "submit", "collect", "price", "check_columns", "bind", "close"}
     for bare, plain in ((users(), Plain()), (UsersOracle(Plain()), Plain())):
-        for member in set(MEMBERS) - {"name", "submit", "collect", "price", "check_columns", "bind", "close"}:
+        for member in set(MEMBERS) - others:
             assert getattr(bare, member) == getattr(plain, member), member
+        assert (bare.sources, plain.sources) == (None, ()), "which sources its answers have is not known"
         assert bare.price(QUESTION) == plain.price(QUESTION) == Price(2)
         bare.check_columns([], False)
         bare.bind()
