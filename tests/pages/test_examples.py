@@ -26,9 +26,12 @@ LEARNED = {
     "04_custom_loss.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
     "05_environment.py": (r"found in two guesses: (\S+)% in the first step, (\S+)% in the last", 40),
     "06_step_rewards.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.6),
+    "07_calculator.py": (r"mean reward: (\S+) in the first step, (\S+) in the last", 0.5),
 }
 """By example: a pattern of the printed line about the first and the last step, and the smallest rise between
 them."""
+EPISODES = ("05_environment.py", "07_calculator.py")
+"""The examples with episodes of several turns, which must learn with three seeds."""
 Started = Callable[..., str]
 
 
@@ -110,7 +113,7 @@ EXTENSIONS = sorted(file.name for file in EXAMPLES.glob("*.py") if file != LOOP)
 
 
 def test_there_is_one_of_each_kind() -> None:
-    assert len(EXTENSIONS) == 6
+    assert len(EXTENSIONS) == 7
     assert {*EXTENSIONS} - {*LEARNED} == {"03_custom_explorer.py"}
 
 
@@ -118,6 +121,7 @@ def test_there_is_one_of_each_kind() -> None:
     "01_custom_reward.py",
     "05_environment.py",
     "06_step_rewards.py",
+    "07_calculator.py",
     instead="tests/pages/test_extending.py runs parts of each kind",
     seconds=2.2,
 )
@@ -136,11 +140,15 @@ def test_an_extension_runs_and_names_itself_in_its_configuration(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNED)
-def test_an_extension_learns(name: str, started: Started) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [(name, seed) for name in LEARNED for seed in range(3 if name in EPISODES else 1)],
+)
+def test_an_extension_learns(name: str, seed: int, started: Started) -> None:
     said, least = LEARNED[name]
-    found = re.search(said, started(name))
+    found = re.search(said, started(name, f"--seed={seed}"))
     assert found is not None
+    print(name, "seed", seed, found[0])
     assert float(found[2]) - float(found[1]) >= least
 
 

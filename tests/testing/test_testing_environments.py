@@ -24,7 +24,10 @@ TESTS = Path(__file__).parents[1]
     ("name", "record"),
     [
         ("protocol/guessing.py:Guessing", {"prompt": "guess"}),
+        ("protocol/guessing.py:Together", {"prompt": "guess"}),
+        ("protocol/guessing.py:Waiting", {"prompt": "guess"}),
         ("../examples/05_environment.py:HigherLower", {"prompt": "guess", "secret": 2}),
+        ("../examples/07_calculator.py:Calculator", {"prompt": "50+51", "answer": 101}),
     ],
 )
 def test_those_there_are_pass(name: str, record: dict[str, Any]) -> None:

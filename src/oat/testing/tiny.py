@@ -15,12 +15,13 @@ from oat.rundir.rows import read_metrics
 END = "<end>"
 
 
-def write_tiny_model(folder: Path, characters: str, *, seed: int = 0) -> None:
+def write_tiny_model(folder: Path, characters: str, *, seed: int = 0, width: int = 32) -> None:
     """Write a Llama with random weights and its tokenizer into a folder. The tokenizer has one token per
     character, and one for the end of text. A sequence may have at most 128 tokens.
 
     Args:
         characters: all characters that prompts and responses may have.
+        width: the hidden size, a multiple of 16.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -31,10 +32,10 @@ def write_tiny_model(folder: Path, characters: str, *, seed: int = 0) -> None:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     shape = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
         "num_hidden_layers": 2,
-        "num_attention_heads": 2,
+        "num_attention_heads": width // 16,
         "max_position_embeddings": 128,
     }
     with torch.random.fork_rng(devices=[]):
