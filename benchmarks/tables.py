@@ -3,7 +3,7 @@
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
 
 `make bench` makes the environments of TRL and vLLM and calls this program for all tables: generation, step,
-update, direct, logps, gae, growth, shapes.
+update, direct, logps, gae, growth, shapes, turns.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import generation
 import logps
 import real_shapes
 import step
+import turns
 import update
 from peers import THREADS
 from provenance import commit, machine
@@ -257,6 +258,36 @@ def shapes_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
+def turns_rows(trl: str, vllm: str) -> Rows:
+    yield [
+        "model",
+        "prompt, turns of tokens",
+        "seconds: one turn, several, several without kept keys",
+        "ratio (at most 1.1)",
+        "without kept keys",
+        "ratio to one turn without the messages",
+        "with",
+    ]
+    for size, count, tokens, prompt in (
+        ("tiny", 4, 16, 16),
+        ("quickstart", 4, 16, 16),
+        ("quickstart", 16, 8, 16),
+        ("quickstart", 8, 8, 256),
+    ):
+        row = turns.compare(size, count, tokens, prompt, OF_SECONDS)
+        seconds, ratios = row["seconds"], row["ratios"]
+        least, greatest = row["spread"]["kept"]
+        yield [
+            size,
+            f"{prompt}, {count} of {tokens}",
+            ", ".join(f"{seconds[name]:.2f}" for name in ("one", "kept", "again")),
+            f"{ratios['kept']:.2f} ({least:.2f}-{greatest:.2f})",
+            f"{ratios['again']:.2f}",
+            f"{ratios['kept'] / ratios['own']:.2f}",
+            _with(row),
+        ]
+
+
 TABLES: dict[str, Callable[[str, str], Rows]] = {
     "generation": generation_rows,
     "step": step_rows,
@@ -266,6 +297,7 @@ TABLES: dict[str, Callable[[str, str], Rows]] = {
     "gae": gae_rows,
     "growth": growth_rows,
     "shapes": shapes_rows,
+    "turns": turns_rows,
 }
 
 
