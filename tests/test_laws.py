@@ -398,6 +398,12 @@ def test_nothing_is_too_long_to_read() -> None:
     assert too_long(FILES) == []
 
 
+def test_test_modules_have_names_of_their_own() -> None:
+    """pytest imports test modules by their names alone, and cannot collect two of one name."""
+    names = [file.name for file in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 @pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks"])
 def test_what_is_beside_the_package_is_not_too_long_either(folder: str) -> None:
     assert too_long(sorted((TESTS.parent / folder).rglob("*.py"))) == []

@@ -254,9 +254,9 @@ def test_every_algorithm_of_the_family_has_it(name: str) -> None:
 
 
 def test_the_plan_has_the_branches() -> None:
-    plan = made(vine={"branches": 2, "delimiter": ";", "max_steps": 4}).plan(0)
+    plan = made(vine={"branches": 2, "delimiter": ";", "most_steps": 4}).plan(0)
     assert plan.branching is not None
-    assert (plan.branching.branches, plan.branching.delimiter, plan.branching.max_steps) == (2, ";", 4)
+    assert (plan.branching.branches, plan.branching.delimiter, plan.branching.most_steps) == (2, ";", 4)
     assert (plan.responses, plan.most_candidates) == (3, 3 * (1 + 2 * 3))
     assert made(advantage="group_mean").plan(0).branching is None
 
@@ -265,7 +265,7 @@ WRONG = {
     "one response": ({"samples": 1}, "needs at least 2 responses"),
     "no branch": ({"vine": {"branches": 0}}, "algorithm.vine.branches is 0"),
     "no delimiter": ({"vine": {"delimiter": ""}}, "algorithm.vine.delimiter is empty"),
-    "one step": ({"vine": {"max_steps": 1}}, "algorithm.vine.max_steps is 1"),
+    "one step": ({"vine": {"most_steps": 1}}, "algorithm.vine.most_steps is 1"),
     "a discount": ({"gamma": 0.9}, "algorithm.gamma is 0.9, and nothing reads it with algorithm.advantage"),
     "credit": ({"credit": "steps"}, "algorithm.credit is steps, and nothing reads it"),
     "whitened rewards": ({"rewards": {"whiten": True}}, "algorithm.rewards.whiten is true"),

@@ -47,7 +47,7 @@ FORKED: dict[str, Any] = {
     "algorithm.advantage": "leave_one_out",
     "algorithm.vine.branches": 2,
     "algorithm.vine.delimiter": "a",
-    "algorithm.vine.max_steps": 4,
+    "algorithm.vine.most_steps": 4,
     "algorithm.kl_reward_coef": 0.1,
     "algorithm.gamma": 0.9,
     "algorithm.whiten": True,
@@ -55,6 +55,49 @@ FORKED: dict[str, Any] = {
     "algorithm.dual_clip": 3.0,
     "algorithm.drift_coef": 0.1,
     "algorithm.reduction": "token",
+    "algorithm.advantage_clip": 1.0,
+    "algorithm.whiten_over": "group",
+    "algorithm.old_from": "sampler",
+    "algorithm.credit": "steps",
+    "algorithm.turn_gamma": 0.9,
+    "algorithm.kl_estimator": "k1",
+    "algorithm.kl_unbiased": True,
+    "algorithm.kl_max_log_ratio": 10.0,
+    "algorithm.kl_reward_estimator": "k3",
+    "algorithm.correction.form": "truncate",
+    "algorithm.correction.level": "sequence",
+    "algorithm.correction.low": 0.1,
+    "algorithm.correction.high": 3.0,
+    "algorithm.correction.off_policy_bound": 1.0,
+    "algorithm.entropy.coef": 0.01,
+    "algorithm.entropy.target": 0.5,
+    "algorithm.entropy.step": 0.01,
+    "algorithm.entropy.highest": 0.5,
+    "algorithm.tokens.high_entropy_share": 0.5,
+    "algorithm.tokens.high_entropy_per": "row",
+    "algorithm.tokens.covariance_clip": 0.1,
+    "algorithm.tokens.covariance_low": 0.5,
+    "algorithm.tokens.covariance_high": 6.0,
+    "algorithm.tokens.covariance_kl": 0.1,
+    "algorithm.tokens.covariance_kl_coef": 0.5,
+    "algorithm.rewards.scale": 2.0,
+    "algorithm.rewards.clip": [-1.0, 1.0],
+    "algorithm.rewards.whiten": True,
+    "algorithm.rewards.normalise": "running",
+    "algorithm.rewards.truncated": "drop",
+    "algorithm.rewards.missing_end_penalty": 0.1,
+    "algorithm.rewards.missing_end": "no_end",
+    "algorithm.rewards.overlong_penalty": 0.1,
+    "algorithm.rewards.overlong_from": 2,
+    "algorithm.rewards.overlong_to": 4,
+    "algorithm.rewards.flat_group_weight": 1.0,
+    "algorithm.rewards.sources": "group",
+    "algorithm.smooth.tau": 2.0,
+    "algorithm.smooth.negative_tau": 2.0,
+    "algorithm.smooth.power": 1.0,
+    "algorithm.smooth.decay": 2.0,
+    "algorithm.smooth.negative_power": 2.0,
+    "algorithm.smooth.negative_decay": 1.0,
     "evaluation.path": "WORLD/train.jsonl",
     "evaluation.split": "test",
     "evaluation.every": 3,
@@ -101,13 +144,41 @@ FORKED: dict[str, Any] = {
 }
 """A changed value for each field that may change."""
 
+OVERLONG = {
+    "algorithm.rewards.overlong_penalty": 0.1,
+    "algorithm.rewards.overlong_from": 2,
+    "algorithm.rewards.overlong_to": 4,
+}
 BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.kl_target": {"algorithm.kl_coef": 0.1},
     "algorithm.kl_horizon": {"algorithm.kl_coef": 0.1, "algorithm.kl_target": 0.01},
     "algorithm.target_kl": {"algorithm.epochs": 2},
+    "algorithm.whiten_over": {"algorithm.whiten": True},
+    "algorithm.kl_estimator": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_unbiased": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_max_log_ratio": {"algorithm.kl_coef": 0.1},
+    "algorithm.kl_reward_estimator": {"algorithm.kl_reward_coef": 0.1},
+    **{
+        f"algorithm.correction.{name}": {"algorithm.correction.form": "mask"}
+        for name in ("level", "low", "high")
+    },
+    **{f"algorithm.entropy.{name}": {"algorithm.entropy.target": 0.5} for name in ("step", "highest")},
+    "algorithm.tokens.high_entropy_per": {"algorithm.tokens.high_entropy_share": 0.5},
+    "algorithm.tokens.covariance_low": {"algorithm.tokens.covariance_clip": 0.1},
+    "algorithm.tokens.covariance_high": {"algorithm.tokens.covariance_clip": 0.1},
+    "algorithm.tokens.covariance_kl_coef": {"algorithm.tokens.covariance_kl": 0.1},
+    "algorithm.rewards.missing_end": {"algorithm.rewards.missing_end_penalty": 0.1},
+    **{
+        f"algorithm.rewards.{name}": OVERLONG for name in ("overlong_penalty", "overlong_from", "overlong_to")
+    },
+    **{f"algorithm.smooth.{name}": {"algorithm.policy_loss": "sapo"} for name in ("tau", "negative_tau")},
+    **{
+        f"algorithm.smooth.{name}": {"algorithm.policy_loss": "vespo"}
+        for name in ("power", "decay", "negative_power", "negative_decay")
+    },
     **{
         f"algorithm.vine.{name}": {"algorithm.advantage": "vine"}
-        for name in ("branches", "delimiter", "max_steps")
+        for name in ("branches", "delimiter", "most_steps")
     },
     "evaluation.split": {"evaluation.path": "DATASET"},
     "evaluation.success": {"evaluation.pass_at": [1]},
@@ -127,6 +198,7 @@ READS = {
     **dict.fromkeys(
         ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
     ),
+    "algorithm.rewards.sources": "mixture",
     **dict.fromkeys(
         (
             "learner.critic_learning_rate",
@@ -195,11 +267,18 @@ REFUSED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives the configuration of a finished run of four steps, by algorithm. Each run
-    is made once."""
+    is made once. "mixture" is GRPO with an oracle of two sources."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
-    changes = {"ppo": {"algorithm": {"name": "ppo", "prompts": 4, "samples": 2}}}
+    sources = [{"name": world.oracle, "label": label} for label in ("one", "two")]
+    changes = {
+        "ppo": {"algorithm": {"name": "ppo", "prompts": 4, "samples": 2}},
+        "mixture": {
+            "algorithm": {"name": "grpo", "prompts": 4, "samples": 3},
+            "oracle": {"name": "mixture", "sources": sources},
+        },
+    }
 
     def make(algorithm: str) -> Path:
         if algorithm not in found:

@@ -398,7 +398,7 @@ def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
 
 @pytest.mark.parametrize(
     ("environment", "words"),
-    [("Refusing", "raised KeyError: 'target'"), ("Endless", "raised AttributeError: 'NoneType'")],
+    [("Refusing", "raised KeyError: 'target'"), ("Endless", "is wrong: step returned None")],
 )
 def test_an_environment_that_fails_in_training_ends_the_run(
     world: World,

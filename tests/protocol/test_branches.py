@@ -28,7 +28,7 @@ from oat.text.renderer import Renderer
 from oat.types import Branching, Feedback, Item, Request, Sampling, Segment, Trajectory
 
 STEPS, PROMPTS, SAMPLES, BRANCHES, MOST_STEPS, TOKENS = 3, 6, 4, 2, 3, 12
-VINE = {"branches": BRANCHES, "delimiter": "3", "max_steps": MOST_STEPS}
+VINE = {"branches": BRANCHES, "delimiter": "3", "most_steps": MOST_STEPS}
 MOST = SAMPLES * (1 + BRANCHES * (MOST_STEPS - 1))
 
 
@@ -281,7 +281,7 @@ REFUSED = {
     "a budget below a step": (
         {"stop": {"max_queries": PROMPTS * MOST - 1}},
         f"and one step can cost {PROMPTS * MOST}, with 6 questions in 1 round; raise it, or lower "
-        "algorithm.samples or algorithm.vine.branches or algorithm.vine.max_steps",
+        "algorithm.samples or algorithm.vine.branches or algorithm.vine.most_steps",
     ),
     "an explorer": (
         {"explorer": {"name": "oat.explore.none:NoExploration"}},

@@ -18,8 +18,8 @@ Departures from the paper:
 2. A state that two responses share is sampled from once.
 3. A step whose end has no value (all of its branches lack a score) is one step with the next. A first step
    without a value before it learns nothing: its advantage is 0.
-4. The number of steps of a response has a bound, `max_steps`, so that the price of a step of the run has one.
-   The last step has all that is left.
+4. The number of steps of a response has a bound, `most_steps`, so that the price of a step of the run has
+   one. The last step has all that is left.
 """
 
 from collections import defaultdict
@@ -44,24 +44,24 @@ class VineConfig:
     9, and measures 1 and 3 too."""
     delimiter: str = "\n"
     """The string at whose end a step ends."""
-    max_steps: int = 8
+    most_steps: int = 8
     """Largest number of steps of a response; the last one has all that is left. A prompt costs at most
-    samples * (1 + branches * (max_steps - 1)) queries."""
+    samples * (1 + branches * (most_steps - 1)) queries."""
 
     def __post_init__(self) -> None:
         if self.branches < 1:
             raise ConfigError(f"algorithm.vine.branches is {self.branches}; it must be at least 1")
         if not self.delimiter:
             raise ConfigError("algorithm.vine.delimiter is empty; give the string that ends a step")
-        if self.max_steps < 2:
+        if self.most_steps < 2:
             raise ConfigError(
-                f"algorithm.vine.max_steps is {self.max_steps}, and one step has nothing to branch from; set "
-                "it to at least 2, or choose another algorithm.advantage"
+                f"algorithm.vine.most_steps is {self.most_steps}, and one step has nothing to branch from; "
+                "set it to at least 2, or choose another algorithm.advantage"
             )
 
     @property
     def branching(self) -> Branching:
-        return Branching(self.branches, self.delimiter, self.max_steps)
+        return Branching(self.branches, self.delimiter, self.most_steps)
 
 
 def are_responses(scored: ScoredRows) -> torch.Tensor:

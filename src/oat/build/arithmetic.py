@@ -73,7 +73,7 @@ def _branch_lines(plan: Plan) -> Lines:
     yield (
         "",
         f"further {many(b.branches, 'branch')} from the beginning of each step of a response but the first, "
-        f"of at most {b.max_steps}: at most {many(total, 'branch')}, which are scored like responses",
+        f"of at most {b.most_steps}: at most {many(total, 'branch')}, which are scored like responses",
     )
 
 

@@ -148,7 +148,7 @@ def refuse_small_budget(resolved: Resolved, one: Price, *, is_begun: bool) -> No
 
 def _of_branches(resolved: Resolved) -> list[str]:
     """Return the settings that lower the number of branches; none if the run has no branches."""
-    names = ("samples", "vine.branches", "vine.max_steps")
+    names = ("samples", "vine.branches", "vine.most_steps")
     return [f"algorithm.{name}" for name in names] if resolved.plan.branching is not None else []
 
 

@@ -44,7 +44,7 @@ def step_sizes(row: Trajectory, branching: Branching, renderer: Renderer) -> lis
     ascending.
 
     A step begins with the first token after the one that completes a delimiter. A token that has the end of a
-    delimiter and more belongs to the step before. Steps beyond `max_steps` belong to the last one.
+    delimiter and more belongs to the step before. Steps beyond `most_steps` belong to the last one.
     """
     ends = delimiter_ends(row.text, branching.delimiter)
     if not ends:
@@ -52,7 +52,7 @@ def step_sizes(row: Trajectory, branching: Branching, renderer: Renderer) -> lis
     text_ends = renderer.text_ends(row.completion)
     sizes = dict.fromkeys((np.searchsorted(text_ends, ends) + 1).tolist())
     is_inner = [size for size in sizes if text_ends[size - 1] < len(row.text)]
-    return is_inner[: branching.max_steps - 1]
+    return is_inner[: branching.most_steps - 1]
 
 
 def delimiter_ends(text: str, delimiter: str) -> list[int]:

@@ -25,12 +25,12 @@ class Branching:
     Attributes:
         branches: number of branches from each state.
         delimiter: the string at whose end a step ends.
-        max_steps: largest number of steps of a response; the last one has all that is left.
+        most_steps: largest number of steps of a response; the last one has all that is left.
     """
 
     branches: int
     delimiter: str
-    max_steps: int
+    most_steps: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Plan:
     def most_candidates(self) -> int:
         """Largest number of trajectories of a group: responses and branches."""
         b = self.branching
-        return self.responses * (1 if b is None else 1 + b.branches * (b.max_steps - 1))
+        return self.responses * (1 if b is None else 1 + b.branches * (b.most_steps - 1))
 
 
 @dataclass(frozen=True)
