@@ -54,6 +54,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gspo": {"samples": 2},
     "cispo": {"samples": 2},
     "cpgd": {"samples": 2},
+    "sapo": {"samples": 2},
+    "luspo": {"samples": 2},
+    "vespo": {"samples": 2},
     "ppo": {"samples": 2, "end": "final_state", "response_length": 4},
     "reward_model": {"samples": 2, "centring": 0.01},
 }
