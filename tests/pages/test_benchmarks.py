@@ -124,6 +124,20 @@ def test_update_and_step() -> None:
     assert row["peak_gb"]["oat"] > 0
 
 
+@pytest.mark.slow(instead="test_ledger, and the tests of the benchmarks' own arithmetic", seconds=8)
+def test_steps_with_short_responses(tmp_path: Path) -> None:
+    from short import compare
+
+    from oat.models.loading import save_lm
+    from oat.quickstart.task import build_model, build_task, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    save_lm(build_model(tokenizer, 0, hidden=32, layers=1), tokenizer, str(tmp_path / "start"))
+    build_task(0, demonstrations=1).write(tmp_path)
+    row = compare(1, 2, None, {"prompts": 2, "samples": 2}, str(tmp_path))
+    assert 0 < row["parts"]["learn"] + row["parts"]["sample"] <= row["seconds"]["oat"]
+
+
 @pytest.mark.slow(instead="test_ledger, and the tests of the benchmarks' own arithmetic", seconds=12.1)
 def test_direct(tmp_path: Path) -> None:
     """The benchmark of DPO runs four steps of four pairs. Its first loss is that of a policy that equals the
