@@ -103,7 +103,7 @@ CASES = {
     "grpo with vine": Case(
         "grpo",
         "FlippedGRPO",
-        "samples: 8, advantage: vine, vine: {branches: 2, delimiter: '1', max_steps: 3}",
+        "samples: 8, advantage: vine, vine: {branches: 2, delimiter: '1', most_steps: 3}",
         records="",
     ),
     **{

@@ -145,7 +145,8 @@ class PPO(PolicyGradient):
         }
         if self.response_length is not None:
             mask_K = torch.ones_like(old_K)
-            mask_K[last_tokens(row_of_K, len(has_end_N))[has_end_N]] *= 2.0
+            if len(mask_K):
+                mask_K[last_tokens(row_of_K, len(has_end_N))[has_end_N]] *= 2.0
             columns |= {"has_end_N": has_end_N, "old_ends_N": old_ends_N, "end_targets_N": end_targets_N}
             columns["value_mask_K"] = mask_K
         return columns
@@ -176,7 +177,7 @@ class PPO(PolicyGradient):
         """Return the critic's values before the update, (L,)."""
         found = forward("critic", scored.rows, set(self.wants["critic"]))
         ends_N = found["value"].new_zeros(len(scored.rows))
-        if self.response_length is not None:
+        if self.response_length is not None and len(found["value"]):
             has_end_N = states.has_end_N
             last_N = last_tokens(row_index(scored.rows), len(has_end_N))
             ends_N[has_end_N] = found["value_after"][last_N[has_end_N]]
@@ -224,7 +225,7 @@ class PPO(PolicyGradient):
         terms_K, clipped_K = clipped_value_loss(
             critic["value"], view["old_values_K"], view["value_targets_K"], clip=clip
         )
-        if self.response_length is None:
+        if self.response_length is None or not len(terms_K):
             return terms_K, clipped_K
         has_end_N = view["has_end_N"]
         ends_N = critic["value_after"][last_tokens(view.row_of_K, view.num_rows)]
