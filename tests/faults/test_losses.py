@@ -432,7 +432,7 @@ def test_a_broken_loss_breaks_the_laws() -> None:
         "order": (test_order_changes_nothing, replace(dpo, loss=lambda c: dpo.loss(c).cumsum(0))),
         "shift": (
             test_a_constant_in_both_changes_nothing,
-            replace(dpo, loss=lambda c: dpo.loss(c) + 0.01 * c[0]),
+            replace(dpo, loss=lambda c: dpo.loss(c) + 0.5 * c[0]),
         ),
         "gradient": (
             test_gradients_in_float64,
@@ -440,7 +440,7 @@ def test_a_broken_loss_breaks_the_laws() -> None:
         ),
         "bfloat16": (
             test_bfloat16_errs_by_a_few_roundings,
-            replace(dpo, loss=lambda c: dpo.loss(c) + (64 + c[0]) - 64),
+            replace(dpo, loss=lambda c: dpo.loss(c) + (1024 + c[0]) - 1024),
         ),
         "edge": (
             test_log_probabilities_down_to_minus_10000,
