@@ -235,3 +235,11 @@ def test_tables_are_written_where_the_page_names_them(
     assert ("old" in written) == bool(asked)
     assert [place for place in ("before", "between", "after") if place not in written] == []
     assert "<!-- two -->\n| of | with |\n| --- | --- |\n| two | T V |\n\n*" in written
+
+
+def test_turns() -> None:
+    from turns import compare
+
+    row = compare("tiny", 3, 2, 8, 1, {"prompt_count": 2, "samples": 2, "said": 2})
+    assert row["ratios"].keys() == {"kept", "again", "own"}
+    assert min(row["seconds"].values()) > 0
