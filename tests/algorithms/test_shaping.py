@@ -2,6 +2,7 @@
 statistics, and settings that are wrong."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from scored_groups import feedback
 
 from oat.algorithms.base import Objective
-from oat.errors import ConfigError, ContractError
+from oat.errors import ConfigError, ContractError, OatWarning
 from oat.plugins.registry import ALGORITHMS
 from oat.types import Answer, Batch, Feedback, Item, Segment, Trajectory
 from oat.types.part import RunFacts
@@ -214,6 +215,33 @@ def test_a_source_that_no_answer_of_a_step_has_counts_as_nothing() -> None:
     given = changed(feedback((1.0, 4.0, 1.0)), sources=SOURCES)
     without = made("rloo", rewards={"sources": "group", "source_weights": {"right": 2.0}})
     assert rewards(objective, given) == rewards(without, given)
+
+
+def test_a_weight_of_a_source_that_no_answer_has_is_named_once() -> None:
+    """The labels of a user's oracle are known only from its answers."""
+    objective = made("rloo", rewards={"sources": "group", "source_weights": {"rigth": 2.0}})
+    objective.shaping.check_sources(None)
+    given = changed(feedback((1.0, 4.0, 1.0)), sources=SOURCES)
+    with pytest.warns(OatWarning, match="names 'rigth', and no answer .* the answers have 'right', 'short'"):
+        prepared(objective, given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared(objective, given)
+
+
+def test_whether_a_group_is_usable_does_not_depend_on_its_own_scale() -> None:
+    """With `sources: batch` the other groups of the step are not known yet. Within this group alone, the
+    normalised scores of its two sources add up to 0."""
+    sources = {"right": (0.0, 1.0, 0.0), "short": (1.0, 0.0, 1.0)}
+    (item,) = changed(feedback((1.0, 1.0, 1.0)), sources=sources).items
+    flat = replace(item, answer=replace(item.answer, sources={name: (1.0,) * 3 for name in sources}))
+    compared = made("grpo", advantage="group_norm", rewards={"sources": "batch"})
+    assert compared.is_usable(item)
+    assert not compared.is_usable(flat)
+    assert not made("grpo", advantage="group_norm", rewards={"sources": "group"}).is_usable(item)
+    assert made("grpo", rewards={"sources": "batch"}).is_usable(flat)
+    unweighted = {"sources": "batch", "source_weights": {"right": 0.0, "short": 0.0}}
+    assert not made("grpo", advantage="group_norm", rewards=unweighted).is_usable(item)
 
 
 def test_a_source_with_any_label_has_statistics_of_its_own() -> None:

@@ -34,6 +34,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "grpo",
         {"algorithm.kl_coef": 0.1, "algorithm.minibatches": 3, "algorithm.epochs": 2, "stop.max_steps": 5},
     ),
+    "grpo, a mixture of two rules": (
+        "grpo",
+        {"oracle": {"name": "mixture", "sources": [{"name": "gsm8k"}, {"name": "math", "label": "second"}]}},
+    ),
     "dpo": ("dpo", {"checkpoint.keep_last": 9, "checkpoint.every": 1}),
     "dpo, a lagging sampler": ("dpo", {"learner.sync_every": 2, "evaluation": None}),
     "an adapter": ("grpo", {"model.lora": {"rank": 2}, "evaluation.greedy": False}),
@@ -51,7 +55,7 @@ def lines_of(printed: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.sample("grpo", "an adapter, sampled in half precision", seconds=7.5)
+@pytest.mark.sample("grpo, a mixture*", "an adapter, sampled in half precision", seconds=7.5)
 @pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
 def test_the_arithmetic_is_that_of_the_run(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]
@@ -72,6 +76,8 @@ def test_the_arithmetic_is_that_of_the_run(
     )
     assert f"at most {rows[1]['oracle/queries']:.0f} queries" in said["a step"]
     evaluations = sum("time/evaluate_s" in row for row in rows)
+    if "sources" in changes.get("oracle", {}):
+        assert "at most 24 queries each, 72 in all" in said["evaluation"]
     assert (
         (f": {evaluations} times; each 4 prompts" in said["evaluation"])
         if evaluations

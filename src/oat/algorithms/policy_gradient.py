@@ -114,13 +114,16 @@ class PolicyGradient(Objective):
     def is_usable(self, item: Item) -> bool:
         """Return True if one of the advantages within the item's group is not 0. Advantages that are made of
         all tokens of the step, or with a KL in the rewards, differ within any group: then a single score is
-        enough."""
+        enough. If sources are normalised over the step, whose other groups are not known here, two different
+        scores of one source are enough."""
         scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
         learned_N = self.shaping.learned(scored)
         if not scored.rows or (learned_N is not None and not learned_N.any()):
             return False
         if self._is_whole_step:
             return True
+        if self.config.rewards.sources == "batch":
+            return self.config.advantage == "none" or self.shaping.differ(scored)
         return bool((self._estimates(scored, learns=False)[1].rewards_E != 0).any())
 
     def plan(self, step: int) -> Plan:

@@ -25,7 +25,7 @@ import torch
 
 from oat.algorithms.credit import Earned
 from oat.algorithms.rows import ScoredRows
-from oat.errors import ConfigError, ContractError, did_you_mean
+from oat.errors import ConfigError, ContractError, did_you_mean, warn
 from oat.functional.advantages import group_advantages
 from oat.functional.reward_shaping import (
     Moments,
@@ -149,6 +149,9 @@ class RewardShaping:
     def __init__(self, config: RewardsConfig):
         self.config = config
         self.moments: dict[str, Moments] = {}
+        self._unsure: set[str] = set()
+        """Labels of `source_weights` that may be misspelled: the oracle does not tell its sources, and no
+        answer has had a score of one with this label."""
 
     def check_sources(self, sources: Sequence[str] | None) -> None:
         """Check that the oracle has the sources whose scores the settings read.
@@ -159,7 +162,10 @@ class RewardShaping:
         Raises:
             ConfigError: it has no sources, or `source_weights` names another.
         """
-        if self.config.sources == "sum" or sources is None:
+        if self.config.sources == "sum":
+            return
+        if sources is None:
+            self._unsure.update(self.config.source_weights)
             return
         if not sources:
             raise ConfigError(
@@ -185,6 +191,16 @@ class RewardShaping:
         all are learned from."""
         return ~_are_truncated(scored) if self.config.truncated == "mask" else None
 
+    def differ(self, scored: ScoredRows) -> bool:
+        """Return True if a source that has a weight gave two of the rows different scores.
+
+        Raises:
+            ContractError: an answer has no scores of sources.
+        """
+        weights, found = self.config.source_weights, _scores_of_sources(scored)
+        counted = [scores_N for name, scores_N in found.items() if weights.get(name, 1.0)]
+        return any(len(scores_N[~scores_N.isnan()].unique()) > 1 for scores_N in counted)
+
     def sources(self, scored: ScoredRows, *, learns: bool) -> ScoredRows:
         """Return the rows with the weighted sum of their sources' normalised scores as rewards, if the
         settings ask for it.
@@ -199,6 +215,7 @@ class RewardShaping:
         if self.config.sources == "sum" or not scored.rows:
             return scored
         found = _scores_of_sources(scored)
+        self._check_weights(found)
         total_N = torch.zeros_like(scored.rewards_N)
         for name, scores_N in found.items():
             has_score_N = ~scores_N.isnan()
@@ -264,6 +281,16 @@ class RewardShaping:
         """The settings on which the running statistics depend."""
         after = ("clip", "whiten", "flat_group_weight")
         return {name: value for name, value in asdict(self.config).items() if name not in after}
+
+    def _check_weights(self, found: Collection[str]) -> None:
+        """Warn once of weights of sources that are in no answer, if the oracle does not tell its sources."""
+        if unknown := sorted(self._unsure.difference(found)):
+            warn(
+                f"algorithm.rewards.source_weights names {', '.join(map(repr, unknown))}, and no answer of "
+                f"this step has a score of such a source; the answers have {', '.join(map(repr, found))}. "
+                "Correct the label if it is misspelled"
+            )
+        self._unsure.clear()
 
     def _penalties(self, scored: ScoredRows, end_ids: Collection[int]) -> torch.Tensor:
         """Return what is subtracted from the score of each row, (N,)."""

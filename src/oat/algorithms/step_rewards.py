@@ -12,8 +12,9 @@ A reward arrives at the token that completes what it is for, since no earlier to
 
 If that token is not trained, the reward arrives at the last trained token before it. This happens if a step
 ends in a part of the response that is masked, or in what the environment says. If no trained token comes
-before it, the reward is left out: no action that is learned can have caused it. Rewards that arrive at one
-token are added up.
+before it, the reward arrives nowhere: no action that is learned can have caused it. (`credit.py` then counts
+it to the rest of the score, which is earned at the last trained token.) Rewards that arrive at one token are
+added up.
 
 If the offsets are characters, and the trajectory does not say where its text ends after each token, all of a
 response's reward arrives at its last trained token, as one number does. A trajectory lacks this if it was

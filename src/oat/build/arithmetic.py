@@ -5,14 +5,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oat.build.highest_cost import lines_of_costs
+from oat.build.highest_cost import lines_of_costs, queries_of_a_response
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
 from oat.config.settings import BufferConfig
 from oat.errors import many
 from oat.loop import Run
 from oat.oracles.builtin import BUILTIN
-from oat.oracles.preferences import Preferences
 from oat.types import Plan, Price
 
 Lines = Iterator[tuple[str, str]]
@@ -20,15 +19,19 @@ Lines = Iterator[tuple[str, str]]
 line above it."""
 
 
-def step_lines(resolved: Resolved, run: Run, run_inputs: RunInputs) -> Lines:
+def step_lines(resolved: Resolved, run: Run, dearest: Price) -> Lines:
     """Yield the lines about one step: its prompts, responses, questions, queries and optimiser steps. With
-    `sampling.refill_rounds`, one line has the largest numbers that all rounds together may reach."""
+    `sampling.refill_rounds`, one line has the largest numbers that all rounds together may reach.
+
+    Args:
+        dearest: the highest price of a question of training, as `dearest_question` returns it.
+    """
     config = resolved.config
     plan = run.plans(0)
     recorded = bool(config.prompts.responses)
     samples = _samples(resolved, run)
     responses = plan.prompts * samples
-    queries = plan.questions * _price(resolved, run_inputs, _candidates(resolved, run))
+    queries = plan.questions * dearest.queries
     of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
     yield (
@@ -104,7 +107,7 @@ def run_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, dearest: Pric
     left = None if last is None else max(0, last - begun.steps)
     for costs in lines_of_costs(resolved, run_inputs, dearest, questions, left):
         yield "cost", costs
-    queries = questions * _price(resolved, run_inputs, _candidates(resolved, run))
+    queries = questions * dearest.queries
     yield (
         "the run",
         _over(resolved, run, run_inputs, begun)
@@ -266,9 +269,11 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
     online = questions * (2 if is_pair else plan.responses) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
-    for purpose, (address, _) in run_inputs.evaluation_oracles.items():
-        priced = 0 if resolved.evaluation_oracles[purpose].name in BUILTIN else responses + online
-        total = priced * (count or 0) - (online if priced and not done else 0)
+    for purpose, (address, oracle) in run_inputs.evaluation_oracles.items():
+        is_free = resolved.evaluation_oracles[purpose].name in BUILTIN
+        one = 0 if is_free else queries_of_a_response(oracle, address, purpose, run_inputs.held_out)
+        priced = one * (responses + online)
+        total = priced * (count or 0) - (0 if done else one * online)
         yield (
             "",
             f"{_queries(priced)} each"
@@ -304,26 +309,9 @@ def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
     )
 
 
-def _price(resolved: Resolved, run_inputs: RunInputs, samples: int) -> int:
-    """Return the largest number of queries that a question of training may cost.
-
-    Args:
-        samples: number of responses per prompt.
-    """
-    if resolved.config.oracle.name in BUILTIN:
-        return 0
-    _, oracle = run_inputs.training_oracle
-    return samples if oracle.answers == "score" else 2 if isinstance(oracle, Preferences) else 1
-
-
 def _samples(resolved: Resolved, run: Run) -> int:
     """Return the number of responses per prompt, without branches."""
     return len(resolved.config.prompts.responses) or run.plans(0).responses
-
-
-def _candidates(resolved: Resolved, run: Run) -> int:
-    """Return the largest number of responses per prompt, with branches."""
-    return len(resolved.config.prompts.responses) or run.plans(0).most_candidates
 
 
 def _queries(count: int) -> str:

@@ -16,7 +16,9 @@ import numpy as np
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, recorded_actor
 from oat.config.load import where
+from oat.data.prompts import Prompts
 from oat.errors import ConfigError, many, warn
+from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN
 from oat.text.renderer import Renderer
 from oat.types import Key, Price, Prompt, Question
@@ -67,6 +69,22 @@ def dearest_question(resolved: Resolved, run_inputs: RunInputs) -> Price:
         for place in sorted(chosen)
         for text in texts
     )
+
+
+def queries_of_a_response(oracle: Oracle, address: str, purpose: str, prompts: Prompts) -> int:
+    """Return the largest number of queries that an evaluation may pay for a response.
+
+    Args:
+        oracle: the oracle that judges the evaluation, asked as `address`.
+        prompts: the prompts of the evaluation.
+
+    Raises:
+        OracleError: the oracle's `price` fails, or returns no price.
+    """
+    if not oracle.sources:
+        return 1
+    blank = Question(Key(purpose, 0, 0, 0), "score", (), ("",), (0,), oracle=address)
+    return _most(oracle.price(_about(each, blank, ("",))) for each in prompts.spread(_PROMPTS)).queries
 
 
 def lines_of_costs(

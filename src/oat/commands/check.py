@@ -85,7 +85,7 @@ def _lines(
     assert isinstance(learner, Learner), "nothing goes through the wire here"
     yield from _model(learner)
     yield from _data(run_inputs)
-    yield from step_lines(resolved, run, run_inputs)
+    yield from step_lines(resolved, run, dearest)
     yield from run_lines(resolved, run, run_inputs, dearest, begun)
     yield from evaluation_lines(resolved, run, run_inputs, begun)
     yield from checkpoint_lines(resolved, learner, origin, run.stop.last)
