@@ -232,9 +232,9 @@ def test_a_weight_of_a_source_that_no_answer_has_is_named_once() -> None:
 def test_whether_a_group_is_usable_does_not_depend_on_its_own_scale() -> None:
     """With `sources: batch` the other groups of the step are not known yet. Within this group alone, the
     normalised scores of its two sources add up to 0."""
-    sources = {"right": (0.0, 1.0, 0.0), "short": (1.0, 0.0, 1.0)}
-    (item,) = changed(feedback((1.0, 1.0, 1.0)), sources=sources).items
-    flat = replace(item, answer=replace(item.answer, sources={name: (1.0,) * 3 for name in sources}))
+    sources = {"right": (0.0, 1.0), "short": (1.0, 0.0)}
+    (item,) = changed(feedback((1.0, 1.0)), sources=sources).items
+    flat = replace(item, answer=replace(item.answer, sources={name: (1.0, 1.0) for name in sources}))
     compared = made("grpo", advantage="group_norm", rewards={"sources": "batch"})
     assert compared.is_usable(item)
     assert not compared.is_usable(flat)
