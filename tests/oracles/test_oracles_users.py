@@ -95,6 +95,15 @@ def test_what_it_has_is_read(base: type) -> None:
     assert heard == [(["a"], True), "bound", "closed"]
 
 
+@pytest.mark.parametrize(
+    ("declared", "labels"),
+    [(["x", "y"], ("x", "y")), ({"x": 1}, None), ([3], None), ((), None), (None, None)],
+)
+def test_it_may_declare_its_sources(declared: Any, labels: tuple[str, ...] | None) -> None:
+    """An attribute of another type is the user's own, which an older class may have."""
+    assert users(sources=declared).sources == labels
+
+
 def test_its_members_are_read_anew_each_time() -> None:
     class Mine(Bare):
         calls = 0

@@ -68,7 +68,8 @@ class UsersOracle(Wrapper):
     Args:
         oracle: the user's object; it has `answers`, `durable`, `submit` and `collect`.
 
-    Its answers may have scores of sources, whose labels are not known (`sources`).
+    Its answers may have scores of sources. If the object does not declare their labels (`sources`, a
+    list of texts), they are not known.
 
     Raises (each optional member):
         OracleError: the user's code raised, or a value has a wrong type. But an error in
@@ -78,7 +79,6 @@ class UsersOracle(Wrapper):
     oracle: Any
     where_asked = Oracle.where_asked
     when_it_abstains = Oracle.when_it_abstains
-    sources = None
 
     def read(self, member: str) -> Any:
         """Return an attribute of the user's object, converted to the type that a run reads. If the object
@@ -90,6 +90,10 @@ class UsersOracle(Wrapper):
         if member == "name":
             found = self._own(member)
             return found if isinstance(found, str) and found else self._class
+        if member == "sources":
+            labels = self._own(member)
+            is_right = isinstance(labels, list | tuple) and all(isinstance(each, str) for each in labels)
+            return tuple(labels) or None if is_right else None
         if member not in _KINDS:
             return super().read(member)
         is_right, plain, kind = _KINDS[member]
