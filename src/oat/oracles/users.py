@@ -92,8 +92,8 @@ class UsersOracle(Wrapper):
             return found if isinstance(found, str) and found else self._class
         if member == "sources":
             labels = self._own(member)
-            is_right = isinstance(labels, list | tuple) and all(isinstance(each, str) for each in labels)
-            return tuple(labels) or None if is_right else None
+            are_texts = isinstance(labels, list | tuple) and all(isinstance(each, str) for each in labels)
+            return tuple(labels) or None if are_texts else None
         if member not in _KINDS:
             return super().read(member)
         is_right, plain, kind = _KINDS[member]
