@@ -1,6 +1,7 @@
 """The oracle `remote` against a real HTTP server with the format of reward servers."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from oat.oracles.remote.format import (
     FeedbackRequest,
     decode_reply,
     decode_request,
+    decode_steps,
     encode_reply,
     encode_request,
 )
@@ -65,6 +67,64 @@ def test_order_is_kept_over_four_calls_at_a_time(server: FaultyServer) -> None:
     assert [answer.key for answer in found] == [question.key for question in questions]
     assert server.most == 4
     oracle.close()
+
+
+def stepwise(asked: Asked, steps: list[Any], scores: list[float | None] | None = None) -> Reply:
+    """Return a reply with rewards of steps; `scores` None: those of a server without faults."""
+    request = decode_request(asked.body)
+    own = [score(text) for _, text in request.items] if scores is None else scores
+    return Reply(
+        msgspec.msgpack.encode({"batch_first_win_prob": [], "batch_score": own, "batch_steps": steps})
+    )
+
+
+def test_a_server_may_reward_steps(server: FaultyServer) -> None:
+    """The score of a response with steps is the exact sum of their rewards. A client that does not ask for
+    steps reads the scores alone, and one that does may get none."""
+    steps, scores = [[[2, 0.1], [4, 0.2]], [], None], [0.30000001, 0.5, None]
+    server.answer = lambda asked: stepwise(asked, steps, scores)
+    question = make_question("p", "abcd", "b", "")
+    for gives, expected in (("characters", (((2, 0.1), (4, 0.2)), (), ())), (None, ())):
+        oracle = RemoteOracle(server.url, gives_steps=gives)
+        (found,) = answers(oracle, [question])
+        assert (found.steps, found.marks) == (expected, ("ok", "ok", "abstain"))
+        assert found.values[:2] == (math.fsum([0.1, 0.2]) if gives else 0.30000001, 0.5)
+        oracle.close()
+    server.answer = feedback
+    oracle = RemoteOracle(server.url, gives_steps="characters")
+    assert answers(oracle, [question])[0].steps == ()
+    oracle.close()
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "has 1 entries for 2"),
+        ([[[3, 1.0]]], "the response has 2 characters; give ends up to 2"),
+        ([[[1, 1.0], [1, 0.5]]], "give ends above 0, each above the one before"),
+        ([[[1, math.nan]]], "has the reward nan at 1"),
+        ([[[2, 1.0]]], "batch_score has 0.2, and the steps of batch_steps sum to 1.0"),
+        (["no"], "give a list of pairs"),
+    ],
+)
+def test_steps_that_cannot_be_are_a_failed_try(server: FaultyServer, steps: list[Any], words: str) -> None:
+    texts = ["bb", "c"] if not steps else ["bb"]
+    body = msgspec.msgpack.encode(
+        {"batch_first_win_prob": [], "batch_score": [0.2] * len(texts), "batch_steps": steps or [[]]}
+    )
+    with pytest.raises(ValueError, match=words):
+        decode_steps(body, texts)
+    server.answer = lambda asked: Reply(body)
+    oracle = RemoteOracle(server.url, gives_steps="characters", max_tries=2)
+    (found,) = answers(oracle, [make_question("p", *texts)])
+    assert found.marks == ("failed",) * len(texts)
+    oracle.close()
+
+
+def test_steps_that_cannot_be_asked_for() -> None:
+    for options in ({"gives_steps": "tokens"}, {"gives_steps": "characters", "answers": "compare"}):
+        with pytest.raises(ConfigError, match="set characters, with answers: score, or leave gives_steps"):
+            RemoteOracle("http://127.0.0.1:1", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variable", ["OAT_REMOTE_TOKEN", "MY_TOKEN"])

@@ -6,7 +6,6 @@ value of a comparison is usable if it is a probability. An unusable value with t
 unusable value with another mark is replaced by 0.5.
 """
 
-import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from oat.errors import OracleError, shortened, shown
-from oat.oracles.steps import UNITS, lengths, plain_steps, sum_of
+from oat.oracles.steps import UNITS, is_sum, lengths, plain_steps, sum_of
 from oat.plugins.calls import guarded
 from oat.types import Answer, Key, Kind, Mark, Price, Question, Steps, StepUnit
 from oat.types.budget import Budget
@@ -27,8 +26,6 @@ _MOST_TEXTS = 8
 """A message shows at most this number of a question's candidates."""
 _NEUTRAL = 0.5
 """The number that replaces an oracle's unusable value, such as NaN with the mark "abstain"."""
-_ROUNDING = 1e-6
-"""Largest difference of a value from the sum of its step rewards, relative to the size of the rewards."""
 _MOST = 2**53
 """Upper bound of the queries and of the tokens of one answer. Below it, sums stay exact in SQLite."""
 
@@ -258,9 +255,8 @@ class _AnswerReader:
         found = []
         for place, (value, own) in enumerate(zip(values, steps, strict=True)):
             total = sum_of(own) if own else value
-            size = max((abs(reward) for _, reward in own), default=0.0)
             self._require(
-                math.isclose(total, value, rel_tol=_ROUNDING, abs_tol=_ROUNDING * size * len(own)),
+                not own or is_sum(value, own),
                 f"the answer to {self._where} gives candidate {place} the value {value} and steps whose "
                 f"rewards add up to {total}; give their sum",
             )

@@ -10,6 +10,8 @@ import numpy as np
 from oat.errors import shown
 from oat.types import Question, Steps, StepUnit
 
+_ROUNDING = 1e-6
+"""Largest difference of a value from the sum of its step rewards, relative to the size of the rewards."""
 UNITS: tuple[StepUnit, ...] = ("characters", "tokens")
 
 
@@ -55,6 +57,12 @@ def sum_of(steps: Steps) -> float:
         return math.fsum(reward for _, reward in steps)
     except OverflowError:
         return math.inf
+
+
+def is_sum(value: float, steps: Steps) -> bool:
+    """Return True if a value is the sum of the rewards of some steps, up to rounding."""
+    size = max((abs(reward) for _, reward in steps), default=0.0)
+    return math.isclose(sum_of(steps), value, rel_tol=_ROUNDING, abs_tol=_ROUNDING * size * len(steps))
 
 
 def lengths(question: Question, unit: StepUnit) -> list[int | None]:

@@ -10,14 +10,17 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oat.errors import ConfigError, NoReplyError, RefusalError, warn
 from oat.oracles.base import Oracle
 from oat.oracles.contract import nothing
 from oat.oracles.http_client import HttpClient
-from oat.oracles.remote.format import CONTENT_TYPE, ROUTE, decode_reply, encode_request
-from oat.types import Answer, Kind, Mark, Question
+from oat.oracles.remote.format import CONTENT_TYPE, ROUTE, decode_reply, decode_steps, encode_request
+from oat.types import Answer, Kind, Mark, Question, Steps, StepUnit
+
+_Read = tuple[list[float | None], list[Steps]]
+"""The values in a reply, and the rewards of the steps of each candidate; no list if it has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class _Call:
 
     question: Question
     since: float
-    future: Future[list[float | None]]
+    future: Future[_Read]
 
 
 class RemoteOracle(Oracle):
@@ -59,6 +62,7 @@ class RemoteOracle(Oracle):
         concurrency: largest number of questions under way together.
         token_env: environment variable with the server's token; if it is not set, no token is sent.
         version: a text that names the model of the server. Answers of another version are not used again.
+        gives_steps: "characters" if the server's replies may have the rewards of a response's steps.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -77,6 +81,7 @@ class RemoteOracle(Oracle):
         concurrency: int = 32,
         token_env: str = "OAT_REMOTE_TOKEN",
         version: str = "",
+        gives_steps: StepUnit | None = None,
     ):
         if answers not in ("score", "compare"):
             raise ConfigError(
@@ -88,7 +93,13 @@ class RemoteOracle(Oracle):
         for name, count in {"max_tries": max_tries, "concurrency": concurrency}.items():
             if not (isinstance(count, int) and count > 0):
                 raise ConfigError(f"{name} is {count!r}; set a whole number from 1 on")
+        if gives_steps is not None and (gives_steps != "characters" or answers != "score"):
+            raise ConfigError(
+                f"gives_steps is {gives_steps!r}, and answers {answers!r}; set characters, with answers: "
+                "score, or leave gives_steps out"
+            )
         self.answers: Kind = answers
+        self.gives_steps = gives_steps
         self.version = str(version)
         self.where_asked = f"at {url if isinstance(url, str) else ', '.join(url)}"
         self.max_outage_s, self._deadline_s = max_outage_s, max_outage_s + timeout_s
@@ -180,10 +191,11 @@ class RemoteOracle(Oracle):
 
     def _sent(self, question: Question, since: float) -> _Call:
         body = encode_request([(question.messages, question.candidates)], self.answers)
-        kind, count = self.answers, question.size
 
-        def read(reply: bytes) -> list[float | None]:
-            return decode_reply(reply, kind, count)
+        def read(reply: bytes) -> _Read:
+            if self.gives_steps is not None:
+                return decode_steps(reply, question.candidates)
+            return decode_reply(reply, self.answers, question.size), []
 
         return _Call(
             question,
@@ -202,12 +214,13 @@ def _answer(call: _Call) -> Answer:
     question, seconds = call.question, time.monotonic() - call.since
     if call.future.exception() is not None:
         return nothing(question, "failed", question.oracle, seconds)
-    given = call.future.result()
+    given, steps = call.future.result()
     marks, values = (
         tuple(_mark(question.kind, value) for value in given),
         tuple(0.5 if value is None else value for value in given),
     )
-    return Answer(question.key, values, marks, queries=question.size, by=question.oracle, seconds=seconds)
+    plain = Answer(question.key, values, marks, queries=question.size, by=question.oracle, seconds=seconds)
+    return replace(plain, steps=tuple(steps)) if any(steps) else plain
 
 
 def _mark(kind: Kind, value: float | None) -> Mark:

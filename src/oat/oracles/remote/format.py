@@ -6,16 +6,19 @@
              batch_response         b responses, for scores; or empty
     reply    batch_first_win_prob   b probabilities that the first of a pair wins; or empty
              batch_score            b scores; or empty
+             batch_steps            optional: for each score the rewards of the response's steps, as pairs of
+                                    an end in characters and a reward; an empty list for a response without
 
-The fields are those of the predecessor's server. So our client can ask its server, and its client can ask
-ours. Departures:
+The other fields are those of the predecessor's server. So our client can ask its server, and its client can
+ask ours. Departures:
 1. A request with both kinds of responses, with neither kind, or with lists of unequal lengths is refused.
 2. A prompt may be a conversation. A single message of a user is sent as a string, because every server
    understands strings.
 3. If a response is too long for the model, its score is nil. If a response of a pair is too long, the pair's
    probability is nil.
-4. If a reply has too many or too few values, or a value that is not finite or not a probability, the try has
-   failed.
+4. If a reply has too many or too few values, or a value that is not finite or not a probability, or a step
+   outside its response, the try has failed.
+5. `batch_steps` is ours. Our server does not send it. A client reads it if `gives_steps` is set.
 """
 
 import math
@@ -25,7 +28,8 @@ from typing import Any
 import msgspec
 
 from oat.errors import WireError
-from oat.types import Kind, Message
+from oat.oracles.steps import is_sum, plain_steps, sum_of
+from oat.types import Kind, Message, Steps
 
 ROUTE = "/get_feedback"
 CONTENT_TYPE = "application/msgpack"
@@ -68,9 +72,10 @@ class FeedbackRequest(msgspec.Struct):
         ]
 
 
-class FeedbackReply(msgspec.Struct):
+class FeedbackReply(msgspec.Struct, omit_defaults=True):
     batch_first_win_prob: list[float | None]
     batch_score: list[float | None]
+    batch_steps: list[Any] = []
 
 
 def encode_request(asked: Sequence[tuple[Sequence[Message], Sequence[str]]], kind: Kind) -> bytes:
@@ -152,10 +157,43 @@ def decode_reply(body: bytes, kind: Kind, count: int) -> list[float | None]:
         ValueError: the body is no reply, the reply does not have `count` values of this kind, or a value is
             not finite or not a probability.
     """
+    return _values(_reply(body), kind, count)
+
+
+def decode_steps(body: bytes, texts: Sequence[str]) -> tuple[list[float | None], list[Steps]]:
+    """Return the scores in a reply about these responses, and the rewards of the steps of each response: ()
+    for a response without a score or without steps. The score of a response with steps is their sum.
+
+    Raises:
+        ValueError: as `decode_reply`; or steps are no pairs of an end and a finite reward, with ascending
+            ends within the response; or a score differs from the sum of the steps by more than rounding.
+    """
+    reply = _reply(body)
+    values = _values(reply, "score", len(texts))
+    if not reply.batch_steps:
+        return values, [()] * len(texts)
+    if len(reply.batch_steps) != len(texts):
+        raise ValueError(f"batch_steps has {len(reply.batch_steps)} entries for {len(texts)}")
+    steps: list[Steps] = []
+    for place, (given, value, text) in enumerate(zip(reply.batch_steps, values, texts, strict=True)):
+        try:
+            own = () if value is None else plain_steps(given, len(text))
+        except ValueError as error:
+            raise ValueError(f"entry {place} of batch_steps {error}") from None
+        if own and value is not None and not is_sum(value, own):
+            raise ValueError(f"batch_score has {value}, and the steps of batch_steps sum to {sum_of(own)}")
+        steps.append(own)
+    return [sum_of(own) if own else value for value, own in zip(values, steps, strict=True)], steps
+
+
+def _reply(body: bytes) -> FeedbackReply:
     try:
-        reply = msgspec.msgpack.decode(body, type=FeedbackReply)
+        return msgspec.msgpack.decode(body, type=FeedbackReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"no map of batch_first_win_prob and batch_score ({error})") from None
+
+
+def _values(reply: FeedbackReply, kind: Kind, count: int) -> list[float | None]:
     name, values = (
         ("batch_score", reply.batch_score)
         if kind == "score"
