@@ -24,12 +24,11 @@ def end(root: Path, tmp_path: Path, name: str, case: Case, *flags: str) -> float
 
 @pytest.mark.sample(
     "grpo",
-    "rloo",
-    "reinforce_pp",
-    "gspo",
-    "cpgd",
     "ppo",
-    instead="the other six; test_signs.py tests the sign of every loss",
+    instead=(
+        "the other four learn the same task in "
+        "`make test-slow`; tests/learning/test_signs.py tests the sign of every loss"
+    ),
     seconds=53.0,
 )
 @pytest.mark.parametrize("name", REINFORCED)

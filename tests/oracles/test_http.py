@@ -155,6 +155,7 @@ def test_a_question_that_is_the_reason_is_given_up_after_max_tries(client: Any) 
         assert ask(one) == "good"
 
 
+@pytest.mark.sample("True", seconds=2.3)
 @pytest.mark.parametrize("is_date", [False, True])
 def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, is_date: bool) -> None:
     begin = time.time()
