@@ -47,6 +47,7 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
     return run, getattr(engine, "_box", engine)
 
 
+@pytest.mark.sample("True-*", "False-llama", seconds=1.4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_recorded_is_what_the_cast_model_says(

@@ -338,6 +338,7 @@ STARTS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.sample("train-*", seconds=1.4)
 @pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_starts_that_are_refused(
