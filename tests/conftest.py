@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import jaxtyping
 import pytest
 import torch
+from brief_writes import brief_writes  # noqa: F401
 from evaluations import judges  # noqa: F401
 from faulty_server import brief_waits  # noqa: F401
 from fixtures import (  # noqa: F401 (fixtures for every test)

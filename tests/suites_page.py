@@ -18,7 +18,7 @@ them (docs/faults.md).
 parts, as between two processes (`compute.serialise`). `make test` does so in three kinds of runs: golden
 runs, runs that are killed at named points of the code (`tests/faults/test_kill.py`), and runs whose complete
 state is compared (`tests/faults/test_state.py`). It also does some of these runs without the encoding: every
-golden run, the kills at two of the points, and one comparison of states. If a run is not killed, its digest
+golden run, the kill at one of the points, and one comparison of states. If a run is not killed, its digest
 must be bitwise the same with and without the encoding. `make test-slow` does all kills and all comparisons of
 states without the encoding. The tests of `tests/protocol` do each run twice, with and without the encoding,
 and compare the digests.

@@ -91,6 +91,7 @@ def name_of(file: Path) -> str:
     return ".".join(("oat", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
+@functools.cache
 def is_module(name: str) -> bool:
     place = ROOT.parent.joinpath(*name.split("."))
     return place.with_suffix(".py").exists() or (place / "__init__.py").exists()

@@ -154,12 +154,10 @@ def test_one_file_outside_reads_settings_of_a_configuration() -> None:
 
 
 def test_sections_go_to_their_owners() -> None:
+    imports = {name: set(imported(tree)) for name, tree in OUTSIDE.items()}
     found = {
-        symbol: {
-            name.split("/")[0] for name, tree in OUTSIDE.items() if (module, symbol) in set(imported(tree))
-        }
-        for name, tree in OUTSIDE.items()
-        for module, symbol in imported(tree)
+        symbol: {name.split("/")[0] for name, others in imports.items() if (module, symbol) in others}
+        for module, symbol in set().union(*imports.values())
         if module in ("oat.config.settings", "oat.config.alarm_settings") and symbol[0].isupper()
     }
     found.pop("Config")

@@ -92,6 +92,7 @@ def test_every_metric_of_trl_is_in_every_row(world: World, tmp_path: Path) -> No
         assert found["reward/total"] == pytest.approx(found["reward/mean"] + found["reward/kl"], abs=1e-5)
 
 
+@pytest.mark.sample("final_state", seconds=1.4)
 @pytest.mark.inventory(35)
 @pytest.mark.parametrize("end", ["last_token", "final_state"])
 def test_learning_from_recorded_responses_and_rewards(world: World, tmp_path: Path, end: str) -> None:

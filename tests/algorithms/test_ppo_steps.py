@@ -165,6 +165,7 @@ def test_masked_responses_teach_nothing() -> None:
             torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sample("*-True-1e-10", seconds=1.4)
 @pytest.mark.inventory(110)
 @pytest.mark.parametrize(("double", "tolerance"), [(False, 1e-5), (True, 1e-10)])
 @pytest.mark.parametrize("model", ["policy", "critic"])

@@ -42,6 +42,9 @@ def learns(objective: Any, feedback: Feedback) -> bool:
     return not all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
 
 
+@pytest.mark.sample(
+    "dpo", "kto", "aot", "sft", "grpo", "rloo", "gspo", "dr_grpo", "reward_model", "ppo", seconds=1.7
+)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_an_algorithm_learns_from_usable_questions_and_from_no_others(name: str) -> None:
     objective = made(name)

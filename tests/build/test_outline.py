@@ -55,7 +55,7 @@ def lines_of(printed: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.sample("grpo, a mixture*", "an adapter, sampled in half precision", seconds=7.5)
+@pytest.mark.sample("grpo, a mixture*", seconds=7.5)
 @pytest.mark.parametrize(("algorithm", "changes"), VARIANTS.values(), ids=VARIANTS.keys())
 def test_the_arithmetic_is_that_of_the_run(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str, changes: dict[str, Any]
@@ -176,6 +176,7 @@ def test_boxes_are_made_without_weights(world: World, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.sample("changes0-1", seconds=2.6)
 @pytest.mark.parametrize(("changes", "paths"), [({}, 1), ({"model.reference": "{folder}/other"}, 2)])
 def test_a_command_makes_one_module_without_weights_for_each_path(
     world: World,

@@ -47,6 +47,7 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
     return run, getattr(engine, "_box", engine)
 
 
+@pytest.mark.sample("True-*", "False-llama", seconds=1.4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_recorded_is_what_the_cast_model_says(
@@ -209,7 +210,10 @@ def test_old_log_probabilities_are_the_learners_own(learnt: Mapping[str, Path]) 
         assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.sample("adapter-2", seconds=7.7)
+@pytest.mark.slow(
+    instead=("tests/faults/test_kill.py, for an engine in float32; the tests of what the engine records"),
+    seconds=7.7,
+)
 @pytest.mark.parametrize("sync_every", [1, 2])
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["whole", "adapter"])
 def test_a_killed_run_goes_on_bitwise(

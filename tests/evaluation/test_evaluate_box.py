@@ -296,7 +296,7 @@ def test_training_is_the_same_with_a_working_a_failing_and_no_evaluation(
     assert evaluated(tmp_path / "with collect" / algorithm, "eval/failed") == {0: 1.0, 2: 1.0, 4: 1.0}
 
 
-@pytest.mark.sample("oracle-submit", "gold-half", seconds=3.8)
+@pytest.mark.sample("oracle-submit", seconds=3.8)
 @pytest.mark.parametrize("fails", ["submit", "collect", "half"])
 @pytest.mark.parametrize("judge", ["oracle", "gold"])
 def test_an_evaluation_that_failed_fails_in_a_replay_too(

@@ -305,7 +305,10 @@ def test_a_second_opinion_that_fails_or_has_no_budget(world: World, tmp_path: Pa
         assert "gold" not in records(folder / "grpo", 4)[0]
 
 
-@pytest.mark.sample("*_write-2", seconds=3.0)
+@pytest.mark.slow(
+    instead=(" tests/evaluation/test_evaluate_box.py::test_a_killed_run_makes_the_same_evaluations"),
+    seconds=3.0,
+)
 @pytest.mark.parametrize(
     ("place", "call"),
     [

@@ -34,6 +34,22 @@ CASES: dict[str, Callable[[Run], list[Item]]] = {
 TEACH_NOTHING = {"empty responses only", "all masked", "nothing"}
 
 
+@pytest.mark.sample(
+    "dpo",
+    "ipo",
+    "kto",
+    "bnf",
+    "aot",
+    "sft",
+    "reward_model",
+    "grpo",
+    "gspo",
+    "reinforce_pp",
+    "luspo",
+    "rloo",
+    "ppo",
+    seconds=5.1,
+)
 @pytest.mark.fault("R21")
 @pytest.mark.parametrize("algorithm", OPTIONS)
 def test_an_edge_batch_has_a_finite_loss(

@@ -274,7 +274,7 @@ def limited_ledger(pages: int) -> Callable[[pytest.MonkeyPatch], None]:
     return arm
 
 
-@pytest.mark.sample("1", "5", seconds=1.6)
+@pytest.mark.sample("5", seconds=1.9)
 @pytest.mark.fault("R9")
 @pytest.mark.parametrize("pages", [0, 1, 2, 5])
 def test_a_full_disk_under_the_ledger(

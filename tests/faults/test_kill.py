@@ -147,18 +147,13 @@ def unbroken(
 
 @pytest.mark.sample(
     "*-run made, its configuration not yet written",
-    "*-answers made, not on disk",
     "*-inside an answer batch's transaction",
-    "*-answers on disk, the take not recorded",
     "*-after an optimiser step",
     "*-files of a save written, no manifest",
-    "*-saved, before the pointer",
-    "*-before old checkpoints are removed",
     "*-between the modes of a later evaluation",
-    "*-an evaluation taken, its file not written",
     "*-inside a weight sync of a copy",
     "*-some late answers on disk, the take not recorded",
-    "*-without a wire, *",
+    "*-without a wire, answers made, not on disk",
     seconds=16.0,
 )
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())

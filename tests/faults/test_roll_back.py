@@ -156,9 +156,7 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
         assert digest_run(run_dir) == expected
 
 
-@pytest.mark.sample(
-    "raised, nothing taken back", "before the next checkpoint is published", "over the wire", seconds=9.8
-)
+@pytest.mark.sample("raised, nothing taken back", "before the next checkpoint is published", seconds=9.8)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_rolled_back_run_that_is_cut_off_is_the_unbroken_run(
     world: World, tmp_path: Path, unbroken: Any, moment: Moment

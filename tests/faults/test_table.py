@@ -2,6 +2,7 @@
 run again while the sources are unchanged."""
 
 import ast
+import functools
 import json
 import subprocess
 from pathlib import Path
@@ -85,11 +86,12 @@ def test_the_reader_of_markers_sees_them() -> None:
 def test_every_marker_names_a_row_and_every_row_has_tests() -> None:
     """`make faults` finds every marked test, and `make test` runs at least one test of each row."""
     found: dict[str, dict[str, bool]] = {}
+    files_of = functools.cache(table.files_of)
     for file in table.ROOT.glob("tests/**/test_*.py"):
         for row, name, is_slow in marked(file.read_text(encoding="utf-8")):
             place = str(file.relative_to(table.ROOT))
             found.setdefault(row, {})[f"{place}::{name}"] = is_slow
-            assert place in table.files_of(row), f"tests/faults/table.py does not find {row} in {place}"
+            assert place in files_of(row), f"tests/faults/table.py does not find {row} in {place}"
     assert found.keys() == table.ROWS.keys()
     assert [row for row, tests in found.items() if all(tests.values())] == []
 

@@ -214,6 +214,9 @@ def test_killed_once(
     assert account.pending == 0
 
 
+@pytest.mark.sample(
+    "mixture", instead="tests/ledger/test_waves.py has questions that are asked ahead", seconds=1.5
+)
 @pytest.mark.parametrize("series", SERIES)
 def test_rounds_have_waves_and_the_budget_is_spent(wholes: Any, series: str) -> None:
     """A run has more than 15 waves. The rest of its budget is too small for one more question: three texts of

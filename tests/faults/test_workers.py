@@ -134,6 +134,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.sample(
+    slow=("endless sleep", "a child that goes on", "catastrophic regex"),
+    instead="test_what_a_call_started_ends_with_it, and the other tests of calls that run too long",
+    seconds=8.1,
+)
 @pytest.mark.fault("R25")
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_call_fails_alone_and_in_time(isolated: Isolated, what: str, figure: Callable[[str], None]) -> None:
@@ -182,6 +187,7 @@ input()
 """
 
 
+@pytest.mark.sample("endless loop", seconds=3.0)
 @pytest.mark.fault("R25")
 @pytest.mark.parametrize("text", ["endless loop", "endless sleep", "idle"])
 def test_no_worker_outlives_a_run_that_was_killed(

@@ -74,13 +74,9 @@ def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
 
 @pytest.mark.sample(
     "dpo-float64-*",
-    "dpo-options-float64-*",
-    "ipo-float64-*",
-    "aot-float64-*",
     "kto-float64-*",
     "grpo-float64-*",
-    "grpo-*float64-*",
-    "gspo-float64-*",
+    "grpo-token-float64-*",
     "rloo-corrected-float64-*",
     "reinforce_pp-kl-float64-*",
     seconds=16.0,

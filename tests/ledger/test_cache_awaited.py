@@ -371,7 +371,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return run
 
 
-@pytest.mark.sample("*submit-grpo", "*_record-dpo", seconds=5.2)
+@pytest.mark.sample("_record-dpo", seconds=5.2)
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0].split(".")[-1])
 def test_a_killed_run_awaits_what_the_unbroken_one_did(

@@ -25,6 +25,7 @@ def plainly(spans: list[Span], query: torch.Tensor, key: torch.Tensor, value: to
     return seen[None]
 
 
+@pytest.mark.sample("4-*", "2-*-30", seconds=1.7)
 @pytest.mark.parametrize("longest", [30, 700])
 @pytest.mark.parametrize("shares", [False, True], ids=["each alone", "common prompts"])
 @pytest.mark.parametrize("key_heads", [4, 2])

@@ -233,7 +233,12 @@ def die_in_an_update() -> None:
     kill_at(Learner, "_step", 9)
 
 
-@pytest.mark.sample("lora", seconds=4)
+@pytest.mark.slow(
+    instead=(
+        "tests/protocol/test_ppo.py kills a run with a critic; tests/models/test_lora.py one with an adapter"
+    ),
+    seconds=4,
+)
 @pytest.mark.parametrize("kind", ["full", "lora", "nf4"])
 def test_killed_and_continued(
     world: World,
@@ -333,6 +338,7 @@ STARTS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.sample("train-*", seconds=1.4)
 @pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_starts_that_are_refused(

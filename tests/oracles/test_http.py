@@ -46,6 +46,7 @@ def ask(client: HttpClient, body: bytes = b"question", deadline_s: float = 10.0)
 GOOD = Reply(b"good")
 
 
+@pytest.mark.sample(slow=("drip",), instead="the slow drip of tests/oracles/test_judge.py", seconds=1.8)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -112,6 +113,7 @@ LONG = 15_000_000
 """Bytes of a long reply, below the limit of a reply."""
 
 
+@pytest.mark.sample("*-sesame", seconds=1.7)
 @pytest.mark.parametrize("token", [None, "sesame"])
 @pytest.mark.parametrize(
     ("fault", "said"),
@@ -155,6 +157,7 @@ def test_a_question_that_is_the_reason_is_given_up_after_max_tries(client: Any) 
         assert ask(one) == "good"
 
 
+@pytest.mark.sample("True", seconds=2.3)
 @pytest.mark.parametrize("is_date", [False, True])
 def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, is_date: bool) -> None:
     begin = time.time()
@@ -175,6 +178,7 @@ def test_retry_after_in_seconds_and_as_a_date_holds_for_every_call(client: Any, 
         assert min(times[1:]) >= rests_until - 0.05
 
 
+@pytest.mark.sample("99999999999999999999", "soon", seconds=1.3)
 @pytest.mark.parametrize(
     "value", ["99999999999999999999", "soon", "-5", "Wed, 21 Oct 9999 07:28:00 GMT", "Mon, 99 Foo"]
 )

@@ -268,6 +268,9 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(
+    slow=("hang",), instead="the server that hangs of tests/oracles/test_http.py", seconds=1.6
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_followed_by_another_try(judge: Callable[..., Judge], fault: str) -> None:
     """After a fault the judge tries again. A try that the server did not clearly refuse may have been paid,

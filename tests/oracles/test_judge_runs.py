@@ -107,7 +107,7 @@ def test_scores_of_a_judge(world: World, tmp_path: Path, algorithm: str) -> None
     )
 
 
-@pytest.mark.sample("compare-max_cost", "score-max_tokens", seconds=1.8)
+@pytest.mark.sample("score-max_tokens", seconds=1.8)
 @pytest.mark.fault("R13")
 @pytest.mark.parametrize("limit", ["max_cost", "max_tokens"])
 @pytest.mark.parametrize("mode", ["compare", "score"])

@@ -242,7 +242,7 @@ def check_data_set(path: Path, rule: str, template: str | None) -> int:
     return size
 
 
-@pytest.mark.sample("gsm8k-None", "gsm8k_marked-chatml", seconds=1.9)
+@pytest.mark.sample("gsm8k-None", seconds=1.9)
 @pytest.mark.parametrize("template", [None, "chatml"])
 @pytest.mark.parametrize("rule", ["gsm8k", "gsm8k_marked"])
 def test_the_test_set_of_gsm8k(rule, template):

@@ -121,7 +121,6 @@ def test_there_is_one_of_each_kind() -> None:
     "01_custom_reward.py",
     "05_environment.py",
     "06_step_rewards.py",
-    "07_calculator.py",
     instead="tests/pages/test_extending.py runs parts of each kind",
     seconds=2.2,
 )

@@ -123,6 +123,7 @@ def in_ask(call: int) -> Callable[[], None]:
     return lambda: kill_at(Ledger, "ask", call)
 
 
+@pytest.mark.sample("after the second round", "before a take", seconds=8.7)
 @pytest.mark.parametrize(
     "arm",
     [
@@ -334,6 +335,7 @@ def test_equal_responses_that_fill_no_step_are_named(
     assert f"the step learns from {learned} instead of {PROMPTS}" in said
 
 
+@pytest.mark.sample("budget1", seconds=3.5)
 @pytest.mark.parametrize("budget", [{"max_queries": 31}, {"max_cost": 30.5}])
 def test_a_budget_ends_the_rounds_of_a_step(bench: Bench, tmp_path: Path, budget: dict[str, float]) -> None:
     """The run spends its budget, in queries or (in waves) in money, and no more. A kill changes nothing."""

@@ -274,6 +274,7 @@ def test_a_comparison_that_contradicts_itself_is_found(
     assert f"or is neither of the two: {second[0]}" in error
 
 
+@pytest.mark.sample("value*-grpo", "mark*-dpo", "step*-grpo", seconds=2.2)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
 @pytest.mark.parametrize("damage", ["value = value + 1000", "mark = 'abstain'", "step = step + 1"])
 def test_what_is_known_and_nobody_said_is_found(

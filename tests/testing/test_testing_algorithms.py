@@ -81,7 +81,7 @@ def test_ours_pass(name: str) -> None:
     check_algorithm(ALGORITHMS[name])
 
 
-@pytest.mark.sample("grpo-*", seconds=1.8)
+@pytest.mark.sample("grpo-options3", seconds=1.8)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
