@@ -28,7 +28,7 @@ from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 
 STEPS = 12
-KILLS = 12
+KILLS = 9
 REWARDS = '''
 import asyncio
 import random
