@@ -2,20 +2,22 @@
 `trl.experimental.ppo`): generation, rewards of a reward model, values of a critic, log-probabilities of a
 reference, four passes of updates of policy and critic, and the new weights in the engine.
 
-    python benchmarks/ppo.py [--shapes quickstart 5M] [--repetitions 3] [--peers PYTHON]
+    python benchmarks/ppo.py [--shapes quickstart singles 5M] [--repetitions 3] [--peers PYTHON]
 
-Loads, each with one response per prompt:
+Loads:
 
-    | | model | prompts | new tokens |
+    | | model | prompts x responses | new tokens |
     | --- | --- | --- | --- |
-    | quickstart | Llama of 0.66M weights, the quickstart's start | 512 of 7 tokens | at most 4 |
-    | 5M | Phi of 5M random weights | 64 of 16 to 64 tokens | at most 128, lengths geometric with mean 32 |
+    | quickstart | Llama of 0.66M weights, the quickstart's start | 64 of 7 tokens x 8 | at most 4 |
+    | singles | the same | 512 of 7 tokens x 1 | at most 4 |
+    | 5M | Phi of 5M random weights | 64 of 16 to 64 tokens x 1 | at most 128, geometric with mean 32 |
 
 Both sides learn as TRL counts (`end: final_state`, `reduction: token`), in float32, with one step of AdamW in
 each of the four passes. TRL asks for a reward model; so both sides score with the same sequence classifier,
 and the critic begins with its weights. The learning rate is so small that lengths do not change. Each side
-samples its own responses. The row has their mean length and mean score, the first value loss and the first
-KL of each side: if these agree, both sides do the same work.
+samples its own responses. In the first load, many responses of a step are equal, and `oat` computes equal
+rows of a pass once; in the second, few are. The row has the mean length and the mean score of responses, and
+the first value loss and KL of each side: if these agree, both sides do the same work.
 
 TRL's best settings are searched first, in two stages: the micro-batch of the update, with a quarter of the
 prompts; then the number of rows that are generated and scored together (`local_rollout_forward_batch_size`),
@@ -41,25 +43,27 @@ from typing import Any
 from peers import THREADS, Side, best_of, in_turns, medians, rate, spread
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
-from task import make_judge, make_model
+from task import SIZES, make_judge, make_model
 
 LOADS = {
-    "quickstart": {"rows": 512, "cap": 4},
-    "5M": {"rows": 64, "cap": 128},
-    "tiny": {"rows": 8, "cap": 8},
+    "quickstart": {"prompt_count": 64, "samples": 8, "cap": 4},
+    "singles": {"prompt_count": 512, "samples": 1, "cap": 4},
+    "5M": {"prompt_count": 64, "samples": 1, "cap": 128},
+    "tiny": {"prompt_count": 4, "samples": 2, "cap": 8},
 }
-STEPS = {"quickstart": 3, "5M": 1, "tiny": 1}
+STEPS = {"quickstart": 3, "singles": 3, "5M": 1, "tiny": 1}
 """Steps of a turn."""
-MICRO = {"quickstart": (32, 128, 256, 512), "5M": (1, 4, 16, 64), "tiny": (2, 4)}
+MICRO = {"quickstart": (16, 32, 64, 128), "singles": (16, 32, 64, 128), "5M": (1, 4, 16), "tiny": (2, 4)}
 """Micro-batches, in rows, that are tried for TRL."""
-MADE = {"quickstart": (64, 256, 512), "5M": (16, 32, 64), "tiny": (4, 8)}
+MADE = {"quickstart": (64, 256, 512), "singles": (64, 256, 512), "5M": (16, 32, 64), "tiny": (4, 8)}
 """Numbers of rows generated and scored together that are tried for TRL."""
 OURS: dict[str, dict[str, int]] = {
-    "quickstart": {"micro_batch_size": 512},
+    "quickstart": {"micro_batch_size": 256},
+    "singles": {"micro_batch_size": 32},
     "5M": {"micro_batch_tokens": 512},
     "tiny": {"micro_batch_tokens": 64},
 }
-"""The micro-batch of `oat`; for 5M as small as in `benchmarks/step.py`."""
+"""The micro-batch of `oat`: small, to save memory."""
 
 
 def compare(
@@ -93,6 +97,7 @@ def compare(
         **load,
         **measured,
         "first": first,
+        "cpu_s": {side: median(a["cpu_s"] / a["steps"] for a in each) for side, each in answers.items()},
         "spread": spread(answers, "steps"),
         "parts": {
             name: median(answer["parts"][name] / answer["steps"] for answer in answers["oat"])
@@ -105,11 +110,11 @@ def compare(
 
 def _start_of(shape: str) -> Callable[[Side, Path], None]:
     def made(ours: Side, folder: Path) -> None:
-        if shape == "quickstart":
-            ours.ask("start", folder=str(folder))
-        else:
+        if shape in SIZES:
             make_model(shape, folder / "start")
-            ours.ask("prompts", folder=str(folder), count=LOADS[shape]["rows"])
+            ours.ask("prompts", folder=str(folder), count=LOADS[shape]["prompt_count"])
+        else:
+            ours.ask("start", folder=str(folder))
 
     return made
 
@@ -125,7 +130,8 @@ def _tuned(peers: str, folder: str, shape: str) -> tuple[dict[str, int], dict[st
     """Return TRL's best micro-batch and number of rows generated together, and the settings with the steps
     per second of each number that was tried."""
     load = LOADS[shape]
-    fewer = {**load, "rows": max(max(MICRO[shape][:1]), load["rows"] // 4)}
+    rows = load["prompt_count"] * load["samples"]
+    fewer = {**load, "prompt_count": load["prompt_count"] // 4}
     with Side(peers, "ppo_trl_side.py") as side:
         side.ask("open", folder=folder, threads=THREADS)
 
@@ -133,11 +139,10 @@ def _tuned(peers: str, folder: str, shape: str) -> tuple[dict[str, int], dict[st
             side.ask("train", micro=micro, made=made, **load)
             return rate([side.ask("steps", count=1)], "steps")
 
-        first = MICRO[shape][0]
-        attempt({**load, "rows": first}, first, first)  # the first step of a process is slower
+        attempt({**load, "prompt_count": 1}, 1, 1)  # the first step of a process is slower
         micro, tried = best_of(
-            [micro for micro in MICRO[shape] if micro <= fewer["rows"]],
-            lambda micro: attempt(fewer, micro, fewer["rows"]),
+            [micro for micro in MICRO[shape] if micro <= rows // 4],
+            lambda micro: attempt(fewer, micro, min(MADE[shape][0], rows // 4)),
         )
         made, tried_made = best_of(MADE[shape], lambda made: attempt(load, micro, made))
     settings = {
@@ -153,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", default=["quickstart", "5M"], choices=list(LOADS))
+    parser.add_argument("--shapes", nargs="+", default=["quickstart", "singles", "5M"], choices=list(LOADS))
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--peers", help="python of an environment with a trl that has a PPO trainer")
     options = parser.parse_args()

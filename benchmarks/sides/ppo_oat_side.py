@@ -35,11 +35,12 @@ def open_(folder: str, threads: int) -> dict[str, Any]:
     return {"oat": version("oat-align"), "torch": torch.__version__, "transformers": version("transformers")}
 
 
-def train_(rows: int, cap: int, micro: dict[str, int]) -> dict[str, Any]:
+def train_(prompt_count: int, samples: int, cap: int, micro: dict[str, int]) -> dict[str, Any]:
     """Begin a run on the start, the judge and the prompts in the folder. It waits before its first step.
 
     Args:
-        rows: number of prompts of a step, each with one response.
+        prompt_count: number of prompts of a step.
+        samples: number of responses per prompt.
         cap: largest number of tokens of a response.
         micro: the setting of the learner's micro-batches.
     """
@@ -51,9 +52,9 @@ run_dir: {folder}/run
 model: {{path: {folder}/start, critic: {folder}/judge}}
 prompts: {{path: {folder}/train.jsonl}}
 sampling: {{max_new_tokens: {cap}}}
-engine: {{max_rows: {min(512, rows)}, threads: {threads}}}
+engine: {{max_rows: {min(512, prompt_count * samples)}, threads: {threads}}}
 oracle: {{name: reward_model, path: {folder}/judge}}
-algorithm: {{name: ppo, prompts: {rows}, end: final_state}}
+algorithm: {{name: ppo, prompts: {prompt_count}, samples: {samples}, end: final_state}}
 learner: {{learning_rate: {RATE}, {", ".join(f"{name}: {value}" for name, value in micro.items())}}}
 checkpoint: {{every: 1000}}
 compute: {{threads: {threads}}}

@@ -49,11 +49,13 @@ def open_(folder: str, threads: int) -> dict[str, Any]:
     return {"torch": torch.__version__, "transformers": version("transformers"), "trl": version("trl")}
 
 
-def train(rows: int, cap: int, micro: int, made: int) -> dict[str, Any]:
+def train(prompt_count: int, samples: int, cap: int, micro: int, made: int) -> dict[str, Any]:
     """Begin to train. If a training is in progress, end it first.
 
     Args:
-        rows: number of prompts of a step, each with one response.
+        prompt_count: number of different prompts of a step. TRL shuffles its data, so that this is the number
+            of `oat`'s steps, and TRL's may differ. It computes every row, however many are equal.
+        samples: number of responses per prompt.
         cap: largest number of tokens of a response.
         micro: number of rows per forward pass with a gradient.
         made: number of rows that are generated and scored together.
@@ -61,7 +63,7 @@ def train(rows: int, cap: int, micro: int, made: int) -> dict[str, Any]:
     if "paced" in held:
         held.pop("paced").close()
         held.pop("trainer")
-    folder = Path(held["folder"])
+    folder, rows = Path(held["folder"]), prompt_count * samples
     tokenizer = AutoTokenizer.from_pretrained(folder / "start", padding_side="left")
     models = {
         name: kind.from_pretrained(folder / start, dtype=torch.float32)

@@ -64,8 +64,8 @@ def make_model(size: str, directory: Path, vocabulary: int | None = None) -> Non
 
 
 def make_judge(folder: Path) -> None:
-    """Save a sequence classifier in `folder/judge`: the backbone of the model in `folder/start`, with a random
-    head of one label. It is a reward model, and the start of a critic."""
+    """Save a sequence classifier in `folder/judge`: the backbone of the model in `folder/start`, with a
+    random head of one label. It is a reward model, and the start of a critic."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
