@@ -138,7 +138,9 @@ def test_steps_with_short_responses(tmp_path: Path) -> None:
     assert 0 < row["parts"]["learn"] + row["parts"]["sample"] <= row["seconds"]["oat"]
 
 
-@pytest.mark.slow(instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=9)
+@pytest.mark.slow(
+    instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=9
+)
 def test_ppo() -> None:
     """The policy begins at the reference, and scores and values come from the judge."""
     from ppo import compare
