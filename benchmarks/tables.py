@@ -156,7 +156,7 @@ def ppo_rows(peers: Peers) -> Rows:
         "`oat`: sampling, learning",
         "tokens of a response: `oat`, TRL",
         "mean score",
-        "first value loss",
+        "value loss",
         "with",
     ]
     for shape in ("quickstart", "singles", "5M"):
@@ -171,7 +171,7 @@ def ppo_rows(peers: Peers) -> Rows:
             f"{parts['sample']:.1f} s, {parts['learn']:.1f} s",
             _both(row["length"], ".1f"),
             _both(row["score"], ".3f"),
-            _both({side: values["value_loss"] for side, values in row["first"].items()}, ".2g"),
+            _both(row["value_loss"], ".2g"),
             _with(row),
         ]
 

@@ -52,7 +52,7 @@ run_dir: {folder}/run
 model: {{path: {folder}/start, critic: {folder}/judge}}
 prompts: {{path: {folder}/train.jsonl}}
 sampling: {{max_new_tokens: {cap}}}
-engine: {{max_rows: {min(512, prompt_count * samples)}, threads: {threads}}}
+engine: {{max_rows: {min(256, prompt_count * samples)}, threads: {threads}}}
 oracle: {{name: reward_model, path: {folder}/judge}}
 algorithm: {{name: ppo, prompts: {prompt_count}, samples: {samples}, end: final_state}}
 learner: {{learning_rate: {RATE}, {", ".join(f"{name}: {value}" for name, value in micro.items())}}}

@@ -149,8 +149,8 @@ def test_ppo() -> None:
     assert row["steps_per_second"]["oat"] > 0
     assert row["peak_gb"]["oat"] > 0
     assert 0 < row["length"]["oat"] <= 8
-    assert row["first"]["oat"]["kl"] == pytest.approx(0, abs=1e-4)
-    assert row["first"]["oat"]["value_loss"] > 0
+    assert row["kl"]["oat"] == pytest.approx(0, abs=1e-3)
+    assert row["value_loss"]["oat"] > 0
     assert 0 < abs(row["score"]["oat"]) < 1
 
 
