@@ -35,7 +35,6 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -67,20 +66,13 @@ OURS: dict[str, dict[str, int]] = {
 """The micro-batch of `oat`. Larger ones would be faster, and need more memory than TRL."""
 
 
-def compare(
-    shape: str, repetitions: int, peers: str | None, make_start: Callable[[Side, Path], None] | None = None
-) -> dict[str, Any]:
+def compare(shape: str, repetitions: int, peers: str | None) -> dict[str, Any]:
     """Return one row of the table: the steps per second and the memory of each side, with settings, versions,
-    and the values that show that the sides do the same.
-
-    Args:
-        make_start: writes model and prompts into a folder; by default those of the shape.
-    """
+    and the values that show that the sides do the same."""
     load = LOADS[shape]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        _make_start(shape, Path(folder))
         ours = stack.enter_context(Side(sys.executable, "ppo_oat_side.py"))
-        (make_start or _start_of(shape))(ours, Path(folder))
-        make_judge(Path(folder))
         versions = {"oat": ours.ask("open", folder=folder, threads=THREADS)}
         settings: dict[str, Any] = {"oat": OURS[shape]}
         _begin(ours, micro=OURS[shape], **load)
@@ -101,22 +93,22 @@ def compare(
         "spread": spread(answers, "steps"),
         "parts": {
             name: median(answer["parts"][name] / answer["steps"] for answer in answers["oat"])
-            for name in ("sample", "oracle", "learn")
+            for name in ("sample", "learn")
         },
         "settings": settings,
         "versions": versions,
     }
 
 
-def _start_of(shape: str) -> Callable[[Side, Path], None]:
-    def made(ours: Side, folder: Path) -> None:
+def _make_start(shape: str, folder: Path) -> None:
+    """Write model, prompts and judge into a folder. The process that does it is none that is measured."""
+    with Side(sys.executable, "ppo_oat_side.py") as maker:
         if shape in SIZES:
             make_model(shape, folder / "start")
-            ours.ask("prompts", folder=str(folder), count=LOADS[shape]["prompt_count"])
+            maker.ask("prompts", folder=str(folder), count=LOADS[shape]["prompt_count"])
         else:
-            ours.ask("start", folder=str(folder))
-
-    return made
+            maker.ask("start", folder=str(folder))
+    make_judge(folder)
 
 
 def _begin(side: Side, **arguments: Any) -> None:

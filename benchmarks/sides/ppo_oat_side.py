@@ -82,10 +82,10 @@ def steps(count: int, seed: int = 0) -> dict[str, Any]:
     """Make steps, and return their seconds, those of parts, memory, and what the last step measured."""
     used = Memory()
     begin, cpu = time.perf_counter(), time.process_time()
-    parts = {"sample": 0.0, "oracle": 0.0, "learn": 0.0}
+    parts = {"sample": 0.0, "learn": 0.0}
     for _ in range(count):
         held["paced"].step()
-        parts = {name: parts[name] + held["metrics"].get(f"time/{name}_s", 0.0) for name in parts}
+        parts = {name: parts[name] + held["metrics"][f"time/{name}_s"] for name in parts}
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     metrics = held["metrics"]
     return {
@@ -98,7 +98,6 @@ def steps(count: int, seed: int = 0) -> dict[str, Any]:
         "score": metrics["reward/mean"],
         "value_loss": metrics["loss/value"],
         "kl": metrics["kl/response"],
-        "times": {name: value for name, value in metrics.items() if name.startswith("time/")},
     }
 
 
