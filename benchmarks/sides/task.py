@@ -63,6 +63,22 @@ def make_model(size: str, directory: Path, vocabulary: int | None = None) -> Non
     write_tokenizer(directory, vocabulary or rows)
 
 
+def make_judge(folder: Path) -> None:
+    """Save a sequence classifier in `folder/judge`: the backbone of the model in `folder/start`, with a
+    random head of one label. It is a reward model, and the start of a critic."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder / "start", num_labels=1, dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / "start")
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder / "judge")
+    tokenizer.save_pretrained(folder / "judge")
+
+
 def prompts(count: int, vocabulary: int, seed: int = 0) -> list[np.ndarray]:
     """Return prompts of 16 to 64 random tokens."""
     generator = np.random.default_rng(seed)

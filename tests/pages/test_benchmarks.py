@@ -138,6 +138,30 @@ def test_steps_with_short_responses(tmp_path: Path) -> None:
     assert 0 < row["parts"]["learn"] + row["parts"]["sample"] <= row["seconds"]["oat"]
 
 
+@pytest.mark.slow(
+    instead="tests/protocol/test_ppo.py compares runs with a straight implementation", seconds=9
+)
+def test_ppo() -> None:
+    """The policy begins at the reference, and scores and values come from the judge."""
+    from ppo import compare
+
+    row = compare("tiny", 1, None)
+    assert row["steps_per_second"]["oat"] > 0
+    assert row["peak_gb"]["oat"] > 0
+    assert 0 < row["length"]["oat"] <= 8
+    assert row["kl"]["oat"] == pytest.approx(0, abs=1e-3)
+    assert row["value_loss"]["oat"] > 0
+    assert 0 < abs(row["score"]["oat"]) < 1
+
+
+def test_the_page_has_a_place_for_every_table() -> None:
+    import tables
+
+    page = tables.PAGE.read_text(encoding="utf-8")
+    for name in tables.TABLES:
+        assert page.count(f"<!-- {name} -->") == page.count(f"<!-- end of {name} -->") == 1
+
+
 @pytest.mark.slow(instead="test_ledger, and the tests of the benchmarks' own arithmetic", seconds=12.1)
 def test_direct(tmp_path: Path) -> None:
     """The benchmark of DPO runs four steps of four pairs. Its first loss is that of a policy that equals the
@@ -224,12 +248,12 @@ def test_tables_are_written_where_the_page_names_them(
         encoding="utf-8",
     )
     made = {
-        name: lambda trl, vllm, name=name: iter([["of", "with"], [name, f"{trl} {vllm}"]])
+        name: lambda peers, name=name: iter([["of", "with"], [name, f"{peers.trl} {peers.vllm}"]])
         for name in ("one", "two")
     }
     monkeypatch.setattr(tables, "PAGE", page)
     monkeypatch.setattr(tables, "TABLES", made)
-    monkeypatch.setattr(sys, "argv", ["tables.py", *asked, "--trl", "T", "--vllm", "V"])
+    monkeypatch.setattr(sys, "argv", ["tables.py", *asked, "--trl", "T", "--trl-ppo", "P", "--vllm", "V"])
     tables.main()
     written = page.read_text(encoding="utf-8")
     assert ("old" in written) == bool(asked)
