@@ -13,6 +13,7 @@ from scored_groups import feedback
 
 from oat.algorithms.base import Objective
 from oat.errors import ConfigError, OatWarning
+from oat.functional.surrogates import vespo_loss
 from oat.learner.batching import view_of
 from oat.learner.reduction import Reduction
 from oat.loop import warn_of_gap
@@ -200,7 +201,7 @@ def test_an_adaptive_entropy_coefficient_moves_and_is_saved() -> None:
     assert above.state["entropy_coef"] == pytest.approx(0.005)
     other = made("grpo", entropy={"coef": 0.5, "target": 2.0})
     other.load_state(below.state)
-    assert other.entropy_coef == 0.5, "a fork that begins with another weight keeps its own"
+    assert other.weights.entropy == 0.5, "a fork that begins with another weight keeps its own"
 
 
 def test_forms_of_the_kl_by_hand() -> None:
@@ -225,6 +226,54 @@ def test_forms_of_the_kl_by_hand() -> None:
     assert found == pytest.approx([slope] * 7, rel=1e-4)
 
 
+def test_the_weight_of_a_kl_in_the_rewards_follows_a_target() -> None:
+    """The policy is 0.5 + `LAG` nats above the reference. The weight changes before it is applied, and is a
+    state. A fork that begins with another weight, or adapts that of the loss, keeps its own."""
+    section = {"advantage": "none", "kl_reward_coef": 0.1, "kl_target": 0.001, "kl_horizon": 30}
+    objective = made("rloo", **section)
+    batch = prepared(objective)
+    present = batch.metrics["kl/coef"]
+    d_K = LAG + 0.5
+    divergence = float(((-d_K).exp() - 1 + d_K).mean())
+    assert divergence > 0.0012, "the factor is at its bound"
+    assert present == pytest.approx(0.1 * (1 + 0.2 * 3 / 30))
+    rewards_K = torch.tensor([1.0, 0, 0, 0, 4, 0, 1]) - present * d_K
+    expected = [float(rewards_K[n:end].sum()) for n, end in zip(range(7), [1, 5, 5, 5, 5, 7, 7], strict=True)]
+    assert batch.columns["advantages_K"].tolist() == pytest.approx(expected, rel=1e-4)
+    assert "kl_coef_N" not in batch.columns
+    continued = made("rloo", **section)
+    continued.load_state(objective.state)
+    assert continued.state == objective.state == {"kl_reward_coef": present, "started": 0.1}
+    assert prepared(continued).metrics["kl/coef"] == prepared(objective).metrics["kl/coef"] > present
+    for change in ({"kl_reward_coef": 0.2}, {"kl_coef": 0.1}):
+        fork = made("rloo", **{**section, **change})
+        fork.load_state(objective.state)
+        assert fork.weights.kl == (0.2 if "kl_reward_coef" in change else 0.1)
+
+
+def test_with_the_reference_as_old_policy_nothing_is_said_of_the_sampler() -> None:
+    metrics = prepared(made("grpo", old_from="reference")).metrics
+    assert metrics["logps/recomputed"] == 1
+    assert "logps/recorded_gap" not in metrics
+
+
+def test_vespo_weighs_a_response_by_its_correction_too() -> None:
+    objective = made("vespo", correction={"form": "truncate"})
+    batch = prepared(objective)
+    old_K = batch.columns["old_logps_K"]
+    assert "gradient_weight_K" not in batch.columns
+    weights_K = torch.tensor([min(k, 2) for k in K])
+    logps_K = old_K + 0.1
+    advantages_K = batch.columns["advantages_N"][torch.tensor(ROW_OF_K)]
+    place = (torch.tensor(ROW_OF_K), 3)
+    given = logps_K.clone().requires_grad_()
+    vespo_loss(given, old_K, advantages_K, *place, correction_K=weights_K)[0].mean().backward()
+    assert given.grad is not None
+    assert gradient(objective, batch, logps_K) == pytest.approx(given.grad.tolist(), rel=1e-5)
+    plain = made("vespo")
+    assert gradient(plain, prepared(plain), logps_K) != pytest.approx(given.grad.tolist(), rel=1e-2)
+
+
 def test_an_advantage_has_a_bound() -> None:
     batch = prepared(made("rloo", advantage_clip=1.0))
     assert batch.columns["advantages_N"].tolist() == [-1.0, 1.0, -1.0]
@@ -236,6 +285,10 @@ def test_an_advantage_has_a_bound() -> None:
     ("options", "words"),
     [
         ({"correction": {"high": 3.0}}, "correction.high is 3.0, and nothing reads it without"),
+        (
+            {"old_from": "reference", "tokens": {"covariance_clip": 0.1}},
+            "covariance_kl read the policy's log-probabilities before the update, and with algorithm.old_fr",
+        ),
         ({"correction": {"form": "mask", "low": 6.0}}, "correction.low is 6.0, and high is 5.0"),
         ({"correction": {"form": "truncate", "high": -1.0}}, "correction.high is -1.0; it must be positive"),
         ({"correction": {"off_policy_bound": math.inf}}, "correction.off_policy_bound is inf"),

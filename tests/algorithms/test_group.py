@@ -58,24 +58,24 @@ def test_the_coefficient_of_the_kl_adapts_before_the_step_learns() -> None:
     logps = {"sampled": batch.columns["old_logps_K"], "raw": batch.columns["reference_logps_K"]}
     assert made.losses({"policy": logps}, view_of(batch))["loss/kl"].coef == batch.metrics["kl/coef"]
     assert seen == ["reference"], "the recorded log-probabilities are the policy's own"
-    shift, before = 9.0, made.kl_coef
+    shift, before = 9.0, made.weights.kl
     made.prepare(feedback((1.0, 4.0, 1.0)), lower, np.random.default_rng(0))
-    assert made.kl_coef == pytest.approx(1.1 * before, rel=1e-6)
+    assert made.weights.kl == pytest.approx(1.1 * before, rel=1e-6)
     again = GRPO(made.config)
     again.load_state(made.state)
-    assert again.kl_coef == made.kl_coef
+    assert again.weights.kl == made.weights.kl
     other = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.5, kl_target=0.18, kl_horizon=6))
     other.load_state(made.state)
-    assert other.kl_coef == 0.5, "a fork that begins with another coefficient"
+    assert other.weights.kl == 0.5, "a fork that begins with another coefficient"
     fixed = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4))
     fixed.load_state(made.state)
-    assert (fixed.kl_coef, fixed.state) == (0.4, {})
+    assert (fixed.weights.kl, fixed.state) == (0.4, {})
 
 
 def test_without_rows_the_coefficient_stays() -> None:
     made = GRPO(GRPOConfig(prompts=1, samples=3, kl_coef=0.4, kl_target=0.18))
     batch = made.prepare(feedback((1.0,), missing="failed"), forward, np.random.default_rng(0))
-    assert (made.kl_coef, "kl/coef" in batch.metrics) == (0.4, False)
+    assert (made.weights.kl, "kl/coef" in batch.metrics) == (0.4, False)
 
 
 @pytest.mark.parametrize(

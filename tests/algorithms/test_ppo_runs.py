@@ -105,6 +105,8 @@ def test_learning_from_recorded_responses_and_rewards(world: World, tmp_path: Pa
     ]
     write_jsonl(tmp_path / "records.jsonl", records)
     algorithm = {"name": "ppo", "prompts": 12, "end": end, "epochs": 2, "kl_reward_coef": 0.0}
+    if end == "final_state":
+        algorithm["response_length"] = 4
     changes = {
         "prompts": {
             "path": str(tmp_path / "records.jsonl"),

@@ -222,6 +222,21 @@ def test_vtrace_weighs_tokens_that_other_weights_drew() -> None:
     torch.testing.assert_close(found["gae"], found["vtrace"], rtol=1e-5, atol=1e-6)
 
 
+def test_vtrace_weighs_advantages_after_they_are_whitened() -> None:
+    """Whitened, the mean of what the weights multiply is 0, whatever the weights are."""
+    feedback = feedback_of(SIZES)
+    plain, whitened = (
+        prepared(PPO(PPOConfig(prompts=8, advantage="vtrace", whiten=is_white)), learner_of(), feedback)
+        for is_white in (False, True)
+    )
+    recorded_K = np.concatenate([row.recorded("sampled_logps") for row in plain.rows])
+    weights_K = (plain.columns["old_logps_K"] - torch.from_numpy(recorded_K)).exp().clamp(max=1)
+    assert weights_K.min() < 0.9
+    errors_K = plain.columns["advantages_K"] / weights_K
+    expected_K = weights_K * (errors_K - errors_K.mean()) / errors_K.std()
+    torch.testing.assert_close(whitened.columns["advantages_K"], expected_K, rtol=1e-4, atol=1e-5)
+
+
 def test_a_discount_per_turn() -> None:
     """Two turns of two tokens each: between the turns a value counts half as much. Values are 0."""
     made = row(np.random.default_rng(0), 3, 2)
@@ -267,6 +282,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another estimator": ({"advantage": "group_norm"}, r"algorithm\.advantage is group_norm, which ppo does"),
     "std_eps": ({"std_eps": 0.1}, r"algorithm\.std_eps is 0\.1, and nothing reads it"),
     "a clip filter": ({"rewards": RewardsConfig(flat_group_weight=1.0)}, "ppo compares no groups"),
+    "vtrace of another policy": (
+        {"advantage": "vtrace", "old_from": "sampler"},
+        "old_from is sampler, and vtrace weighs the policy before the update against the sampler",
+    ),
     "vtrace with turns": ({"advantage": "vtrace", "turn_gamma": 0.5}, "vtrace has one discount"),
 }
 

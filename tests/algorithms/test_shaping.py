@@ -13,6 +13,7 @@ import torch
 from scored_groups import feedback
 
 from oat.algorithms.base import Objective
+from oat.algorithms.shaping import RewardsConfig
 from oat.errors import ConfigError, ContractError, OatWarning
 from oat.plugins.registry import ALGORITHMS
 from oat.types import Answer, Batch, Feedback, Item, Segment, Trajectory
@@ -94,6 +95,17 @@ def test_a_response_that_did_not_stop_gets_less() -> None:
     objective = made("rloo", rewards={"missing_end_penalty": 0.5, "missing_end": "no_end"})
     objective.end_ids = frozenset({3})
     assert rewards(objective, CUT) == [0.5, 4, 0.5]
+
+
+def test_of_an_episode_the_last_turn_has_to_stop() -> None:
+    """The end id 3 of an earlier turn, or in the environment's text, does not end the episode."""
+    objective = made("rloo", rewards={"missing_end_penalty": 0.5, "missing_end": "no_end"})
+    objective.end_ids = frozenset({3})
+    first, second, third = (row.segments for row in CUT.items[0].group.trajectories)
+    ended = with_rows(CUT, {}, {"segments": (*second, first[0], second[1])}, {})
+    assert rewards(objective, ended) == [0.5, 4, 0.5]
+    cut = with_rows(CUT, {}, {"segments": (*second, second[0], third[1])}, {})
+    assert rewards(objective, cut) == [0.5, 3.5, 0.5]
 
 
 def test_a_long_response_gets_less() -> None:
@@ -240,6 +252,13 @@ def test_whether_a_group_is_usable_does_not_depend_on_its_own_scale() -> None:
     assert not compared.is_usable(flat)
     assert not made("grpo", advantage="group_norm", rewards={"sources": "group"}).is_usable(item)
     assert made("grpo", rewards={"sources": "batch"}).is_usable(flat)
+    alone = feedback((1.0,)).items[0]
+    for section in ({"normalise": "running"}, {"normalise": "running", "clip": (-1.0, 1.0)}):
+        assert made("reinforce_pp", samples=1, whiten=False, rewards=section).is_usable(alone)
+        assert made("grpo", advantage="group_norm", rewards=section).is_usable(feedback((0.9, 1.0)).items[0])
+        assert not made("grpo", advantage="group_norm", rewards=section).is_usable(item)
+    running = made("grpo", advantage="group_norm", rewards={"sources": "running"})
+    assert (running.is_usable(item), running.is_usable(flat), running.state) == (True, False, {})
     unweighted = {"sources": "batch", "source_weights": {"right": 0.0, "short": 0.0}}
     assert not made("grpo", advantage="group_norm", rewards=unweighted).is_usable(item)
 
@@ -267,6 +286,36 @@ def test_the_oracle_gives_what_the_place_of_rewards_needs() -> None:
         assert wrong == [f"algorithm.{name}" for name in section]
         facts_of_turns = replace(facts, has_environment=True)
         assert not any(each.is_wrong for each in objective.checks(objective.config, facts_of_turns))
+
+
+def test_what_does_not_bound_recorded_responses_refuses_none() -> None:
+    facts = RunFacts("cpu", 8, False, True, 3, False, False, False)
+    section = {"overlong_penalty": 1.0, "overlong_from": 100, "overlong_to": 200}
+    for name in ("rloo", "dr_grpo"):
+        config = made(name, rewards=section, **({"max_length": 300} if name == "dr_grpo" else {})).config
+        cls: Any = ALGORITHMS[name]
+        assert not any(each.is_wrong for each in cls.checks(config, facts))
+        sampled = replace(facts, has_recorded=False, num_recorded=0)
+        assert [each.field for each in cls.checks(config, sampled) if each.is_wrong] == ["algorithm.rewards"]
+    dr_grpo: Any = ALGORITHMS["dr_grpo"]
+    assert dr_grpo.defaults(dr_grpo.Config(max_length=5), facts) == {}
+    with pytest.raises(
+        ConfigError, match=r"set algorithm\.max_length, the most tokens that a recorded response"
+    ):
+        dr_grpo.defaults(dr_grpo.Config(), facts)
+    ppo: Any = ALGORITHMS["ppo"]
+    with pytest.raises(ConfigError, match="from which a recorded response has no final state"):
+        ppo.defaults(ppo.Config(end="final_state"), facts)
+
+
+def test_scores_that_are_alone_in_their_groups_are_not_normalised_within_them() -> None:
+    facts = RunFacts("cpu", 8, True, False, 0, False, False, False)
+    for name, how, is_wrong in (("ppo", "group", True), ("ppo", "batch", False), ("grpo", "group", False)):
+        cls: Any = ALGORITHMS[name]
+        config = cls.Config(rewards=RewardsConfig(sources=how))
+        wrong = [each.why for each in cls.checks(config, facts) if each.is_wrong]
+        assert [why for why in wrong if "a score that is alone in its group is 0" in why] == wrong
+        assert bool(wrong) is is_wrong
 
 
 def test_token_rewards_are_scaled_and_keep_their_mean() -> None:
@@ -308,6 +357,32 @@ def test_steps_are_compared_with_the_steps_of_their_group() -> None:
     given = changed(feedback((1.0, 4.0, 1.0)), steps=STEPS, step_unit="tokens")
     found = prepared(made("rloo", advantage="group_mean", credit="steps"), given).columns["advantages_K"]
     assert found.tolist() == pytest.approx([-0.2, 1.6, 1.6, 1.8, 1.8, -1.4, 0.8], abs=1e-6)
+
+
+def test_leave_one_out_leaves_the_steps_of_the_response_out() -> None:
+    """Rewards 1; 1, 3; -1, 2: the first response is compared with the mean 1.25 of the others' four, the
+    second with 2/3, the third with 5/3; by `leave_one_out_max` with 3, 2 and 3."""
+    given = changed(feedback((1.0, 4.0, 1.0)), steps=STEPS, step_unit="tokens")
+    for name, base in (("leave_one_out", (1.25, 2 / 3, 5 / 3)), ("leave_one_out_max", (3.0, 2.0, 3.0))):
+        own = [(1 - base[0],), (1 - base[1], 3 - base[1]), (-1 - base[2], 2 - base[2])]
+        expected = [own[0][0], *[sum(own[1])] * 2, *[own[1][1]] * 2, sum(own[2]), own[2][1]]
+        objective = made("rloo", advantage=name, credit="steps")
+        found = prepared(objective, given).columns["advantages_K"].tolist()
+        assert found == pytest.approx(expected, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["group_mean", "group_norm", "batch_norm", "leave_one_out", "leave_one_out_max", "length_weighted"],
+)
+def test_a_response_alone_in_its_group_is_not_compared_with_its_own_steps(name: str) -> None:
+    steps = (STEPS[1], (), ())
+    given = changed(
+        feedback((4.0, 0.0, 0.0)), steps=steps, step_unit="tokens", marks=("ok", "failed", "failed")
+    )
+    long = with_rows(given, *[{"segments": CUT.items[0].group.trajectories[1].segments}] * 3)
+    batch = prepared(made("rloo", advantage=name, credit="steps"), long)
+    assert batch.columns["advantages_K"].tolist() == [0, 0, 0, 0]
 
 
 def test_a_response_that_goes_on_after_its_last_step_earns_nothing_there() -> None:

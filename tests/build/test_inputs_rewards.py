@@ -153,6 +153,8 @@ def test_a_declared_version_is_a_warning(world: World, tmp_path: Path) -> None:
     (folder / "declared.py").write_text(DECLARED.format(version="1"))
     assert run(folder, "train", "run.yaml")[0] == 0
     (folder / "declared.py").write_text(DECLARED.format(version="1") + "\n# as before\n")
+    code, said = run(folder, "check", "run.yaml")
+    assert (code, said.count("code of yours has changed since this run last used it")) == (0, 1), said
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
     assert (
         code,

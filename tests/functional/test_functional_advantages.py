@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oat.errors import ShapeError
-from oat.functional.advantages import group_advantages
+from oat.functional.advantages import batch_scaled, group_advantages
 
 NAN = math.nan
 
@@ -100,10 +100,10 @@ def test_groups_have_mean_0_and_std_1_in_any_order():
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_equal_rewards_give_exactly_zero(reward, size, normalise):
-    advantages = group_advantages(
-        torch.full((size,), reward), torch.zeros(size, dtype=torch.int64), 1, normalise=normalise, eps=1e-30
-    )
-    assert advantages.tolist() == [0.0] * size
+    place = torch.full((size,), reward), torch.zeros(size, dtype=torch.int64), 1
+    for eps in (1e-30, 0.0):
+        assert group_advantages(*place, normalise=normalise, eps=eps).tolist() == [0.0] * size
+        assert batch_scaled(*place, eps=eps).tolist() == [0.0] * size
 
 
 def test_gradient():

@@ -20,6 +20,7 @@ from oat.functional.advantages import (
     group_advantages,
     leave_one_out,
     leave_one_out_max,
+    leave_responses_out,
     length_weighted,
     whiten,
     whiten_biased,
@@ -91,6 +92,41 @@ def test_estimators_are_those_of_plain_loops(name: str, seed: int) -> None:
         valid_N=torch.tensor(valid),
     )
     assert found_N.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_leaving_responses_out_is_that_of_a_loop(seed: int, largest: bool) -> None:
+    """Responses with one to three rewards, of which some are missing, in three groups."""
+    draw = random.Random(seed)
+    groups = [draw.randrange(3) for _ in range(9)]
+    rows = sorted(draw.randrange(9) for _ in range(18))
+    rewards = [draw.choice([0.0, 1.0, 2.5, -3.0]) for _ in rows]
+    valid = [draw.random() < 0.8 for _ in rows]
+    expected = []
+    for e, row in enumerate(rows):
+        others = [
+            reward
+            for reward, other, is_there in zip(rewards, rows, valid, strict=True)
+            if is_there and other != row and groups[other] == groups[row]
+        ]
+        base = max(others) if largest and others else sum(others) / max(1, len(others))
+        expected.append(rewards[e] - base if valid[e] and others else 0.0)
+    place = (torch.tensor(rows), torch.tensor([groups[row] for row in rows]), 3)
+    rewards_E, valid_E = torch.tensor(rewards, dtype=torch.float64), torch.tensor(valid)
+    found = leave_responses_out(rewards_E, *place, valid_E=valid_E, largest=largest)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    equal = leave_responses_out(torch.full((18,), 0.1), *place, valid_E=valid_E, largest=largest)
+    assert equal.tolist() == [0.0] * 18
+
+
+def test_leaving_responses_out_with_one_reward_each() -> None:
+    rewards, groups = torch.tensor([1.0, 4.0, 0.5, 2.0, 7.0]), torch.tensor([0, 1, 0, 0, 1])
+    for largest, plain in ((False, leave_one_out), (True, leave_one_out_max)):
+        found = leave_responses_out(
+            rewards, torch.arange(5), groups, 2, valid_E=torch.ones(5) > 0, largest=largest
+        )
+        torch.testing.assert_close(found, plain(rewards, groups, 2))
 
 
 @pytest.mark.inventory(47)

@@ -114,18 +114,19 @@ def slow_vtrace(
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(("max_ratio", "max_trace"), [(1.0, 1.0), (2.5, 1.0), (1e9, 1e9)])
 def test_vtrace_is_the_sum_of_the_paper(lam: float, max_ratio: float, max_trace: float) -> None:
-    targets, advantages = vtrace(
+    targets, advantages, weights = vtrace(
         *trajectory(), ROWS, gamma=0.9, lam=lam, max_ratio=max_ratio, max_trace=max_trace
     )
     expected_targets, expected_advantages = slow_vtrace(0.9, lam, max_ratio, max_trace)
     assert targets.tolist() == pytest.approx(expected_targets, abs=1e-12)
-    assert advantages.tolist() == pytest.approx(expected_advantages, abs=1e-12)
+    assert (weights * advantages).tolist() == pytest.approx(expected_advantages, abs=1e-12)
+    assert weights.tolist() == pytest.approx(trajectory()[2].clamp(max=max_ratio).tolist())
 
 
 def test_vtrace_by_hand() -> None:
     """One row, values 1 and 2, rewards 0 and 4, ratios 1/2 and 3, gamma 1. Last: e = 1 (4 - 2) = 2. First:
-    e = 1/2 (0 + 2 - 1) + 1/2 * 2 = 3/2. Its advantage: 1/2 (0 + 2 + 2 - 1) = 3/2."""
-    targets, advantages = vtrace(
+    e = 1/2 (0 + 2 - 1) + 1/2 * 2 = 3/2. Its advantage: 0 + 2 + 2 - 1 = 3, and its weight 1/2."""
+    targets, advantages, weights = vtrace(
         torch.tensor([0.0, 4.0]),
         torch.tensor([1.0, 2.0]),
         torch.tensor([0.5, 3.0]),
@@ -133,13 +134,13 @@ def test_vtrace_by_hand() -> None:
         gamma=1.0,
     )
     assert targets.tolist() == [2.5, 4.0]
-    assert advantages.tolist() == [1.5, 2.0]
+    assert (advantages.tolist(), weights.tolist()) == ([3.0, 2.0], [0.5, 1.0])
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_on_policy_vtrace_is_gae(lam: float) -> None:
     rewards, values, _ = trajectory()
-    targets, advantages = vtrace(rewards, values, torch.ones_like(values), ROWS, gamma=0.9, lam=lam)
+    targets, advantages, _ = vtrace(rewards, values, torch.ones_like(values), ROWS, gamma=0.9, lam=lam)
     expected = gae(rewards, values, ROWS, 4, gamma=0.9, lam=lam)
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(targets, values + expected, rtol=0, atol=1e-12)
@@ -156,12 +157,12 @@ def test_vtrace_is_made_of_lambda_returns_with_a_lambda_for_each_step() -> None:
     returns = lambda_returns(
         rewards[None], torch.full((1, 9), 0.9, dtype=torch.float64), after[None], 0.8 * later[None]
     )[0]
-    targets, advantages = vtrace(
+    targets, advantages, weights = vtrace(
         rewards, values, ratios, torch.zeros(9, dtype=torch.long), gamma=0.9, lam=0.8
     )
     expected = ratios.clamp(max=1) * (returns - values)
     torch.testing.assert_close(targets, values + expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights * advantages, expected, rtol=0, atol=1e-12)
 
 
 def test_a_token_that_the_policy_would_not_draw_changes_nothing_before_it() -> None:

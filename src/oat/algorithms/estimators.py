@@ -12,6 +12,7 @@ from oat.functional.advantages import (
     group_advantages,
     leave_one_out,
     leave_one_out_max,
+    leave_responses_out,
     length_weighted,
 )
 from oat.functional.values import step_advantages
@@ -24,14 +25,15 @@ class Rewards:
     """The rewards of a step, as estimators get them.
 
     Attributes:
-        rewards_N: the reward of each response; NaN where it is missing.
+        rewards_N: the reward of each response, or each of its rewards (`credit`, `vine`); 0 where there is
+            none.
         lengths_N: number of trained tokens of each response.
         group_of_N: index of each response's group, in [0, num_groups).
-        valid_N: False where the reward is missing.
+        valid_N: False where there is no reward.
         std_eps: number that is added to a standard deviation before the division, in units of reward.
         values_N: the value of the state before each reward's step; NaN where there is none. None except with
             `vine`.
-        row_of_N: index of the response to which each reward belongs; None except with `vine`.
+        row_of_N: index of the response to which each reward belongs; None if each response has one.
     """
 
     rewards_N: torch.Tensor
@@ -62,6 +64,14 @@ def _plain(function: Callable[..., torch.Tensor]) -> Estimator:
     return lambda given: function(given.rewards_N, given.group_of_N, given.num_groups, valid_N=given.valid_N)
 
 
+def _without_own(given: Rewards, *, largest: bool) -> torch.Tensor:
+    """Compare rewards with those of the group's other responses."""
+    if given.row_of_N is None:
+        return _plain(leave_one_out_max if largest else leave_one_out)(given)
+    place = (given.rewards_N, given.row_of_N, given.group_of_N, given.num_groups)
+    return leave_responses_out(*place, valid_E=given.valid_N, largest=largest)
+
+
 def _batch_norm(given: Rewards) -> torch.Tensor:
     place = (given.rewards_N, given.group_of_N, given.num_groups)
     return batch_scaled(*place, valid_N=given.valid_N, eps=given.std_eps)
@@ -83,8 +93,8 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "group_mean": lambda given: _group(given, normalise=False),
     "group_norm": lambda given: _group(given, normalise=True),
     "batch_norm": _batch_norm,
-    "leave_one_out": _plain(leave_one_out),
-    "leave_one_out_max": _plain(leave_one_out_max),
+    "leave_one_out": lambda given: _without_own(given, largest=False),
+    "leave_one_out_max": lambda given: _without_own(given, largest=True),
     "length_weighted": _length_weighted,
     "best_of_group": _plain(best_of_group),
     "vine": _vine,

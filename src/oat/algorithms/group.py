@@ -135,13 +135,14 @@ class DrGRPO(PolicyGradient):
 
         Raises:
             ConfigError: `max_length` is below `sampling.max_new_tokens`; or it is not set in a run with an
-                environment, since nothing bounds the responses of an episode.
+                environment or recorded responses, which `sampling.max_new_tokens` does not bound.
         """
-        if run.has_environment:
+        if run.has_environment or run.has_recorded:
             if config.max_length is None:
+                whose = "the responses of an episode may have together"
                 raise ConfigError(
-                    "set algorithm.max_length, the most tokens that the responses of an episode may have "
-                    "together"
+                    "set algorithm.max_length, the most tokens that "
+                    f"{whose if run.has_environment else 'a recorded response may have'}"
                 )
             return {}
         if config.max_length is None:

@@ -76,11 +76,11 @@ class SAPOConfig(ReducedConfig):
 
 @dataclass(frozen=True)
 class LUSPOConfig(ReducedConfig):
-    """Settings of `luspo`. The bounds are those of GSPO."""
+    """Settings of `luspo`. The bounds are those of its paper (Section 5.1)."""
 
     policy_loss: PolicyLoss = "gspo"
-    clip_low: float | None = 3e-4
-    clip_high: float = 4e-4
+    clip_low: float | None = 2e-3
+    clip_high: float = 2.5e-3
     reduction: Reduction = "sequence_sum"
 
 

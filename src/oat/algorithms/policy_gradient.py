@@ -13,7 +13,6 @@
 old policy. An algorithm chooses the reduction (`reduced`).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from oat.algorithms.adaptive import AdaptiveWeights
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, row_index
 from oat.algorithms.corrections import correction_weights
 from oat.algorithms.credit import Earned, earned, turn_ends
@@ -34,8 +34,7 @@ from oat.algorithms.vine import earned_by_steps
 from oat.errors import ConfigError
 from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
-from oat.functional.entropy import adapted_entropy_coef, applied_entropy_coef
-from oat.functional.kl import KL_ESTIMATORS, adapted_coef, importance_weighted, kl_k3
+from oat.functional.kl import KL_ESTIMATORS, importance_weighted, kl_k3
 from oat.functional.policy import log_ratio
 from oat.functional.returns import affine_scan, discounted_returns
 from oat.functional.reward_shaping import clip_filter_weights
@@ -62,7 +61,7 @@ class PolicyGradient(Objective):
         self.wants: Mapping[str, set[str]] = {
             "policy": {"sampled", "entropy", *(["raw"] if self.has_reference else [])}
         }
-        self.kl_coef, self.entropy_coef = config.kl_coef, config.entropy.coef
+        self.weights = AdaptiveWeights(config)
         watched = {
             "policy/entropy": True,
             "policy/ratio_max": True,
@@ -85,18 +84,24 @@ class PolicyGradient(Objective):
         is_corrected = config.correction.form != "none"
         is_masked = config.correction.off_policy_bound is not None
         yield Check("algorithm.old_from", run.has_recorded and config.old_from == "sampler", why)
+        is_single = not run.has_environment and not run.has_recorded
         longest = config.rewards.overlong_from
         yield Check(
             "algorithm.rewards",
-            longest is not None and longest >= run.max_new_tokens and not run.has_environment,
+            longest is not None and longest >= run.max_new_tokens and is_single,
             f"overlong_from is {longest}, and no response has more than sampling.max_new_tokens "
             f"{run.max_new_tokens} tokens; lower it",
         )
         yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
         no_turns = "there is no environment, and so no turn; remove it"
         yield Check("algorithm.credit", config.credit == "turns" and not run.has_environment, no_turns)
-        is_single = not run.has_environment and not run.has_recorded
         yield Check("algorithm.turn_gamma", config.turn_gamma != 1 and is_single, no_turns)
+        yield Check(
+            "algorithm.rewards",
+            config.rewards.sources == "group" and (run.num_recorded or config.samples) == 1,
+            "sources is group, and a score that is alone in its group is 0 after it; set it to batch or "
+            "running, or raise algorithm.samples",
+        )
         what = "recorded responses" if run.has_recorded else "episodes with an environment"
         yield Check(
             "algorithm.advantage",
@@ -114,16 +119,18 @@ class PolicyGradient(Objective):
     def is_usable(self, item: Item) -> bool:
         """Return True if one of the advantages within the item's group is not 0. Advantages that are made of
         all tokens of the step, or with a KL in the rewards, differ within any group: then a single score is
-        enough. If sources are normalised over the step, whose other groups are not known here, two different
-        scores of one source are enough."""
+        enough. If rewards are normalised over the step or the run, of which other groups are a part, they are
+        judged before that: two different scores, for `sources` of one source, are enough."""
         scored = self.shaping.considered(scored_rows(Feedback(0, (item,), queries=0)))
         learned_N = self.shaping.learned(scored)
         if not scored.rows or (learned_N is not None and not learned_N.any()):
             return False
         if self._is_whole_step:
             return True
-        if self.config.rewards.sources == "batch":
-            return self.config.advantage == "none" or self.shaping.differ(scored)
+        if self.shaping.reads_other_groups and not self.config.compares_groups:
+            return True
+        if self.config.rewards.sources in ("batch", "running"):
+            return self.shaping.differ(scored)
         return bool((self._estimates(scored, learns=False)[1].rewards_E != 0).any())
 
     def plan(self, step: int) -> Plan:
@@ -141,7 +148,7 @@ class PolicyGradient(Objective):
             start = self._start_values(scored, feedback.step, forward)
             metrics |= start.metrics()
             columns |= self._start_columns(start)
-            columns |= self._adapted(start, len(scored.rows), metrics)
+            columns |= self.weights.adapt(start, len(scored.rows), metrics)
             columns |= self.advantage_columns(scored, estimates, start, forward, metrics)
             columns |= self._weight_columns(scored, start, columns, generator, metrics)
         metrics["rows/trained"] = float(len(scored.rows))
@@ -200,25 +207,16 @@ class PolicyGradient(Objective):
 
     @property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        if self.config.kl_target is not None:
-            state |= {"kl_coef": self.kl_coef, "started": self.config.kl_coef}
-        if self.config.entropy.target is not None:
-            state |= {"entropy_coef": self.entropy_coef, "entropy_started": self.config.entropy.coef}
-        return {**state, **self.shaping.state}
+        return {**self.weights.state, **self.shaping.state}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the adapted weights of the KL and of the entropy. A fork ignores a saved weight if it sets
-        no target, or another weight at the start than the original run."""
-        if self.config.kl_target is not None and state.get("started") == self.config.kl_coef:
-            self.kl_coef = state["kl_coef"]
-        entropy = self.config.entropy
-        if entropy.target is not None and state.get("entropy_started") == entropy.coef:
-            self.entropy_coef = state["entropy_coef"]
+        """Restore the adapted weights and the running statistics."""
+        self.weights.load_state(state)
         self.shaping.load_state(state)
 
     def estimated(self, scored: ScoredRows, rewards: Earned) -> torch.Tensor:
-        """Return the advantage of each of the E rewards by the chosen estimator, (E,)."""
+        """Return the advantage of each of the E rewards by the chosen estimator, (E,). Rewards of steps or
+        turns of a response that is alone in its group have advantage 0 if the estimator compares groups."""
         row_of_E = rewards.row_of_E
         advantages_E = self.estimator(
             Rewards(
@@ -229,10 +227,13 @@ class PolicyGradient(Objective):
                 rewards.counted_E,
                 self.config.std_eps,
                 rewards.values_E,
-                None if rewards.values_E is None else row_of_E,
+                row_of_E if self._has_many_rewards else None,
             )
         )
         advantages_E = torch.where(rewards.counted_E, advantages_E, 0.0)
+        if self.config.credit != "response" and self.config.compares_groups:
+            are_compared_G = scored.group_of_N.bincount(minlength=scored.num_groups) > 1
+            advantages_E = torch.where(are_compared_G[scored.group_of_N[row_of_E]], advantages_E, 0.0)
         weight = self.config.rewards.flat_group_weight
         if weight is None:
             return advantages_E
@@ -321,7 +322,7 @@ class PolicyGradient(Objective):
             kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
-            rewards_K -= self.config.kl_reward_coef * kl_K
+            rewards_K -= self.weights.kl_reward_coef * kl_K
         return rewards_K
 
     def _estimates(self, scored: ScoredRows, *, learns: bool) -> tuple[ScoredRows, Earned, dict[str, float]]:
@@ -329,7 +330,8 @@ class PolicyGradient(Objective):
         that are masked (`rewards.truncated`) count in the estimator's statistics, and then leave.
 
         Args:
-            learns: True: the running statistics are updated.
+            learns: True: the running statistics are updated. False: they, and bounds after them, are left
+                out.
         """
         scored, rewards, metrics = self._rewards(scored, learns=learns)
         estimates = replace(rewards, rewards_E=self.estimated(scored, rewards))
@@ -346,7 +348,7 @@ class PolicyGradient(Objective):
         Args:
             learns: True: the running statistics are updated.
         """
-        scored = self.shaping.sources(scored, learns=learns)
+        scored = self.shaping.sources(scored)
         found = earned(scored, self.config.credit)
         found, metrics = self.shaping.shaped(found, scored, end_ids=self.end_ids, learns=learns)
         if self.config.branches:
@@ -383,33 +385,6 @@ class PolicyGradient(Objective):
             columns["recorded_logps_K"] = start.recorded_K
         return columns
 
-    def _adapted(
-        self, start: StartValues, num_rows: int, metrics: dict[str, float]
-    ) -> dict[str, torch.Tensor]:
-        """Adapt the weights of the KL and of the entropy to what the policy has on these rows before the
-        step's update. Return them as columns, and add them to the metrics."""
-        columns: dict[str, torch.Tensor] = {}
-        target = self.config.kl_target
-        if target is not None:
-            k3_K = kl_k3(start.read("raw_K"), start.read("reference_K"))
-            divergence = float(k3_K.mean()) if len(k3_K) else math.nan
-            self.kl_coef = adapted_coef(
-                self.kl_coef, divergence, target=target, samples=num_rows, horizon=self.config.kl_horizon
-            )
-            columns["kl_coef_N"] = torch.full((num_rows,), self.kl_coef, dtype=torch.float64)
-            metrics["kl/coef"] = self.kl_coef
-        entropy = self.config.entropy
-        if entropy.target is not None:
-            entropy_K = start.read("entropy_K")
-            present = float(entropy_K.mean()) if len(entropy_K) else math.nan
-            self.entropy_coef = adapted_entropy_coef(
-                self.entropy_coef, present, target=entropy.target, step=entropy.step, highest=entropy.highest
-            )
-            applied = applied_entropy_coef(self.entropy_coef, present, target=entropy.target)
-            columns["entropy_coef_N"] = torch.full((num_rows,), applied, dtype=torch.float64)
-            metrics["policy/entropy_coef"] = applied
-        return columns
-
     def _weight_columns(
         self,
         scored: ScoredRows,
@@ -418,8 +393,9 @@ class PolicyGradient(Objective):
         generator: np.random.Generator,
         metrics: dict[str, float],
     ) -> dict[str, torch.Tensor]:
-        """Return `gradient_weight_K`, which multiplies the terms of the policy's loss, and `covariance_kl_K`.
-        A column that the settings do not ask for is missing."""
+        """Return `gradient_weight_K`, which multiplies the terms of the policy's loss, `correction_K`, which
+        `vespo` has in its weight of the response instead, and `covariance_kl_K`. A column that the settings
+        do not ask for is missing."""
         row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
         advantages_N = columns.get("advantages_N")
         masks = chosen_tokens(
@@ -440,7 +416,10 @@ class PolicyGradient(Objective):
                 self.config.correction, start.old_K, start.recorded_K, row_of_K, num_rows
             )
             metrics |= values
-            weights_K = corrections_K if weights_K is None else weights_K * corrections_K
+            if self.config.policy_loss == "vespo":
+                found["correction_K"] = corrections_K
+            else:
+                weights_K = corrections_K if weights_K is None else weights_K * corrections_K
         return found if weights_K is None else {**found, "gradient_weight_K": weights_K}
 
     @property
@@ -450,16 +429,22 @@ class PolicyGradient(Objective):
         return bool(c.whiten or c.kl_reward_coef or c.rewards.whiten)
 
     @property
+    def _has_many_rewards(self) -> bool:
+        """True if a response may have several rewards."""
+        return self.config.credit != "response" or self.config.branches
+
+    @property
     def _is_per_token(self) -> bool:
         """True if the tokens of one response may have different advantages, or ones that depend on other
         groups."""
         c = self.config
-        is_within_rows = c.gamma != 1 or c.turn_gamma != 1 or c.credit != "response" or c.branches
+        is_within_rows = c.gamma != 1 or c.turn_gamma != 1 or self._has_many_rewards
         return bool(self._is_whole_step or is_within_rows)
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])
-        given = TokenTerms(*logps, _advantages(view), view.row_of_K, view.num_rows)
+        correction_K = view.columns.get("correction_K")
+        given = TokenTerms(*logps, _advantages(view), view.row_of_K, view.num_rows, correction_K)
         return POLICY_LOSSES[self.config.policy_loss](self.config, given)
 
     def _gradient_weights(self, outputs: Outputs, view: View) -> torch.Tensor | float:

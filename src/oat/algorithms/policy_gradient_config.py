@@ -80,7 +80,8 @@ class PolicyGradientConfig:
     credit: Credit = "response"
     """Where a response's reward is earned. `response`: at its last token. `steps`: at the ends of the steps
     that the oracle rewarded. `turns`: at the ends of the turns that the environment rewarded. With `steps`
-    and `turns` the estimator compares single steps or turns with those of the group's other responses."""
+    and `turns` the estimator compares single steps or turns with all of the group (`leave_one_out` and
+    `leave_one_out_max`: with those of the group's other responses)."""
     turn_gamma: float = 1.0
     """Discount per turn: a token's advantage counts a reward n turns later turn_gamma^n times."""
     vine: VineConfig = field(default_factory=VineConfig)
@@ -88,7 +89,8 @@ class PolicyGradientConfig:
     std_eps: float = 1e-4
     """Number that is added to the standard deviation by which `group_norm` and `batch_norm` divide."""
     kl_reward_coef: float = 0.0
-    """Weight of the KL to the reference in the tokens' rewards. 0: the KL is no part of the rewards."""
+    """Weight of the KL to the reference in the tokens' rewards. 0: the KL is no part of the rewards. With
+    `kl_target`, and `kl_coef: 0`, this is the weight at the start of the run."""
     kl_reward_estimator: KLEstimator = "k1"
     """Estimator of the KL in the rewards (`functional/kl.py`)."""
     gamma: float = 1.0
@@ -134,8 +136,8 @@ class PolicyGradientConfig:
     """Largest absolute value of the log-ratio between policy and reference in a term of the KL, nats. None:
     no bound."""
     kl_target: float | None = None
-    """Target of the KL to the reference, nats per token. Each step changes the weight so that the KL moves
-    towards the target. None: the weight is fixed."""
+    """Target of the KL to the reference, nats per token. Each step changes `kl_coef` (or, if it is 0,
+    `kl_reward_coef`) so that the KL moves towards the target. None: the weight is fixed."""
     kl_horizon: int = 10_000
     """Number of responses over which the weight of the KL can grow or shrink by about a fifth. It must be at
     least the number of responses of one step."""
@@ -203,7 +205,8 @@ class PolicyGradientConfig:
         if self.samples == 1 and self.advantage in ADVANTAGES and self.advantage != "none":
             raise ConfigError(
                 f"algorithm.samples is 1; with algorithm.advantage {self.advantage} a group needs at least 2 "
-                "responses a prompt"
+                "responses a prompt. Raise it (of recorded responses: name further columns in "
+                "prompts.responses), or set algorithm.advantage to none"
             )
 
     def _check_read(self) -> None:
@@ -237,11 +240,6 @@ class PolicyGradientConfig:
                 "algorithm.smooth is set, and nothing reads it with algorithm.policy_loss "
                 f"{self.policy_loss}; remove it"
             )
-        if self.policy_loss == "vespo" and self.correction.form != "none":
-            raise ConfigError(
-                "algorithm.correction.form is set, and vespo weighs whole responses already; remove one of "
-                "the two"
-            )
         if self.kl_unbiased and self.kl_estimator == "k2":
             raise ConfigError(
                 "algorithm.kl_unbiased is true, and k2 is no estimator of the KL itself; set "
@@ -261,6 +259,12 @@ class PolicyGradientConfig:
             raise ConfigError(
                 f"algorithm.vine is set, and nothing reads it with algorithm.advantage {self.advantage}; "
                 "remove it"
+            )
+        if self.old_from == "reference" and (self.tokens.covariance_clip or self.tokens.covariance_kl):
+            raise ConfigError(
+                "algorithm.tokens.covariance_clip and covariance_kl read the policy's log-probabilities "
+                "before the update, and with algorithm.old_from reference nothing computes them; remove one "
+                "of the two"
             )
         if self.old_from != "policy" and self.correction.form != "none":
             raise ConfigError(
@@ -291,10 +295,10 @@ class PolicyGradientConfig:
             return
         if not 0 < self.kl_target < math.inf:
             raise ConfigError(f"algorithm.kl_target is {self.kl_target}; it must be positive, and finite")
-        if not self.kl_coef:
+        if not self.kl_coef and not self.kl_reward_coef:
             raise ConfigError(
-                "algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0; "
-                "set kl_coef to where it starts"
+                "algorithm.kl_target is set, and algorithm.kl_coef is 0, of which every multiple is 0, and "
+                "kl_reward_coef too; set kl_coef to where it starts, or kl_reward_coef for one in the rewards"
             )
         if self.kl_horizon < self.prompts * self.samples:
             raise ConfigError(

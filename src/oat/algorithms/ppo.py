@@ -74,10 +74,11 @@ class PPO(PolicyGradient):
     def defaults(config: PPOConfig, run: RunFacts) -> Mapping[str, Derived]:
         if config.end == "last_token" or config.response_length is not None:
             return {}
-        if run.has_environment:
+        if run.has_environment or run.has_recorded:
+            whose = "the responses of an episode together have"
             raise ConfigError(
-                "set algorithm.response_length, the number of tokens from which the responses of an episode "
-                "together have no final state"
+                "set algorithm.response_length, the number of tokens from which "
+                f"{whose if run.has_environment else 'a recorded response has'} no final state"
             )
         return {"response_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
 
@@ -132,10 +133,12 @@ class PPO(PolicyGradient):
         metrics |= self._reward_metrics(scored, start, rewards_L)
         if self.config.rewards.whiten:
             rewards_L = whiten(rewards_L, torch.ones_like(rewards_L), shift_mean=False)
-        targets_L, advantages_L = self._targets(scored, rewards_L, values_L, states, start)
+        targets_L, advantages_L, weights_L = self._targets(scored, rewards_L, values_L, states, start)
         metrics |= _value_metrics(values_L, targets_L)
         advantages_K, _ = states.parted(advantages_L)
         advantages_K = self.whitened(scored, advantages_K)
+        if weights_L is not None:
+            advantages_K = advantages_K * states.parted(weights_L)[0]
         old_K, old_ends_N = states.parted(values_L)
         targets_K, end_targets_N = states.parted(targets_L)
         columns = {
@@ -197,8 +200,8 @@ class PPO(PolicyGradient):
         values_L: torch.Tensor,
         states: FinalStates,
         start: StartValues,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the critic's targets and the advantages, (L,) each."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the critic's targets, the advantages, and the weights of V-trace or None, (L,) each."""
         c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
         if c.advantage == "vtrace":
             ratios_K = log_ratio(start.old_K, start.recorded_K).exp()
@@ -210,7 +213,7 @@ class PPO(PolicyGradient):
             discounts_L = self._discounts(scored, states)
             next_L = torch.nn.functional.pad(values_L[1:], (0, min(1, len(values_L))))
             advantages_L = affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
-        return advantages_L + values_L, advantages_L
+        return advantages_L + values_L, advantages_L, None
 
     def _discounts(self, scored: ScoredRows, states: FinalStates) -> torch.Tensor:
         """Return the discount between each place and the next one of its row, (L,); 0 for the last."""
@@ -239,15 +242,16 @@ class PPO(PolicyGradient):
         row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
         found = {
             "reward/total": float(rewards_L.sum() / num_rows),
-            "policy/response_entropy": -float(segment_sum(start.old_K, row_of_K, num_rows).mean()),
             "response/ended": float(sum(row.finish_reason == "stop" for row in scored.rows)),
         }
+        if self.config.old_from != "reference":
+            found["policy/response_entropy"] = -float(segment_sum(start.old_K, row_of_K, num_rows).mean())
         if self.config.kl_reward_coef:
             kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
             found["kl/response"] = float(segment_sum(kl_K, row_of_K, num_rows).mean())
-            found["reward/kl"] = -self.config.kl_reward_coef * found["kl/response"]
+            found["reward/kl"] = -self.weights.kl_reward_coef * found["kl/response"]
         return found
 
 

@@ -72,6 +72,11 @@ class PPOConfig(PolicyGradientConfig):
                 f"algorithm.turn_gamma is {self.turn_gamma}, and vtrace has one discount; set "
                 "algorithm.advantage to gae"
             )
+        if self.advantage == "vtrace" and self.old_from != "policy":
+            raise ConfigError(
+                f"algorithm.old_from is {self.old_from}, and vtrace weighs the policy before the update "
+                "against the sampler; set it to policy, or algorithm.advantage to gae"
+            )
         if self.advantage == "vtrace" and self.correction.form != "none":
             raise ConfigError(
                 "algorithm.correction.form is set, and the weights of algorithm.advantage vtrace correct for "

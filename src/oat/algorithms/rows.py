@@ -100,6 +100,7 @@ class StartValues:
         raw_K, entropy_K: the policy's raw log-probabilities and entropies, nats; None if nothing reads them.
         reference_K: the reference's raw log-probabilities, nats; None if nothing reads them.
         are_recorded: True if `old_K` is `recorded_K`.
+        are_policys: True if `old_K` is of the policy before the update.
         num_rows: N.
         is_sampled_K: True for the tokens that an engine sampled, so that log-probabilities were recorded.
     """
@@ -110,6 +111,7 @@ class StartValues:
     entropy_K: torch.Tensor | None
     reference_K: torch.Tensor | None
     are_recorded: bool
+    are_policys: bool
     num_rows: int
     is_sampled_K: torch.Tensor
 
@@ -120,12 +122,12 @@ class StartValues:
         return values
 
     def metrics(self) -> dict[str, float]:
-        """Return `logps/recomputed` and, if the old log-probabilities were computed, how far the recorded
-        ones of sampled tokens are from them, in nats per token."""
+        """Return `logps/recomputed` and, if the policy computed the old log-probabilities, how far the
+        recorded ones of sampled tokens are from them, in nats per token."""
         if self.are_recorded:
             return {"logps/recomputed": 0.0}
         kept_K = self.is_sampled_K
-        if len(kept_K) and not kept_K.any():
+        if not self.are_policys or (len(kept_K) and not kept_K.any()):
             return {"logps/recomputed": 1.0}
         mean, largest = recorded_gap(self.old_K[kept_K], self.recorded_K[kept_K])
         return {"logps/recomputed": 1.0, "logps/recorded_gap": mean, "logps/recorded_gap_max": largest}
@@ -171,6 +173,7 @@ def start_values(
         found.get("entropy"),
         reference.get("raw"),
         are_recorded=old_K is recorded_K,
+        are_policys=old_from == "policy",
         num_rows=len(rows),
         is_sampled_K=torch.tensor([row.slot == "sampler" for row in rows], dtype=torch.bool)[row_index(rows)],
     )

@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from oat.algorithms.credit import Earned
@@ -34,6 +35,7 @@ from oat.functional.reward_shaping import (
     normalised,
     overlong_penalty,
 )
+from oat.types import Trajectory
 
 _STD_EPS = 1e-4
 _TOTAL, _SOURCE = "total", "source/"
@@ -55,7 +57,7 @@ class RewardsConfig:
     """Is subtracted from the score of a response that did not stop."""
     missing_end: Literal["length", "no_end"] = "length"
     """Which responses did not stop. `length`: those that the length limit cut. `no_end`: those without an
-    end-of-text or end-of-turn token, so also those that a stop string ended."""
+    end-of-text or end-of-turn token, so also those that a stop string ended; of an episode, its last turn."""
     overlong_penalty: float = 0.0
     """Is subtracted from the score of a response of `overlong_to` tokens or more. Between `overlong_from` and
     `overlong_to` the penalty grows linearly from 0 (DAPO, arXiv:2503.14476, Eq. 13)."""
@@ -191,6 +193,11 @@ class RewardShaping:
         all are learned from."""
         return ~_are_truncated(scored) if self.config.truncated == "mask" else None
 
+    @property
+    def reads_other_groups(self) -> bool:
+        """True if a reward depends on scores of other groups, of the step or of the run."""
+        return self.config.sources in ("batch", "running") or self.config.normalise == "running"
+
     def differ(self, scored: ScoredRows) -> bool:
         """Return True if a source that has a weight gave two of the rows different scores.
 
@@ -201,13 +208,12 @@ class RewardShaping:
         counted = [scores_N for name, scores_N in found.items() if weights.get(name, 1.0)]
         return any(len(scores_N[~scores_N.isnan()].unique()) > 1 for scores_N in counted)
 
-    def sources(self, scored: ScoredRows, *, learns: bool) -> ScoredRows:
+    def sources(self, scored: ScoredRows) -> ScoredRows:
         """Return the rows with the weighted sum of their sources' normalised scores as rewards, if the
-        settings ask for it.
+        settings ask for it. Running statistics are updated before they are used.
 
         Args:
             scored: rows that all have a score.
-            learns: True: the running statistics are updated before they are used.
 
         Raises:
             ContractError: an answer has no scores of sources.
@@ -219,7 +225,7 @@ class RewardShaping:
         total_N = torch.zeros_like(scored.rewards_N)
         for name, scores_N in found.items():
             has_score_N = ~scores_N.isnan()
-            normal_N = self._normalised(name, scores_N, has_score_N, scored, learns=learns)
+            normal_N = self._normalised(name, scores_N, has_score_N, scored)
             total_N = total_N + self.config.source_weights.get(name, 1.0) * torch.where(
                 has_score_N, normal_N, 0.0
             )
@@ -241,7 +247,8 @@ class RewardShaping:
                 its last one.
             scored: the N rows.
             end_ids: ids that end a response.
-            learns: True: the running statistics are updated before they are used.
+            learns: True: the running statistics are updated and used. False: they, and the bounds after them,
+                are left out.
         """
         c, metrics = self.config, dict[str, float]()
         rewards_E, is_earned_E = given.rewards_E, given.counted_E
@@ -253,9 +260,9 @@ class RewardShaping:
             metrics["reward/penalty"] = float(penalties_N.mean())
         if c.scale != 1:
             rewards_E = rewards_E * c.scale
-        if c.normalise == "running":
-            rewards_E = self._running(_TOTAL, rewards_E, is_earned_E, learns=learns)
-        if c.clip is not None:
+        if c.normalise == "running" and learns:
+            rewards_E = self._running(_TOTAL, rewards_E, is_earned_E)
+        if c.clip is not None and (learns or c.normalise == "none"):
             bounded_E = rewards_E.clamp(*c.clip)
             metrics["reward/clipped_frac"] = float((bounded_E != rewards_E).float().mean())
             rewards_E = bounded_E
@@ -299,7 +306,7 @@ class RewardShaping:
             has_ended_N = ~_are_truncated(scored)
             if c.missing_end == "no_end":
                 has_ended_N = torch.tensor(
-                    [not {*row.completion.tolist()}.isdisjoint(end_ids) for row in scored.rows]
+                    [not {*_last_response(row).tolist()}.isdisjoint(end_ids) for row in scored.rows]
                 )
             total_N = total_N + missing_end_penalty(has_ended_N, penalty=c.missing_end_penalty)
         if c.overlong_penalty:
@@ -315,25 +322,25 @@ class RewardShaping:
         scores_N: torch.Tensor,
         has_score_N: torch.Tensor,
         scored: ScoredRows,
-        *,
-        learns: bool,
     ) -> torch.Tensor:
         if self.config.sources == "running":
-            return self._running(_SOURCE + name, scores_N, has_score_N, learns=learns)
+            return self._running(_SOURCE + name, scores_N, has_score_N)
         is_group = self.config.sources == "group"
         groups_N = scored.group_of_N if is_group else torch.zeros_like(scored.group_of_N)
         count = scored.num_groups if is_group else 1
         return group_advantages(scores_N, groups_N, count, valid_N=has_score_N, eps=_STD_EPS)
 
-    def _running(
-        self, name: str, values_N: torch.Tensor, kept_N: torch.Tensor, *, learns: bool
-    ) -> torch.Tensor:
-        """Return values minus the running mean, divided by the running standard deviation."""
-        before = self.moments.get(name, Moments())
-        moments = merged_moments(before, values_N, valid_N=kept_N)
-        if learns:
-            self.moments[name] = moments
-        return normalised(values_N, moments)
+    def _running(self, name: str, values_N: torch.Tensor, kept_N: torch.Tensor) -> torch.Tensor:
+        """Add values to the running statistics. Return them minus the running mean, divided by the running
+        standard deviation."""
+        self.moments[name] = merged_moments(self.moments.get(name, Moments()), values_N, valid_N=kept_N)
+        return normalised(values_N, self.moments[name])
+
+
+def _last_response(row: Trajectory) -> np.ndarray:
+    """Return the ids of the last response: of an episode, those of its last turn."""
+    found: np.ndarray = next((s.ids for s in reversed(row.segments) if s.author == "model"), row.completion)
+    return found
 
 
 def _are_truncated(scored: ScoredRows) -> torch.Tensor:

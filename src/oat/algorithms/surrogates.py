@@ -26,6 +26,8 @@ class TokenTerms:
         old_logps_K: those of the old policy, nats.
         advantages_K: the advantage of each token.
         row_of_K: index of each token's row, in [0, num_rows).
+        correction_K: weights for the sampler that are a part of the loss's own weight (`vespo`); None: there
+            are none.
     """
 
     logps_K: torch.Tensor
@@ -33,6 +35,7 @@ class TokenTerms:
     advantages_K: torch.Tensor
     row_of_K: torch.Tensor
     num_rows: int
+    correction_K: torch.Tensor | None = None
 
     @property
     def elementwise(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -111,6 +114,7 @@ def _vespo(config: PolicyGradientConfig, given: TokenTerms) -> Terms:
         decay=smooth.decay,
         negative_power=smooth.negative_power,
         negative_decay=smooth.negative_decay,
+        correction_K=given.correction_K,
     )
 
 

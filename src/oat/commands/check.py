@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from oat.build.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
 from oat.build.estimate import lengths_of
-from oat.build.fingerprints import recorded
+from oat.build.fingerprints import OwnFiles, recorded
 from oat.build.fork import Origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.memory import memory_lines, refuse_short_cache, refuse_too_large
@@ -71,6 +71,7 @@ def check_run(
     with outlined(resolved, run_inputs) as run:
         lines = [*_lines(resolved, run, run_inputs, origin, most), ("memory", memory)]
         lines += [("note", note) for note in run.notes]
+        OwnFiles(run_inputs.known, run_inputs.roles)()
     return [
         *(f"  {name:<13}{text}" for name, text in lines),
         *(token_lines(resolved, run_inputs) if with_tokens else []),

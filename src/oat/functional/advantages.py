@@ -43,19 +43,29 @@ def group_advantages(
     """
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     check_same_shape(rewards_N=rewards_N, group_of_N=group_of_N, valid_N=valid_N)
-    # subtract the group's lowest reward: equal rewards are then exactly 0, without rounding errors
-    present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
-    lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
-        0, group_of_N.long(), present_N, "amin"
-    )
-    above_N = torch.where(valid_N, rewards_N - lowest_G[group_of_N], 0.0)
+    above_N = _above_lowest(rewards_N, group_of_N, num_groups, valid_N)
     counts_G = segment_sum(valid_N.to(rewards_N.dtype), group_of_N, num_groups)
     mean_G = segment_sum(above_N, group_of_N, num_groups) / counts_G.clamp(min=1)
     centred_N = torch.where(valid_N, above_N - mean_G[group_of_N], 0.0)
     if not normalise:
         return centred_N
     variance_G = segment_sum(centred_N.square(), group_of_N, num_groups) / (counts_G - 1).clamp(min=1)
-    return centred_N / (variance_G.sqrt() + eps)[group_of_N]
+    return _divided(centred_N, (variance_G.sqrt() + eps)[group_of_N])
+
+
+def _above_lowest(rewards_N: Tensor, group_of_N: Tensor, num_groups: int, valid_N: Tensor) -> Tensor:
+    """Return rewards minus the lowest of their group, 0 where a reward is missing. So equal rewards are
+    exactly 0, and differences of means have no rounding errors."""
+    present_N = rewards_N.detach().masked_fill(~valid_N, torch.inf)
+    lowest_G = rewards_N.new_full((num_groups,), torch.inf).scatter_reduce(
+        0, group_of_N.long(), present_N, "amin"
+    )
+    return torch.where(valid_N, rewards_N - lowest_G[group_of_N], 0.0)
+
+
+def _divided(values: Tensor, divisor: Tensor) -> Tensor:
+    """Return a quotient; 0 where the divisor is 0, as that of equal rewards is with an eps of 0."""
+    return torch.where(divisor > 0, values / divisor, 0.0)
 
 
 def leave_one_out(
@@ -100,6 +110,49 @@ def leave_one_out_max(
     others_N = torch.where(first_N, second_G[group_of_N], best_G[group_of_N])
     has_others_N = valid_N & others_N.isfinite()
     return torch.where(has_others_N, rewards_N - others_N, 0.0)
+
+
+def leave_responses_out(
+    rewards_E: Float[Tensor, " E"],
+    row_of_E: Int[Tensor, " E"],
+    group_of_E: Int[Tensor, " E"],
+    num_groups: int,
+    *,
+    valid_E: Bool[Tensor, " E"],
+    largest: bool,
+) -> Float[Tensor, " E"]:
+    """Return each reward minus the mean, or the largest, of the rewards of its group's other responses, of
+    which each may have several. So the baseline of a response depends on none of its own steps. With one
+    reward a response, it is `leave_one_out` or `leave_one_out_max`.
+
+    Args:
+        rewards_E: (E,) rewards, any unit.
+        row_of_E: index of the response of each; the responses are numbered from 0.
+        group_of_E: the group id of each, in [0, num_groups).
+        valid_E: False for a number that is no reward; its result is 0.
+        largest: True: the largest. False: the mean.
+    Returns:
+        (E,), in units of reward; 0 if the group has no other response with a reward.
+
+    Raises:
+        ShapeError: shapes disagree.
+    """
+    check_same_shape(rewards_E=rewards_E, row_of_E=row_of_E, group_of_E=group_of_E, valid_E=valid_E)
+    num_rows = int(row_of_E.max()) + 1 if len(row_of_E) else 0
+    group_of_N = group_of_E.new_zeros(num_rows).scatter(0, row_of_E, group_of_E)
+    if largest:
+        best_N = _largest(rewards_E, row_of_E, num_rows, valid_E)
+        is_there_N = best_N.isfinite()
+        others_N = best_N - leave_one_out_max(best_N, group_of_N, num_groups, valid_N=is_there_N)
+        has_others_N = segment_sum(is_there_N.to(best_N.dtype), group_of_N, num_groups)[group_of_N] > 1
+        return torch.where(valid_E & has_others_N[row_of_E], rewards_E - others_N[row_of_E], 0.0)
+    above_E = _above_lowest(rewards_E, group_of_E, num_groups, valid_E)
+    sums_N = segment_sum(above_E, row_of_E, num_rows)
+    counts_N = segment_sum(valid_E.to(rewards_E.dtype), row_of_E, num_rows)
+    other_sums_N = segment_sum(sums_N, group_of_N, num_groups)[group_of_N] - sums_N
+    other_counts_N = segment_sum(counts_N, group_of_N, num_groups)[group_of_N] - counts_N
+    others_N = other_sums_N / other_counts_N.clamp(min=1)
+    return torch.where(valid_E & (other_counts_N > 0)[row_of_E], above_E - others_N[row_of_E], 0.0)
 
 
 def length_weighted(
@@ -174,7 +227,7 @@ def batch_scaled(
     valid_N = torch.ones_like(rewards_N, dtype=torch.bool) if valid_N is None else valid_N
     centred_N = group_advantages(rewards_N, group_of_N, num_groups, valid_N=valid_N, normalise=False)
     count, _, squares = moments_of(rewards_N, valid_N, reduce)
-    return centred_N / ((squares / (count - 1).clamp(min=1)).sqrt() + eps).to(centred_N.dtype)
+    return _divided(centred_N, ((squares / (count - 1).clamp(min=1)).sqrt() + eps).to(centred_N.dtype))
 
 
 def whiten(

@@ -57,16 +57,17 @@ def vtrace(
     lam: float = 1.0,
     max_ratio: float = 1.0,
     max_trace: float = 1.0,
-) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
-    """Return V-trace targets of the values, and advantages (IMPALA, arXiv:1802.01561, Eq. 1 and Section 4.2),
-    for tokens that an older policy sampled.
+) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"], Float[Tensor, " K"]]:
+    """Return V-trace targets of the values, advantages and weights (IMPALA, arXiv:1802.01561, Eq. 1 and
+    Section 4.2), for tokens that an older policy sampled.
 
     rho_t = min(ratio_t, max_ratio),   c_t = lam min(ratio_t, max_trace)
     e_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma c_t e_{t+1},   V and e after the last token = 0
     target_t = V_t + e_t
-    A_t = rho_t (r_t + gamma (V_{t+1} + lam e_{t+1}) - V_t)
+    A_t = r_t + gamma (V_{t+1} + lam e_{t+1}) - V_t
 
-    The advantages contain the weights rho of the policy gradient. `lam` is that of the paper's Remark 2.
+    The policy gradient weighs the term of A_t by rho_t. Advantages are whitened before that. `lam` is that of
+    the paper's Remark 2.
     With ratios of 1, the advantages are those of `gae`, and the targets are their sum with the values. The
     tokens of each row follow each other, as in `discounted_returns`; the next token is the row's next
     trained token.
@@ -81,7 +82,7 @@ def vtrace(
         max_ratio: bound of the ratios that weigh differences (the paper's rho-bar); not below `max_trace`.
         max_trace: bound of the ratios that carry later differences back (the paper's c-bar).
     Returns:
-        (K,) targets and (K,) advantages.
+        (K,) targets, (K,) advantages and (K,) weights rho.
 
     Raises:
         ShapeError: shapes disagree.
@@ -94,8 +95,8 @@ def vtrace(
     traces_K[:-1] = torch.where(joined_K, gamma * lam * ratios_K[:-1].clamp(max=max_trace), 0.0)
     one_step_K = rewards_K + gamma * _next(values_K, joined_K) - values_K
     errors_K = affine_scan(rho_K * one_step_K, traces_K)
-    advantages_K = rho_K * (one_step_K + gamma * lam * _next(errors_K, joined_K))
-    return values_K + errors_K, advantages_K
+    advantages_K = one_step_K + gamma * lam * _next(errors_K, joined_K)
+    return values_K + errors_K, advantages_K, rho_K
 
 
 def monte_carlo_values(

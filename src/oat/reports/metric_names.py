@@ -36,7 +36,7 @@ TRL = {
     "loss": Name("loss/total"),
     "learning_rate": Name("optim/learning_rate"),
     "grad_norm": Name("optim/grad_norm"),
-    "entropy": Name("policy/entropy", "mean over trained tokens; reported by `grpo` and `dr_grpo`"),
+    "entropy": Name("policy/entropy", "mean over trained tokens; reported by all policy gradients"),
     "mean_token_accuracy": Name("", "`loss/sft` is the nearest measure"),
     "aux_loss": Name("", _NOT_HERE),
     "logits/chosen": Name(
@@ -66,7 +66,7 @@ TRL = {
     "completions/max_terminated_length": Name("", _EXACT),
     "completions/clipped_ratio": Name("response/truncated_frac"),
     "policy_loss": Name("loss/policy"),
-    "entropy_coef": Name("", _NOT_HERE),
+    "entropy_coef": Name("policy/entropy_coef", "with `algorithm.entropy.target`"),
     "kl": Name("kl/reference"),
     "clip_ratio": Name("policy/clipped_frac"),
     "clip_ratio/region_mean": Name("policy/clipped_frac"),
@@ -79,7 +79,7 @@ TRL = {
     ),
     "clip_ratio/high_max": Name("policy/ratio_max", "the ratio itself"),
     "sampling/sampling_logp_difference/mean": Name("logps/recorded_gap"),
-    "sampling/sampling_logp_difference/max": Name("logps/recorded_gap", "the mean, not the largest"),
+    "sampling/sampling_logp_difference/max": Name("logps/recorded_gap_max"),
     "sampling/importance_sampling_ratio/min": Name(
         "logps/recorded_gap",
         "nothing is reweighted; if engine and learner differ in precision, old log-probabilities are "
