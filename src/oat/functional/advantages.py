@@ -65,7 +65,7 @@ def _above_lowest(rewards_N: Tensor, group_of_N: Tensor, num_groups: int, valid_
 
 def _divided(values: Tensor, divisor: Tensor) -> Tensor:
     """Return a quotient; 0 where the divisor is 0, as that of equal rewards is with an eps of 0."""
-    return torch.where(divisor > 0, values / divisor, 0.0)
+    return torch.where(divisor == 0, 0.0, values / divisor)
 
 
 def leave_one_out(
