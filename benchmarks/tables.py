@@ -8,7 +8,10 @@ version has no PPO trainer.
 """
 
 import argparse
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,8 @@ REPETITIONS = 3
 """Number of repetitions of a row."""
 OF_SECONDS = 5
 """Number of repetitions of a row if one repetition takes only seconds."""
+ONE_THREAD = ("short", "ppo")
+"""Tables whose models are so small that two threads make both sides slower."""
 DIRECT_STEPS = 20
 """Number of steps of which `direct` compares the losses."""
 
@@ -436,6 +441,11 @@ def main() -> None:
     options = parser.parse_args()
     peers = Peers(options.trl, options.trl_ppo, options.vllm)
     for name in options.tables or TABLES:
+        if name in ONE_THREAD and THREADS != 1:
+            given = ["--trl", options.trl, "--trl-ppo", options.trl_ppo, "--vllm", options.vllm]
+            alone = [sys.executable, __file__, name, *given]
+            subprocess.run(alone, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+            continue
         begin = time.perf_counter()
         rows = []
         for row in TABLES[name](peers):
