@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paced_run import paced_run
 from short_oat_side import start
-from task import RATE, Memory, Paced, serve, text
+from task import RATE, Memory, serve, text
 from task import prompts as random_prompts
 
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
-from oat.config.load import load_config
-from oat.loop import train
 from oat.models.loading import load_config as load_model_config
 
 held: dict[str, Any] = {}
@@ -62,19 +59,8 @@ stop: {{max_steps: 1000}}
 """,
         encoding="utf-8",
     )
-    given, origins = load_config(file)
-    metrics: dict[str, float] = {}
-
-    def work(turn: Any) -> None:
-        def report(number: int, values: dict[str, float]) -> None:
-            metrics.clear()
-            metrics.update(values)
-            turn()
-
-        with open_run(resolve(given, origins)) as opened:
-            train(opened, report)
-
-    held.update(metrics=metrics, paced=Paced(work))
+    metrics, paced = paced_run(file)
+    held.update(metrics=metrics, paced=paced)
     return {}
 
 

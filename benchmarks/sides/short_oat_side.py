@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from task import Paced, serve
+from paced_run import paced_run
+from task import serve
 
-from oat.build.open_run import open_run
-from oat.build.resolve import resolve
-from oat.config.load import load_config
-from oat.loop import train
 from oat.quickstart import make_start
 
 held: dict[str, Any] = {}
@@ -43,19 +40,8 @@ stop: {{max_steps: 1000}}
 """,
         encoding="utf-8",
     )
-    given, origins = load_config(file)
-    metrics: dict[str, float] = {}
-
-    def work(turn: Any) -> None:
-        def report(number: int, values: dict[str, float]) -> None:
-            metrics.clear()
-            metrics.update(values)
-            turn()
-
-        with open_run(resolve(given, origins)) as opened:
-            train(opened, report)
-
-    held.update(metrics=metrics, paced=Paced(work))
+    metrics, paced = paced_run(file)
+    held.update(metrics=metrics, paced=paced)
     return {"oat": version("oat-align"), "torch": torch.__version__}
 
 

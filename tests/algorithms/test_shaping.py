@@ -304,7 +304,7 @@ def test_what_does_not_bound_recorded_responses_refuses_none() -> None:
     ):
         dr_grpo.defaults(dr_grpo.Config(), facts)
     ppo: Any = ALGORITHMS["ppo"]
-    with pytest.raises(ConfigError, match="from which a recorded response has no final state"):
+    with pytest.raises(ConfigError, match="from which a response has no final state"):
         ppo.defaults(ppo.Config(end="final_state"), facts)
 
 

@@ -139,11 +139,9 @@ class DrGRPO(PolicyGradient):
         """
         if run.has_environment or run.has_recorded:
             if config.max_length is None:
-                whose = "the responses of an episode may have together"
-                raise ConfigError(
-                    "set algorithm.max_length, the most tokens that "
-                    f"{whose if run.has_environment else 'a recorded response may have'}"
-                )
+                episode = "the responses of an episode may have together"
+                which = episode if run.has_environment else "a recorded response may have"
+                raise ConfigError(f"set algorithm.max_length, the most tokens that {which}")
             return {}
         if config.max_length is None:
             return {"max_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}

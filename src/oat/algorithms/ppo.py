@@ -75,10 +75,9 @@ class PPO(PolicyGradient):
         if config.end == "last_token" or config.response_length is not None:
             return {}
         if run.has_environment or run.has_recorded:
-            whose = "the responses of an episode together have"
+            which = "the responses of an episode together have" if run.has_environment else "a response has"
             raise ConfigError(
-                "set algorithm.response_length, the number of tokens from which "
-                f"{whose if run.has_environment else 'a recorded response has'} no final state"
+                f"set algorithm.response_length, the number of tokens from which {which} no final state"
             )
         return {"response_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
 

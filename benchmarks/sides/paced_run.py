@@ -1,0 +1,32 @@
+"""A run of `oat` whose steps a benchmark asks for one by one."""
+
+from pathlib import Path
+from typing import Any
+
+from task import Paced
+
+from oat.build.open_run import open_run
+from oat.build.resolve import resolve
+from oat.config.load import load_config
+from oat.loop import train
+
+
+def paced_run(file: Path) -> tuple[dict[str, float], Paced]:
+    """Return the metrics of the last step, which every step replaces, and the paced run of a configuration.
+
+    Args:
+        file: the configuration.
+    """
+    given, origins = load_config(file)
+    metrics: dict[str, float] = {}
+
+    def work(turn: Any) -> None:
+        def report(number: int, values: dict[str, float]) -> None:
+            metrics.clear()
+            metrics.update(values)
+            turn()
+
+        with open_run(resolve(given, origins)) as opened:
+            train(opened, report)
+
+    return metrics, Paced(work)
