@@ -263,26 +263,31 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+LEARNING: dict[str, dict[str, Any]] = {
+    "dpo": {"algorithm.samples": 2},
+    "grpo": {"algorithm.samples": 8, "sampling.refill_rounds": 3},
+    "ppo": {
+        "algorithm.samples": 8,
+        "algorithm.minibatches": 2,
+        "learner.critic_learning_rate": 0.01,
+        "learner.micro_batch_size": 16,
+    },
+}
+
+
 @pytest.mark.parametrize(
     "changes", [{}, HALF, {**HALF, **LORA, "learner.sync_every": 2}], ids=["float32", "bfloat16", "adapter"]
 )
-@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+@pytest.mark.parametrize("algorithm", LEARNING)
 def test_a_whole_run(
     world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run on the GPU learns, is continued, evaluated and exported. Its weights can be read without a
     GPU."""
     rate = {"learner.learning_rate": 0.03 if "model.lora" in changes else 0.01, "algorithm.prompts": 8}
-    steps = {
-        "stop.max_steps": 10,
-        "evaluation.every": 10,
-        "evaluation.samples": 32,
-        "algorithm.samples": 2 if algorithm == "dpo" else 8,
-    }
-    config, run_dir = (
-        world.config(algorithm, tmp_path, {**GPU, **rate, **steps, **changes}),
-        tmp_path / algorithm,
-    )
+    steps = {"stop.max_steps": 10, "evaluation.every": 10, "evaluation.samples": 32}
+    options = {**GPU, **rate, **steps, **LEARNING[algorithm], **changes}
+    config, run_dir = world.config(algorithm, tmp_path, options), tmp_path / algorithm
     assert oat("train", config) == 0
     rows = rows_of(run_dir)
     assert rows[10]["eval/sampled"] > rows[0]["eval/sampled"] + 0.2
@@ -319,8 +324,24 @@ sys.exit(oat("train", {config!r}))
 """
 
 
+GUESSING = Path(__file__).parent / "protocol" / "guessing.py"
+
+
 @pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("algorithm", ["dpo", "grpo"])
+def test_a_run_of_episodes(world: World, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """In episodes of two turns, PPO earns more after some steps. The sampler and the learner agree about the
+    log-probabilities of both turns."""
+    played = {"oracle.name": "environment", "sampling.environment": f"{GUESSING}:Guessing"}
+    steps = {"stop.max_steps": 12, "evaluation": None, "learner.learning_rate": 0.01, "algorithm.prompts": 8}
+    config = world.config("ppo", tmp_path, {**GPU, **steps, **LEARNING["ppo"], **played, **changes})
+    assert oat("train", config) == 0
+    rows = [row for row in rows_of(tmp_path / "ppo") if "reward/mean" in row]
+    assert rows[-1]["reward/mean"] > rows[0]["reward/mean"] + 0.2
+    assert max(row["logps/recorded_gap_max"] for row in rows) < (0.5 if changes else 1e-3)
+
+
+@pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["dpo", "grpo", "ppo"])
 def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
     """A killed run on the GPU continues with the recorded samples and answers. Sums on a GPU have no fixed
     order, so its numbers are close to those of the unbroken run, not equal."""

@@ -81,15 +81,15 @@ TRL = {
     "sampling/sampling_logp_difference/mean": Name("logps/recorded_gap"),
     "sampling/sampling_logp_difference/max": Name("logps/recorded_gap_max"),
     "sampling/importance_sampling_ratio/min": Name(
-        "logps/recorded_gap",
-        "nothing is reweighted; if engine and learner differ in precision, old log-probabilities are "
-        "computed again (`logps/recomputed`)",
+        "correction/bounded_frac", "share of tokens whose weight a bound changed, or left out"
     ),
     "sampling/importance_sampling_ratio/mean": Name(
-        "logps/recorded_gap", "see `sampling/importance_sampling_ratio/min`"
+        "correction/weight",
+        "with `algorithm.correction`; without it nothing is reweighted: if engine and learner differ in "
+        "precision, old log-probabilities are computed again (`logps/recomputed`)",
     ),
     "sampling/importance_sampling_ratio/max": Name(
-        "logps/recorded_gap", "see `sampling/importance_sampling_ratio/min`"
+        "correction/bounded_frac", "see `sampling/importance_sampling_ratio/min`"
     ),
     "tools/call_frequency": Name("", "an environment keeps its own counts"),
     "tools/failure_frequency": Name("", "an environment keeps its own counts"),
