@@ -24,12 +24,13 @@ END = 2
 RATE = 1e-7
 """Learning rate. It is so small that the lengths of responses do not change."""
 SIZES = {"5M": (4096, 256, 4), "50M": (16384, 512, 10), "tiny": (256, 32, 2), "150k": (151_936, 256, 4)}
+SIZES["500M"] = (32_768, 1280, 20)
 """Vocabulary, width and number of layers by size. The architecture is Phi: it has a bias on its head, and all
 sides support it."""
 
 
-def make_model(size: str, directory: Path, vocabulary: int | None = None) -> None:
-    """Save a model with random weights and its tokenizer. The end-of-text has probability 1 / 32 at every
+def make_model(size: str, directory: Path, vocabulary: int | None = None, *, mean: int = 32) -> None:
+    """Save a model with random weights and its tokenizer. The end-of-text has probability 1 / `mean` at every
     token, with an error of a few thousandths: its row of the head is zero, and its bias is computed from the
     mean logsumexp of the other tokens."""
     import torch
@@ -58,7 +59,7 @@ def make_model(size: str, directory: Path, vocabulary: int | None = None) -> Non
         model.lm_head.bias.zero_()
         logits = model(torch.randint(3, vocabulary or rows, (16, 48))).logits
         logits[..., END] = -math.inf
-        model.lm_head.bias[END] = logits.logsumexp(-1).mean() - math.log(31)
+        model.lm_head.bias[END] = logits.logsumexp(-1).mean() - math.log(mean - 1)
     model.save_pretrained(directory)
     write_tokenizer(directory, vocabulary or rows)
 

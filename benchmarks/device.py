@@ -1,0 +1,122 @@
+"""Complete steps of GRPO and PPO on one GPU: generation, rewards of a rule, values of a critic (PPO),
+log-probabilities of a reference, updates, and the new weights in the engine.
+
+    python benchmarks/device.py [--sizes 500M] [--algorithms grpo ppo] [--steps 4] [--profile gpu]
+
+Load: 64 prompts of 16 to 64 tokens, 8 samples per prompt, at most 512 new tokens. The end-of-text has
+probability 1 / 128, so lengths are geometric with mean about 128. The engine is in bfloat16, and the learner
+computes under autocast, with weights of float32. GRPO has a reference (`kl_coef: 0.05`) and one pass; PPO has
+a critic of the policy's size, a reference and four passes, with one optimiser step each. The learning rate is
+so small that lengths do not change.
+
+The first two steps are left out. A row has the medians of the others: the seconds of a step and of its parts,
+the tokens that are sampled and learned per second of their part, and the peak of the device's memory over the
+run.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "sides"))
+from paced_run import paced_run
+from task import RATE, SIZES, make_model, prompts, text
+
+LOADS = {"500M": (64, 8, 512, 128), "tiny": (4, 2, 16, 8)}
+"""Prompts, samples per prompt, largest number of new tokens, and their mean number."""
+ALGORITHMS = {"grpo": {"kl_coef": 0.05}, "ppo": {"epochs": 4, "kl_reward_coef": 0.05}}
+WARM = 2
+"""First steps, which are not counted."""
+
+
+def measured(size: str, algorithm: str, steps: int, profile: str, micro_tokens: int) -> dict[str, Any]:
+    """Return one row."""
+    prompt_count, samples, cap, mean = LOADS[size]
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        make_model(size, folder / "model", mean=mean)
+        lines = [json.dumps({"prompt": text(ids)}) + "\n" for ids in prompts(prompt_count, SIZES[size][0])]
+        (folder / "train.jsonl").write_text("".join(lines), encoding="utf-8")
+        (folder / "rule.py").write_text(
+            "def even(prompts, completions, **columns):\n"
+            "    return [sum(len(word) % 2 == 0 for word in text.split()) / 100 for text in completions]\n"
+        )
+        half = "bfloat16" if profile == "gpu" else None
+        tree = {
+            "run_dir": str(folder / "run"),
+            "model": {"path": str(folder / "model")},
+            "prompts": {"path": str(folder / "train.jsonl")},
+            "sampling": {"max_new_tokens": cap},
+            "engine": {"max_rows": prompt_count * samples, **({"dtype": half} if half else {})},
+            "oracle": {"name": f"{folder / 'rule.py'}:even"},
+            "algorithm": {
+                "name": algorithm,
+                "prompts": prompt_count,
+                "samples": samples,
+                **ALGORITHMS[algorithm],
+            },
+            "learner": {
+                "learning_rate": RATE,
+                "micro_batch_tokens": micro_tokens,
+                **({"autocast": half} if half else {}),
+            },
+            "checkpoint": {"every": 1000},
+            "compute": {"profile": profile},
+            "stop": {"max_steps": 1000},
+        }
+        (folder / "run.yaml").write_text(json.dumps(tree), encoding="utf-8")
+        metrics, paced = paced_run(folder / "run.yaml")
+        rows = []
+        for _ in range(WARM + steps):
+            paced.step()
+            rows.append(dict(metrics))
+    sequences = prompt_count * samples
+    each = [
+        {
+            "step_s": row["time/step_s"],
+            "sample_s": row["time/sample_s"],
+            "learn_s": row["time/learn_s"],
+            "sampled_tokens_per_s": sequences * row["response/length"] / row["time/sample_s"],
+            "learned_tokens_per_s": sequences * row["response/length"] / row["time/learn_s"],
+            "length": row["response/length"],
+            **{name: value for name, value in row.items() if name.startswith("roofline/")},
+        }
+        for row in rows[WARM:]
+    ]
+    return {
+        "size": size,
+        "algorithm": algorithm,
+        **{name: median(row[name] for row in each) for name in each[0]},
+        "recorded_gap_max": max(row["logps/recorded_gap_max"] for row in rows),
+        "recorded_gap": max(row["logps/recorded_gap"] for row in rows),
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if profile == "gpu" else None,
+        "device": torch.cuda.get_device_name() if profile == "gpu" else "cpu",
+        "versions": {name: version(name) for name in ("oat-align", "torch", "transformers")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", default=["500M"], choices=list(LOADS))
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--profile", default="gpu", choices=["gpu", "cpu"])
+    parser.add_argument("--micro-tokens", type=int, default=16_384)
+    options = parser.parse_args()
+    for size in options.sizes:
+        for algorithm in options.algorithms:
+            row = measured(size, algorithm, options.steps, options.profile, options.micro_tokens)
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
