@@ -9,7 +9,7 @@ computes under autocast, with weights of float32. GRPO has a reference (`kl_coef
 a critic of the policy's size, a reference and four passes, with one optimiser step each. The learning rate is
 so small that lengths do not change.
 
-The first two steps are left out. A row has the medians of the others: the seconds of a step and of its parts,
+The first step is left out. A row has the medians of the others: the seconds of a step and of its parts,
 the tokens that are sampled and learned per second of their part, and the peak of the device's memory over the
 run.
 """
@@ -32,52 +32,63 @@ from task import RATE, SIZES, make_model, prompts, text
 LOADS = {"500M": (64, 8, 512, 128), "tiny": (4, 2, 16, 8)}
 """Prompts, samples per prompt, largest number of new tokens, and their mean number."""
 ALGORITHMS = {"grpo": {"kl_coef": 0.05}, "ppo": {"epochs": 4, "kl_reward_coef": 0.05}}
-WARM = 2
+WARM = 1
 """First steps, which are not counted."""
 
 
-def measured(size: str, algorithm: str, steps: int, profile: str, micro_tokens: int) -> dict[str, Any]:
-    """Return one row."""
-    prompt_count, samples, cap, mean = LOADS[size]
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory)
-        make_model(size, folder / "model", mean=mean)
-        lines = [json.dumps({"prompt": text(ids)}) + "\n" for ids in prompts(prompt_count, SIZES[size][0])]
-        (folder / "train.jsonl").write_text("".join(lines), encoding="utf-8")
-        (folder / "rule.py").write_text(
-            "def even(prompts, completions, **columns):\n"
-            "    return [sum(len(word) % 2 == 0 for word in text.split()) / 100 for text in completions]\n"
-        )
-        half = "bfloat16" if profile == "gpu" else None
-        tree = {
-            "run_dir": str(folder / "run"),
-            "model": {"path": str(folder / "model")},
-            "prompts": {"path": str(folder / "train.jsonl")},
-            "sampling": {"max_new_tokens": cap},
-            "engine": {"max_rows": prompt_count * samples, **({"dtype": half} if half else {})},
-            "oracle": {"name": f"{folder / 'rule.py'}:even"},
-            "algorithm": {
-                "name": algorithm,
-                "prompts": prompt_count,
-                "samples": samples,
-                **ALGORITHMS[algorithm],
-            },
-            "learner": {
-                "learning_rate": RATE,
-                "micro_batch_tokens": micro_tokens,
-                **({"autocast": half} if half else {}),
-            },
-            "checkpoint": {"every": 1000},
-            "compute": {"profile": profile},
-            "stop": {"max_steps": 1000},
-        }
-        (folder / "run.yaml").write_text(json.dumps(tree), encoding="utf-8")
-        metrics, paced = paced_run(folder / "run.yaml")
-        rows = []
-        for _ in range(WARM + steps):
-            paced.step()
-            rows.append(dict(metrics))
-    sequences = prompt_count * samples
+def write_inputs(size: str, folder: Path) -> None:
+    """Write a model of this size, prompts and a rule."""
+    prompt_count, _, _, mean = LOADS[size]
+    make_model(size, folder / "model", mean=mean)
+    lines = [json.dumps({"prompt": text(ids)}) + "\n" for ids in prompts(prompt_count, SIZES[size][0])]
+    (folder / "train.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "rule.py").write_text(
+        "def even(prompts, completions, **columns):\n"
+        "    return [sum(len(word) % 2 == 0 for word in text.split()) / 100 for text in completions]\n",
+        encoding="utf-8",
+    )
+
+
+def configuration(folder: Path, size: str, algorithm: str, profile: str, micro_tokens: int) -> dict[str, Any]:
+    """Return the configuration of a run on these inputs, as plain data."""
+    prompt_count, samples, cap, _ = LOADS[size]
+    half = profile == "gpu"
+    return {
+        "run_dir": str(folder / algorithm),
+        "model": {"path": str(folder / "model")},
+        "prompts": {"path": str(folder / "train.jsonl")},
+        "sampling": {"max_new_tokens": cap},
+        "engine": {"max_rows": prompt_count * samples, **({"dtype": "bfloat16"} if half else {})},
+        "oracle": {"name": f"{folder / 'rule.py'}:even"},
+        "algorithm": {
+            "name": algorithm,
+            "prompts": prompt_count,
+            "samples": samples,
+            **ALGORITHMS[algorithm],
+        },
+        "learner": {
+            "learning_rate": RATE,
+            "micro_batch_tokens": micro_tokens,
+            **({"autocast": "bfloat16"} if half else {}),
+        },
+        "checkpoint": {"every": 1000},
+        "compute": {"profile": profile},
+        "stop": {"max_steps": 1000},
+    }
+
+
+def measured(folder: Path, size: str, algorithm: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return one row. The metrics of every step go to the standard error as they come."""
+    file = folder / f"{algorithm}.yaml"
+    tree = configuration(folder, size, algorithm, options.profile, options.micro_tokens)
+    file.write_text(json.dumps(tree), encoding="utf-8")
+    metrics, paced = paced_run(file)
+    rows = []
+    for _ in range(WARM + options.steps):
+        paced.step()
+        rows.append(dict(metrics))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    sequences = LOADS[size][0] * LOADS[size][1]
     each = [
         {
             "step_s": row["time/step_s"],
@@ -90,14 +101,14 @@ def measured(size: str, algorithm: str, steps: int, profile: str, micro_tokens: 
         }
         for row in rows[WARM:]
     ]
+    on_gpu = options.profile == "gpu"
     return {
         "size": size,
         "algorithm": algorithm,
         **{name: median(row[name] for row in each) for name in each[0]},
-        "recorded_gap_max": max(row["logps/recorded_gap_max"] for row in rows),
-        "recorded_gap": max(row["logps/recorded_gap"] for row in rows),
-        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if profile == "gpu" else None,
-        "device": torch.cuda.get_device_name() if profile == "gpu" else "cpu",
+        **{name: max(row[name] for row in rows) for name in ("logps/recorded_gap", "logps/recorded_gap_max")},
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "versions": {name: version(name) for name in ("oat-align", "torch", "transformers")},
     }
 
@@ -113,9 +124,12 @@ def main() -> None:
     parser.add_argument("--micro-tokens", type=int, default=16_384)
     options = parser.parse_args()
     for size in options.sizes:
-        for algorithm in options.algorithms:
-            row = measured(size, algorithm, options.steps, options.profile, options.micro_tokens)
-            print(json.dumps(row), flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            write_inputs(size, Path(directory))
+            for algorithm in options.algorithms:
+                if options.profile == "gpu":
+                    torch.cuda.reset_peak_memory_stats()
+                print(json.dumps(measured(Path(directory), size, algorithm, options)), flush=True)
 
 
 if __name__ == "__main__":

@@ -311,6 +311,33 @@ def test_tokens_of_a_forward_pass_by_hand() -> None:
     assert [part.tolist() for part in micro_batches(pairs, None, 5)] == [[0, 1], [2, 3]]
 
 
+def test_passes_that_are_counted_stay_in_their_thread() -> None:
+    """On a GPU, autograd has a thread for each device. A pass whose bytes are counted has only one, also if
+    an earlier one failed; other passes keep their threads."""
+    seen = []
+
+    def backward(value: torch.Tensor) -> None:
+        seen.append(torch._C._is_multithreading_enabled())
+
+    def failed() -> None:
+        with LiveBytes():
+            passed()
+            raise ZeroDivisionError
+
+    def passed() -> None:
+        weight = torch.ones(3, requires_grad=True)
+        weight.register_hook(backward)
+        (weight * 2).sum().backward()
+
+    with LiveBytes():
+        passed()
+    passed()
+    with pytest.raises(ZeroDivisionError):
+        failed()
+    passed()
+    assert seen == [False, True, False, True]
+
+
 def test_live_bytes_by_hand() -> None:
     """The counter of memory counts no views and no changes in place. Freed tensors make room."""
     weight = torch.ones(1000, requires_grad=True)

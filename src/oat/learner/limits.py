@@ -16,7 +16,7 @@ while the engine decodes), and scratch memory within an operation.
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,10 @@ class LiveBytes(TorchDispatchMode):
     """A context that counts the bytes of tensors that were made in it and are not yet freed. Tensors without
     memory (`oat.models.outline`) are counted too. Code that reads a value of such a tensor gets 1.
 
+    Within the context, a backward pass stays in the thread that calls it. With tensors of a GPU, autograd
+    would otherwise have a thread for each device; neither this count nor torch's tensors without memory bear
+    that.
+
     Attributes:
         live: number of bytes at present.
         peak: highest value that `live` has had. To measure from now on, a caller may set it to `live`.
@@ -49,6 +53,15 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
+        self._in_one_thread: Any = None
+
+    def __enter__(self) -> Self:
+        self._in_one_thread = torch.autograd.set_multithreading_enabled(False)
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._in_one_thread.__exit__(*raised)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
