@@ -38,9 +38,10 @@ _NEAR_UP_TO = 512
 """Where `Packed` has no `width`: if a span and its prefix have at most this many tokens together, the span
 may share a bucket with spans of nearly equal lengths. Otherwise it shares a bucket only with spans of equal
 lengths."""
-_AGREEMENT = 5e-2
+_AGREEMENT = 3e-2
 """Largest allowed difference between results in half precision of `Packed.at_once` and `Packed.in_buckets`,
-relative to the largest absolute value in the result of `Packed.in_buckets`."""
+relative to the largest absolute value in the result of `Packed.in_buckets`. On normal random inputs, each is
+within 7e-3 of float32."""
 
 
 class AttentionLayout(Protocol):
@@ -364,17 +365,10 @@ def kernel_agrees(
     no_hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     no_cast = torch.autocast(device.type, enabled=False)
     with torch.inference_mode(False), torch.enable_grad(), no_cast, no_hooks:
+        drawn = torch.Generator().manual_seed(0)
         query, key, value = (
-            torch.arange(20 * count * size, device=device)
-            .mul(1.7 + turn)
-            .sin()
-            .view(1, 20, count, size)
-            .transpose(1, 2)
-            .to(dtype)
-            .requires_grad_()
-            for turn, (count, size) in enumerate(
-                ((heads, width), (key_heads, width), (key_heads, value_width))
-            )
+            torch.randn(1, count, 20, size, generator=drawn).to(device, dtype).requires_grad_()
+            for count, size in ((heads, width), (key_heads, width), (key_heads, value_width))
         )
         found = []
         try:
