@@ -199,5 +199,5 @@ def test_settings_out_of_range() -> None:
             EnsembleConfig(**{name: math.inf})
     with pytest.raises(ConfigError, match="max_length is not set"):
         DrGRPO(DrGRPOConfig(prompts=1, samples=2))
-    with pytest.raises(ConfigError, match="samples is 1"):
-        DrGRPOConfig(prompts=1, samples=1, max_length=4)
+    with pytest.raises(ConfigError, match="samples is 0"):
+        DrGRPOConfig(prompts=1, samples=0, max_length=4)

@@ -214,7 +214,6 @@ def test_a_group_teaches_what_its_estimator_sees() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("rloo", {"samples": 1}, "algorithm.samples is 1; with algorithm.advantage leave_one_out a group"),
         ("reinforce_pp", {"samples": 0}, "algorithm.samples is 0; it must be at least 1"),
         (
             "grpo",

@@ -296,7 +296,9 @@ def test_what_does_not_bound_recorded_responses_refuses_none() -> None:
         cls: Any = ALGORITHMS[name]
         assert not any(each.is_wrong for each in cls.checks(config, facts))
         sampled = replace(facts, has_recorded=False, num_recorded=0)
-        assert [each.field for each in cls.checks(config, sampled) if each.is_wrong] == ["algorithm.rewards"]
+        assert [each.field for each in cls.checks(config, sampled) if each.is_wrong] == [
+            "algorithm.rewards.overlong_from"
+        ]
     dr_grpo: Any = ALGORITHMS["dr_grpo"]
     assert dr_grpo.defaults(dr_grpo.Config(max_length=5), facts) == {}
     with pytest.raises(
@@ -463,7 +465,7 @@ def test_a_penalty_for_length_that_no_response_reaches_is_refused() -> None:
     config = made("rloo", rewards=section).config
     facts = RunFacts("cpu", 64, True, False, 0, False, False, False)
     wrong = [check for check in type(made("rloo")).checks(config, facts) if check.is_wrong]
-    assert [check.field for check in wrong] == ["algorithm.rewards"]
+    assert [check.field for check in wrong] == ["algorithm.rewards.overlong_from"]
 
 
 def test_an_answer_without_steps_is_one_number() -> None:

@@ -262,7 +262,6 @@ def test_the_plan_has_the_branches() -> None:
 
 
 WRONG = {
-    "one response": ({"samples": 1}, "needs at least 2 responses"),
     "no branch": ({"vine": {"branches": 0}}, "algorithm.vine.branches is 0"),
     "no delimiter": ({"vine": {"delimiter": ""}}, "algorithm.vine.delimiter is empty"),
     "one step": ({"vine": {"most_steps": 1}}, "algorithm.vine.most_steps is 1"),

@@ -306,6 +306,31 @@ ARITHMETIC = {
     "a group of one": wrong(
         ("samples: 2", "samples: 1"), said=("@samples: 1", "algorithm.samples is 1", "at least 2")
     ),
+    "whitening over a group of one": wrong(
+        ("grpo\n  prompts: 4\n  samples: 2", "reinforce_pp\n  prompts: 4\n  whiten_over: group"),
+        said=(
+            "@whiten_over:",
+            "algorithm.whiten_over is 'group'",
+            "set it to step, or raise algorithm.samples",
+        ),
+    ),
+    "a weight of flat groups of one": wrong(
+        (
+            "grpo\n  prompts: 4\n  samples: 2",
+            "reinforce_pp\n  prompts: 4\n  rewards:\n    flat_group_weight: 0.5",
+        ),
+        said=(
+            "@    flat_group_weight:",
+            "algorithm.rewards.flat_group_weight is 0.5",
+            "raise algorithm.samples, or remove it",
+        ),
+    ),
+    "one recorded response to compare": wrong(
+        ("answer\n", "answer\n  responses: [good]\n  score_key: reward\n"),
+        *RECORDED[1:],
+        ("prompts: 4\n  samples: 2", "prompts: 4"),
+        said=("@responses:", "prompts.responses is ('good',)", "at least 2", "name further columns"),
+    ),
     "three to compare": wrong(
         DPO, ("prompts: 4", "prompts: 4\n  samples: 3"), said=("@samples: 3", "is 3", "give 2")
     ),

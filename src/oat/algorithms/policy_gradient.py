@@ -25,6 +25,7 @@ from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View,
 from oat.algorithms.corrections import correction_weights
 from oat.algorithms.credit import Earned, earned, turn_ends
 from oat.algorithms.estimators import Estimator, Rewards, find_estimator
+from oat.algorithms.group_sizes import group_checks
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.rows import ScoredRows, StartValues, scored_rows, start_values
 from oat.algorithms.shaping import RewardsConfig, RewardShaping
@@ -87,27 +88,21 @@ class PolicyGradient(Objective):
         is_single = not run.has_environment and not run.has_recorded
         longest = config.rewards.overlong_from
         yield Check(
-            "algorithm.rewards",
+            "algorithm.rewards.overlong_from",
             longest is not None and longest >= run.max_new_tokens and is_single,
-            f"overlong_from is {longest}, and no response has more than sampling.max_new_tokens "
-            f"{run.max_new_tokens} tokens; lower it",
+            f"no response has more than sampling.max_new_tokens {run.max_new_tokens} tokens; lower it",
         )
         yield Check("algorithm.correction", run.has_recorded and (is_corrected or is_masked), why)
         no_turns = "there is no environment, and so no turn; remove it"
         yield Check("algorithm.credit", config.credit == "turns" and not run.has_environment, no_turns)
         yield Check("algorithm.turn_gamma", config.turn_gamma != 1 and is_single, no_turns)
-        yield Check(
-            "algorithm.rewards",
-            config.rewards.sources == "group" and (run.num_recorded or config.samples) == 1,
-            "sources is group, and a score that is alone in its group is 0 after it; set it to batch or "
-            "running, or raise algorithm.samples",
-        )
         what = "recorded responses" if run.has_recorded else "episodes with an environment"
         yield Check(
             "algorithm.advantage",
             config.branches and (run.has_recorded or run.has_environment),
             f"vine samples again from within responses, which {what} do not allow; choose another",
         )
+        yield from group_checks(config, run)
 
     def chosen_estimator(self) -> Estimator:
         return find_estimator(self.config.advantage)
@@ -437,9 +432,7 @@ class PolicyGradient(Objective):
     def _is_per_token(self) -> bool:
         """True if the tokens of one response may have different advantages, or ones that depend on other
         groups."""
-        c = self.config
-        is_within_rows = c.gamma != 1 or c.turn_gamma != 1 or self._has_many_rewards
-        return bool(self._is_whole_step or is_within_rows)
+        return self._is_whole_step or self.config.tokens_differ
 
     def _surrogate(self, outputs: Outputs, view: View) -> tuple[torch.Tensor, torch.Tensor]:
         logps = (outputs["policy"]["sampled"], view["old_logps_K"])

@@ -167,9 +167,16 @@ class PolicyGradientConfig:
         """True if further responses are sampled from within responses."""
         return self.advantage == "vine"
 
+    @property
+    def tokens_differ(self) -> bool:
+        """True if the tokens of one response may have different advantages before they are whitened."""
+        is_discounted = self.gamma != 1 or self.turn_gamma != 1
+        return is_discounted or self.credit != "response" or self.branches or bool(self.kl_reward_coef)
+
     def __post_init__(self) -> None:
         self._check_advantage()
-        self._check_samples()
+        if self.samples < 1:
+            raise ConfigError(f"algorithm.samples is {self.samples}; it must be at least 1")
         if self.clip_low is not None and not 0 <= self.clip_low < 1:
             raise ConfigError(f"algorithm.clip_low is {self.clip_low}; it must be at least 0 and below 1")
         for name in ("clip_high", "kl_coef", "std_eps", "kl_reward_coef", "drift_coef"):
@@ -196,17 +203,6 @@ class PolicyGradientConfig:
             raise ConfigError(
                 f"algorithm.advantage is {self.advantage}, which is no estimator; "
                 f"{did_you_mean(self.advantage, ADVANTAGES)}, or name a function as path/to/file.py:name"
-            )
-
-    def _check_samples(self) -> None:
-        """Check that a group has as many responses as the estimator needs."""
-        if self.samples < 1:
-            raise ConfigError(f"algorithm.samples is {self.samples}; it must be at least 1")
-        if self.samples == 1 and self.advantage in ADVANTAGES and self.advantage != "none":
-            raise ConfigError(
-                f"algorithm.samples is 1; with algorithm.advantage {self.advantage} a group needs at least 2 "
-                "responses a prompt. Raise it (of recorded responses: name further columns in "
-                "prompts.responses), or set algorithm.advantage to none"
             )
 
     def _check_read(self) -> None:

@@ -99,9 +99,9 @@ class PPO(PolicyGradient):
             "mini-batches; give a divisor",
         )
         yield Check(
-            "algorithm.rewards",
+            "algorithm.rewards.whiten",
             config.rewards.whiten and rows // minibatches < LEAST_WHITENED,
-            f"whiten is set, a mini-batch has {rows // minibatches} responses, and a variance of fewer than "
+            f"a mini-batch has {rows // minibatches} responses, and a variance of fewer than "
             f"{LEAST_WHITENED} says little; raise algorithm.prompts or samples, or lower minibatches",
         )
 

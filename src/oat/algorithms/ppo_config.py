@@ -48,6 +48,10 @@ class PPOConfig(PolicyGradientConfig):
     def compares_groups(self) -> bool:
         return False
 
+    @property
+    def tokens_differ(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.lam <= 1:

@@ -4,7 +4,7 @@ get."""
 import dataclasses
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,27 @@ def part_checks(config: Config) -> list[Check]:
     return found
 
 
+def setting(config: Config, path: tuple[str, ...]) -> Any:
+    """Return the value of a setting, such as ("algorithm", "rewards", "clip"). In a section that is missing,
+    all settings are None.
+
+    Raises:
+        LookupError: there is no such setting.
+    """
+    value: Any = config
+    for name in path:
+        if value is None:
+            break
+        options = value.options if isinstance(value, Component) else value
+        if isinstance(options, Mapping) and name in options:
+            value = options[name]
+        elif hasattr(value, name):
+            value = getattr(value, name)
+        else:
+            raise KeyError(name)
+    return value
+
+
 def _require_open(config: Config, section: str, settings: Any, found: Mapping[str, Derived]) -> None:
     by = getattr(config, section).name
     for name, default in found.items():
@@ -169,10 +190,11 @@ def _require_setting(config: Config, section: str, check: Check) -> None:
     by = getattr(config, section).name
     if not isinstance(check, Check):
         raise ConfigError(f"`checks` of {by} returned {check!r}; return oat.types.part.Check")
-    of, _, name = check.field.partition(".")
-    part = getattr(config, of, object())
-    if part is None or hasattr(part, name) or (isinstance(part, Component) and name in part.options):
-        return
+    path = tuple(check.field.split("."))
+    with suppress(LookupError):
+        if len(path) > 1:
+            setting(config, path)
+            return
     raise ConfigError(
         f"`checks` of {by} checks {check.field!r}, which is no setting; name one as `section.field`"
     )

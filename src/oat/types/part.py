@@ -51,7 +51,7 @@ class Check(NamedTuple):
     """The result of a check of one setting.
 
     Attributes:
-        field: the setting that the user should change, as "section.field".
+        field: the setting that the user should change, as "section.field", or "section.field.field".
         is_wrong: if it is true, the run is refused.
         why: the end of the error message: what is wrong, and what to do.
     """

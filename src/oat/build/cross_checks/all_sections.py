@@ -15,6 +15,7 @@ from oat.build.cross_checks import (
     stop,
     unread,
 )
+from oat.build.parts import setting
 from oat.build.resolved import Resolved
 from oat.config.load import where
 from oat.config.settings import Component
@@ -76,11 +77,10 @@ def _checks(resolved: Resolved, group: Callable[[Resolved], Iterator[Check]] | s
 
 
 def _refuse(resolved: Resolved, check: Check) -> None:
-    section, key = check.field.split(".")
-    part = getattr(resolved.config, section)
-    value = part.options[key] if isinstance(part, Component) and key != "name" else getattr(part, key, None)
+    path = tuple(check.field.split("."))
+    value = setting(resolved.config, path)
     value = value.name if isinstance(value, Component) else value
     raise ConfigError(
-        f"{where((section, key), resolved.origins)}: {check.field} is "
+        f"{where(path, resolved.origins)}: {check.field} is "
         f"{'not set' if value is None else repr(value)}: {check.why}"
     )
