@@ -147,6 +147,7 @@ def test_a_bad_response_that_the_policy_has_left_behind_gives_no_gradient() -> N
     assert all(slope != 0 for slope in slopes[:5])
 
 
+@pytest.mark.inventory(52)
 def test_only_tokens_of_high_entropy_give_a_gradient() -> None:
     """The largest 3 of 7 entropies (a share of 0.4 is 2.8, rounded up); and in each row the largest half."""
     batch = prepared(made("grpo", tokens={"high_entropy_share": 0.4}))
@@ -171,6 +172,7 @@ def test_tokens_of_high_covariance_are_stopped_or_held_back() -> None:
     expected = [2 * (math.exp(0.3) - 1) / 3 if k in largest else 0.0 for k in range(7)]
     assert slopes == pytest.approx(expected, rel=1e-5)
     section = {"covariance_clip": 1.0, "covariance_low": 0.5, "covariance_high": 1.5}
+    assert (covariance_K > 1.5).any(), "the upper end leaves tokens out"
     stopped = prepared(made("rloo", tokens=section)).columns["gradient_weight_K"]
     in_band_K = (covariance_K >= 0.5) & (covariance_K <= 1.5)
     assert in_band_K.any()
@@ -193,6 +195,10 @@ def test_an_adaptive_entropy_coefficient_moves_and_is_saved() -> None:
     batch = prepared(below)
     assert batch.metrics["policy/entropy_coef"] == pytest.approx(0.015)
     assert below.losses(_outputs(batch), view_of(batch))["loss/entropy"].coef == pytest.approx(-0.015)
+    for step, highest, expected in ((0.02, 1.0, 0.03), (0.02, 0.025, 0.025)):
+        section = {"coef": 0.01, "target": 2.0, "step": step, "highest": highest}
+        found = prepared(made("grpo", entropy=section)).metrics["policy/entropy_coef"]
+        assert found == pytest.approx(expected)
     continued = made("grpo", entropy={"coef": 0.01, "target": 2.0})
     continued.load_state(below.state)
     assert prepared(continued).metrics["policy/entropy_coef"] == pytest.approx(0.02)
@@ -224,6 +230,38 @@ def test_forms_of_the_kl_by_hand() -> None:
     slope = math.exp(0.2) * (k3 + 1 - math.exp(-0.5)) / 7
     found = gradient(objective, batch, batch.columns["reference_logps_K"] + 0.5, "loss/kl")
     assert found == pytest.approx([slope] * 7, rel=1e-4)
+
+
+def test_the_log_ratio_of_a_kl_has_a_bound() -> None:
+    """In the loss, the policy is 0.5 nats above the reference; in the rewards, 0.5 + `LAG`, of which the
+    bound of 0.4 keeps 0.4, but 0.3 of the third token and -0.4 of the sixth."""
+    for bound, d in ((0.4, 0.4), (0.6, 0.5)):
+        objective = made("grpo", kl_coef=1.0, kl_max_log_ratio=bound, reduction="token")
+        batch = prepared(objective)
+        logps_K = batch.columns["reference_logps_K"] + 0.5
+        policy = {"sampled": logps_K, "raw": logps_K, "entropy": ENTROPY}
+        terms_K = objective.losses({"policy": policy}, view_of(batch))["loss/kl"].terms
+        assert terms_K.tolist() == pytest.approx([math.exp(-d) - 1 + d] * 7, rel=1e-4)
+        slope = 0.0 if d == bound else (1 - math.exp(-d)) / 7
+        assert gradient(objective, batch, logps_K, "loss/kl") == pytest.approx([slope] * 7, rel=1e-4)
+    options = {"advantage": "none", "kl_reward_coef": 0.1, "kl_max_log_ratio": 0.4}
+    d_K = [0.4, 0.4, 0.3, 0.4, 0.4, -0.4, 0.4]
+    penalties = [0.1 * sum(d_K[n:end]) for n, end in zip(range(7), [1, 5, 5, 5, 5, 7, 7], strict=True)]
+    expected = [score - p for score, p in zip([1, 4, 4, 4, 4, 1, 1], penalties, strict=True)]
+    found = prepared(made("rloo", **options)).columns["advantages_K"]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_distance_that_ends_passes_is_that_of_the_old_policy_to_the_new_one() -> None:
+    """KL(old || new) over tokens that the old policy drew, with new - old = 0.5: e^0.5 - 1 - 0.5. That of the
+    other direction, e^-0.5 - 1 + 0.5, is smaller."""
+    objective = made("rloo", target_kl=0.13, epochs=2)
+    batch = prepared(objective)
+    policy = {"sampled": batch.columns["old_logps_K"] + 0.5, "entropy": ENTROPY}
+    values_K, per = objective.metrics({"policy": policy}, view_of(batch))["kl/old"]
+    assert (values_K.tolist(), per) == (pytest.approx([math.exp(0.5) - 1.5] * 7, rel=1e-4), "K")
+    assert objective.ends_passes({"kl/old": math.exp(0.5) - 1.5})
+    assert not objective.ends_passes({"kl/old": math.exp(-0.5) - 0.5})
 
 
 def test_the_weight_of_a_kl_in_the_rewards_follows_a_target() -> None:

@@ -13,7 +13,7 @@ from scored_groups import feedback
 
 from oat.algorithms.base import Objective
 from oat.algorithms.estimators import ESTIMATORS
-from oat.algorithms.policy_gradient_config import ADVANTAGES, PolicyLoss
+from oat.algorithms.policy_gradient_config import ADVANTAGES, PolicyLoss, SmoothConfig
 from oat.algorithms.surrogates import POLICY_LOSSES
 from oat.errors import ConfigError, ContractError
 from oat.learner.batching import view_of
@@ -53,6 +53,7 @@ def gradient(objective: Any, batch: Batch, logps_K: torch.Tensor) -> list[float]
 STD = math.sqrt(3)
 
 
+@pytest.mark.inventory(47)
 @pytest.mark.parametrize(
     ("advantage", "expected"),
     [
@@ -70,6 +71,13 @@ STD = math.sqrt(3)
 def test_advantages_of_every_estimator_by_hand(advantage: str, expected: list[float]) -> None:
     batch = batch_of(made("grpo", advantage=advantage), (1.0, 4.0, 1.0))
     assert batch.columns["advantages_N"].tolist() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("advantage", ["group_norm", "batch_norm"])
+def test_a_number_is_added_to_the_deviation(advantage: str) -> None:
+    batch = batch_of(made("grpo", advantage=advantage, std_eps=0.5), (1.0, 4.0, 1.0))
+    expected = [value / (STD + 0.5) for value in (-1, 2, -1)]
+    assert batch.columns["advantages_N"].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_deviation_of_the_step_divides_all_groups() -> None:
@@ -146,28 +154,59 @@ def test_cispo_keeps_the_gradient_of_a_clipped_ratio() -> None:
     assert slopes[1:5] == pytest.approx([-1.2 * good / 7] * 4, rel=1e-5)
 
 
-def test_smooth_losses_let_the_gradient_fade() -> None:
-    """At ratio e^0.5 of every token. SAPO: with tau 1, 4 s (1 - s) r with s = sigmoid(r - 1); 1.05 for bad
-    tokens. VESPO: w^k exp(c (1 - w)), w = e^(0.5 n) for a response of n tokens; k 2, c 3, and 3, 2 if bad."""
+@pytest.mark.parametrize("smooth", [SmoothConfig(), SmoothConfig(0.5, 2.0, 1.5, 0.25, 2.5, 0.5)])
+def test_smooth_losses_let_the_gradient_fade(smooth: SmoothConfig) -> None:
+    """At ratio e^0.5 of every token. SAPO: 4 s (1 - s) r with s = sigmoid(tau (r - 1)). VESPO: w^k exp(c (1 -
+    w)), w = e^(0.5 n) for a response of n tokens. Good and bad tokens have constants of their own."""
     lengths = (1, 4, 4, 4, 4, 2, 2)
     ratio = math.exp(0.5)
     for name, divisor in (("sapo", [3 * n for n in lengths]), ("vespo", [7] * 7)):
-        objective = made(name)
+        objective = made(name, smooth=smooth)
         batch = batch_of(objective, (1.0, 4.0, 1.0))
         advantages = [float(batch.columns["advantages_N"][row]) for row in (0, 1, 1, 1, 1, 2, 2)]
         expected = []
         for advantage, n, by in zip(advantages, lengths, divisor, strict=True):
             if name == "sapo":
-                tau = 1.0 if advantage > 0 else 1.05
+                tau = smooth.tau if advantage > 0 else smooth.negative_tau
                 gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
                 weight = 4 * gate * (1 - gate) * ratio
             else:
-                power, decay = (2, 3) if advantage > 0 else (3, 2)
+                good, bad = (smooth.power, smooth.decay), (smooth.negative_power, smooth.negative_decay)
+                power, decay = good if advantage > 0 else bad
                 w = math.exp(0.5 * n)
                 weight = w**power * math.exp(decay * (1 - w))
             expected.append(-advantage * weight / by)
         found = gradient(objective, batch, batch.columns["old_logps_K"] + 0.5)
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
+def test_gspo_with_an_advantage_for_each_token() -> None:
+    """Advantages -1.5; 3/8, 3/4, 3/2, 3; -3/4, -3/2. `gspo_token` weighs each token's own advantage by the
+    ratio of its response; with `gspo` all tokens have the mean advantage of their response."""
+    shift_K = torch.tensor([0.3, 0.1, 0.2, 0.3, 0.4, -0.4, 0.2])
+    own = [-1.5, 3 / 8, 3 / 4, 3 / 2, 3, -3 / 4, -3 / 2]
+    mean = [-1.5, *[45 / 32] * 4, *[-9 / 8] * 2]
+    ratios = [math.exp(mean_log) for mean_log in (0.3, *[0.25] * 4, *[-0.1] * 2)]
+    lengths = (1, 4, 4, 4, 4, 2, 2)
+    for name, advantages in (("gspo_token", own), ("gspo", mean)):
+        options = {"advantage": "leave_one_out", "gamma": 0.5, "clip_low": 0.5, "clip_high": 0.5}
+        objective = made("gspo", policy_loss=name, **options)
+        batch = batch_of(objective, (1.0, 4.0, 1.0))
+        found = gradient(objective, batch, batch.columns["old_logps_K"] + shift_K)
+        expected = [-s * a / (3 * n) for s, a, n in zip(ratios, advantages, lengths, strict=True)]
+        assert found == pytest.approx(expected, rel=1e-5), name
+
+
+def test_the_loss_of_a_bad_token_has_a_bound() -> None:
+    """Advantages -1, 2, -1 at a ratio of e^0.5 = 1.65: a bad token's loss is at most `dual_clip` times 1."""
+    for bound, (bad, slope) in {1.5: (1.5, 0.0), 2.0: (1.6487, 1.6487), None: (1.6487, 1.6487)}.items():
+        objective = made("grpo", advantage="group_mean", dual_clip=bound, reduction="sequence_sum")
+        batch = batch_of(objective, (1.0, 4.0, 1.0))
+        logps_K = batch.columns["old_logps_K"] + 0.5
+        loss = objective.losses({"policy": {"sampled": logps_K}}, view_of(batch))["loss/policy"]
+        assert loss.terms.tolist() == pytest.approx([bad, *[-1.2 * 2] * 4, bad, bad], rel=1e-4)
+        expected = [slope / 3, 0, 0, 0, 0, slope / 3, slope / 3]
+        assert gradient(objective, batch, logps_K) == pytest.approx(expected, rel=1e-4)
 
 
 def test_luspo_counts_long_responses_by_their_length() -> None:

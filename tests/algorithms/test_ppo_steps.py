@@ -84,7 +84,7 @@ def _gradients(objective: PPO, batch: Batch) -> tuple[dict[str, float], dict[str
     return gradient_of(learner, lambda: learner.update(objective, batch), "policy")
 
 
-@pytest.mark.inventory(26, 38)
+@pytest.mark.inventory(38)
 def test_estimators_of_the_kl() -> None:
     """k3 is 0 for equal models and positive otherwise. Over tokens that the policy drew, k1 and k3 have the
     same mean, the divergence."""
@@ -98,6 +98,44 @@ def test_estimators_of_the_kl() -> None:
     assert kl_k3(policy, policy).abs().max() == 0
     assert float(k1.mean()) == pytest.approx(exact, abs=5 * float(k1.std()) / math.sqrt(len(drawn)))
     assert float(k3.mean()) == pytest.approx(exact, abs=5 * float(k3.std()) / math.sqrt(len(drawn)))
+
+
+@pytest.mark.inventory(26)
+@pytest.mark.parametrize("is_equal", [False, True])
+def test_the_kl_in_the_loss_is_k3(is_equal: bool) -> None:
+    """It is the mean of e^-d - 1 + d over the tokens, d = log policy - log reference; 0 for equal models."""
+    config = PPOConfig(prompts=8, epochs=1, kl_reward_coef=0.0, kl_coef=0.3, value_coef=0.5)
+    objective, learner = PPO(config), learner_of()
+    if is_equal:
+        learner.models["reference"].module.load_state_dict(learner.models["policy"].module.state_dict())
+    batch = prepared(objective, learner)
+    logps = {name: learner.forward(name, batch.rows, {"raw"})["raw"] for name in ("policy", "reference")}
+    d_K = (logps["policy"] - logps["reference"]).double()
+    report, found = gradient_of(learner, lambda: learner.update(objective, batch), "policy")
+    assert report["loss/kl"] == pytest.approx(float(((-d_K).exp() - 1 + d_K).mean()), rel=1e-3, abs=1e-9)
+    assert (report["loss/kl"] > 1e-3) is not is_equal
+    parts = report["loss/policy"] + 0.5 * report["loss/value"] + 0.3 * report["loss/kl"]
+    assert report["loss/total"] == pytest.approx(parts, rel=1e-5)
+    without = PPO(replace(config, kl_coef=0.0))
+    _, plain = gradient_of(other := learner_of(), lambda: other.update(without, batch), "policy")
+    difference = torch.cat([(found[name] - plain[name]).flatten() for name in plain])
+    assert (float(difference.norm()) > 1e-3) is not is_equal
+
+
+def test_the_gap_to_the_sampler_is_that_of_the_first_optimiser_step() -> None:
+    """The recorded log-probabilities are 0.01 below the policy's. After the first optimiser step the policy
+    has moved away from them."""
+    learner = learner_of(rate=0.05)
+    rows = [item.group.trajectories[0] for item in feedback_of(SIZES).items]
+    raw = learner.forward("policy", rows, {"raw"})["raw"].split(list(SIZES))
+    fresh = feedback_of(SIZES, logps=[part.numpy() - np.float32(0.01) for part in raw])
+    objective = PPO(PPOConfig(prompts=8, kl_reward_coef=0.0, epochs=4))
+    objective.recorded_is_old = True
+    report = learner.update(objective, prepared(objective, learner, fresh))
+    assert report["optim/steps"] == 4
+    assert report["policy/ratio_max"] > 1.1, "the later steps are far from the sampler"
+    assert report["logps/recorded_gap"] == pytest.approx(0.01, rel=1e-2)
+    assert report["logps/recorded_gap_max"] == pytest.approx(0.01, rel=1e-2)
 
 
 @pytest.mark.inventory(31, 39)

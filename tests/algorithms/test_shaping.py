@@ -333,6 +333,7 @@ def test_token_rewards_are_scaled_and_keep_their_mean() -> None:
     assert found == pytest.approx([float(value) for value in expected], rel=1e-5)
 
 
+@pytest.mark.inventory(50)
 def test_flat_groups_weigh_as_they_are_told() -> None:
     given = feedback((1.0, 1.0, 1.0), (1.0, 4.0, 1.0))
     assert rewards(made("rloo", rewards={"flat_group_weight": 0.5}), given) == [0.5] * 3 + [2, 8, 2]

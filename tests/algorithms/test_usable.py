@@ -12,7 +12,7 @@ from oat.learner.optimiser import OptimiserSettings
 from oat.plugins.registry import ALGORITHMS
 from oat.seeds import Seeds
 from oat.testing.made_up import made_up_feedback, tiny_model
-from oat.types import Feedback
+from oat.types import Feedback, Item
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"max_length": 8},
@@ -42,6 +42,15 @@ def learns(objective: Any, feedback: Feedback) -> bool:
     return not all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
 
 
+def flat(feedback: Feedback) -> list[Item]:
+    """Return the first of the questions that have scores, with equal scores."""
+    scored = [item for item in feedback.items if item.question.kind == "score"]
+    return [
+        replace(item, answer=replace(item.answer, values=(0.5,) * len(item.answer.values)))
+        for item in scored[:1]
+    ]
+
+
 @pytest.mark.sample(
     "dpo", "kto", "aot", "sft", "grpo", "rloo", "gspo", "dr_grpo", "reward_model", "ppo", seconds=1.7
 )
@@ -49,6 +58,7 @@ def learns(objective: Any, feedback: Feedback) -> bool:
 def test_an_algorithm_learns_from_usable_questions_and_from_no_others(name: str) -> None:
     objective = made(name)
     feedback = made_up_feedback(objective.requires.feedback, objective.plan(1), 1, "some")
+    feedback = replace(feedback, items=(*feedback.items, *flat(feedback)))
     found = {objective.is_usable(item) for item in feedback.items}
     assert found == {True, False}
     for item in feedback.items:
