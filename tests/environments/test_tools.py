@@ -1,6 +1,8 @@
 """Tools are called by what the model writes, and by nothing else."""
 
+import functools
 import json
+import math
 import time
 from fractions import Fraction
 from typing import Any
@@ -29,6 +31,10 @@ def lookup(name: str) -> str:
     return {"Oslo": "Norway"}[name]
 
 
+def search(first: str = "", **filters: int) -> str:
+    return f"{first}{sorted(filters.items())}"
+
+
 def now() -> str:
     return "noon"
 
@@ -37,7 +43,15 @@ def broken(text: str) -> str:
     raise TypeError(text)
 
 
-TOOLS = [calculator, power, anything, lookup, now, broken]
+def total(*terms: float) -> float:
+    return sum(terms)
+
+
+def unread(text: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
+    return text
+
+
+TOOLS = [calculator, power, anything, lookup, search, now, broken]
 
 
 def call(name: str, /, **arguments: Any) -> str:
@@ -53,6 +67,9 @@ def call(name: str, /, **arguments: Any) -> str:
         (call("power", base="2.5", exponent=2.0), "6.25", 0),
         (call("power", base=2, exponent=3, is_negative=True), "-8.0", 0),
         (call("anything"), "None", 0),
+        (call("search", year="1999", size=2), "[('size', 2), ('year', 1999)]", 0),
+        (call("search", first="a", filters=3), "a[('filters', 3)]", 0),
+        (call("search", year="x"), "error: year is 'x'; search takes", 1),
         (call("anything", value=[1, {"a": None}]), "[1, {'a': None}]", 0),
         ('<tool_call>{"name": "now"}</tool_call>', "noon", 0),
         (call("calculator", text="1/0"), "error: ", 1),
@@ -152,6 +169,16 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         Tools([now, now])
     with pytest.raises(ConfigError, match=r"the tool \w+ has no signature that can be read"):
         Tools([type])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"a tool is .*partial.*, which has no name; wrap it"):
+        Tools([functools.partial(power, 2)])
+    with pytest.raises(ConfigError, match=r"the tool sqrt takes \(x, /\), .* which x cannot have; wrap it"):
+        Tools([math.sqrt])
+    with pytest.raises(ConfigError, match=r"the tool total takes \(\*terms: float\) -> float, .* terms cannot"):
+        Tools([total])
+    with pytest.raises(
+        ConfigError, match=r"the types of the tool unread .*NameError: name 'Nowhere'.*repair"
+    ):
+        Tools([unread])
 
 
 @pytest.mark.parametrize(

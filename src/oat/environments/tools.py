@@ -23,9 +23,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
-from oat.errors import ConfigError, did_you_mean, shortened
+from oat.errors import ConfigError, did_you_mean, shortened, shown
 from oat.types import Message
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -64,6 +64,72 @@ class ToolAnswer:
     failed: int
 
 
+@dataclass(frozen=True)
+class _Tool:
+    """A function that is called by the names of its parameters.
+
+    Attributes:
+        types: the annotated types by the parameters' names.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    types: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Self:
+        """Return the tool of a function.
+
+        Raises:
+            ConfigError: it cannot be a tool.
+        """
+        name = getattr(function, "__name__", "")
+        wrap = "wrap it in a function of your own"
+        if not name:
+            raise ConfigError(f"a tool is {shown(function)}, which has no name; {wrap}")
+        try:
+            signature = inspect.signature(function)
+        except ValueError as error:
+            raise ConfigError(f"the tool {name} has no signature that can be read; {wrap}") from error
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+                raise ConfigError(
+                    f"the tool {name} takes {signature}, and a call gives arguments by name, which "
+                    f"{parameter.name} cannot have; {wrap}"
+                )
+        try:
+            types = get_type_hints(function)
+        except Exception as error:
+            raise ConfigError(
+                f"the types of the tool {name} cannot be read ({type(error).__name__}: {error}); repair its "
+                "annotations"
+            ) from error
+        return cls(name, function, signature, types)
+
+    def bound(self, given: Mapping[str, Any] | str) -> tuple[dict[str, Any], str]:
+        """Return the arguments of a call by name, converted to the types of their parameters; and what is
+        wrong with them, or ""."""
+        takes = f"{self.name} takes {self.signature}"
+        parameters = self.signature.parameters
+        if isinstance(given, str):
+            names = list(parameters)[:1]
+            given = {names[0]: given} if names and (given or _is_needed(parameters[names[0]])) else {}
+        try:
+            self.signature.bind(**given)
+        except TypeError as error:
+            return {}, f"{error}; {takes}"
+        rest = next((name for name, one in parameters.items() if one.kind is one.VAR_KEYWORD), None)
+        arguments = {}
+        for name, value in given.items():
+            is_own = name in parameters and name != rest
+            try:
+                arguments[name] = _converted(value, self.types.get(name if is_own else rest or name))
+            except (ValueError, OverflowError):
+                return {}, f"{name} is {shortened(repr(value))}; {takes}"
+        return arguments, ""
+
+
 def json_calls(response: str) -> list[ToolCall]:
     """Return the calls between `<tool_call>` and `</tool_call>`, each a JSON object with `name` and
     `arguments`. A call that is not closed is none."""
@@ -100,7 +166,8 @@ class Tools:
         most_characters: largest number of characters of a result; the rest is cut off.
 
     Raises:
-        ConfigError: two tools have one name, or a tool has no signature that can be read.
+        ConfigError: two tools have one name, or a tool cannot be called by the names of its parameters, or
+            its types cannot be read.
     """
 
     def __init__(
@@ -116,18 +183,12 @@ class Tools:
         self._role = role
         self._most_calls = most_calls
         self._most_characters = most_characters
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._tools: dict[str, _Tool] = {}
         for function in functions:
-            name = function.__name__
-            if name in self._functions:
-                raise ConfigError(f"two tools are called {name}; rename one")
-            try:
-                inspect.signature(function)
-            except ValueError as error:
-                raise ConfigError(
-                    f"the tool {name} has no signature that can be read; wrap it in a function of your own"
-                ) from error
-            self._functions[name] = function
+            tool = _Tool.of(function)
+            if tool.name in self._tools:
+                raise ConfigError(f"two tools are called {tool.name}; rename one")
+            self._tools[tool.name] = tool
 
     def answer(self, response: str) -> ToolAnswer | None:
         """Make the calls in a response, and return the results; None if it calls nothing."""
@@ -142,16 +203,16 @@ class Tools:
     def _told(self, call: ToolCall) -> tuple[str, bool]:
         """Return what is told of a call, and true if it is a result."""
         fault = call.fault
-        if not fault and call.name not in self._functions:
-            fault = f"there is no tool {shortened(call.name)!r}; {did_you_mean(call.name, self._functions)}"
+        if not fault and call.name not in self._tools:
+            fault = f"there is no tool {shortened(call.name)!r}; {did_you_mean(call.name, self._tools)}"
         if fault:
             return self._text(f"error: {fault}"), False
-        function = self._functions[call.name]
-        arguments, fault = _bound(function, call.arguments)
+        tool = self._tools[call.name]
+        arguments, fault = tool.bound(call.arguments)
         if fault:
             return self._text(f"error: {fault}"), False
         try:
-            return self._text(str(function(**arguments))), True
+            return self._text(str(tool.function(**arguments))), True
         except _OF_THE_CALL as error:
             return self._text(f"error: {error or type(error).__name__}"), False
 
@@ -177,28 +238,6 @@ def _of_json(text: str) -> ToolCall:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(constant)
-
-
-def _bound(function: Callable[..., Any], given: Mapping[str, Any] | str) -> tuple[dict[str, Any], str]:
-    """Return the arguments of a call by name, converted to the types of their parameters; and what is wrong
-    with them, or ""."""
-    signature, types = inspect.signature(function), get_type_hints(function)
-    takes = f"{function.__name__} takes {signature}"
-    if isinstance(given, str):
-        names = list(signature.parameters)[:1]
-        given = {names[0]: given} if names and (given or _is_needed(signature.parameters[names[0]])) else {}
-    try:
-        bound = signature.bind(**given)
-    except TypeError as error:
-        return {}, f"{error}; {takes}"
-    arguments = {}
-    for name, value in bound.arguments.items():
-        wanted = types.get(name)
-        try:
-            arguments[name] = _converted(value, wanted)
-        except (ValueError, OverflowError):
-            return {}, f"{name} is {shortened(repr(value))}; {takes}"
-    return arguments, ""
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:
