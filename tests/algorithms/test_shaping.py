@@ -177,6 +177,28 @@ def test_rewards_are_divided_by_the_deviation_of_the_run_so_far() -> None:
         fork = made("rloo", rewards={"normalise": "running", **section})
         fork.load_state(objective.state)
         assert bool(fork.state) is is_kept, section
+    fork = made("rloo", rewards={"normalise": "running"}, credit="steps")
+    fork.load_state(objective.state)
+    assert fork.state == {}, "rewards of steps are other numbers than those of responses"
+    older = {"moments": objective.state["moments"], "moments_of": {**objective.state["moments_of"]}}
+    del older["moments_of"]["earned"]
+    fork.load_state(older)
+    assert fork.state["moments"] == older["moments"], "older runs did not say what they count, and continue"
+
+
+@pytest.mark.parametrize("section", [{"normalise": "running"}, {"sources": "running"}])
+def test_a_reward_beyond_float32_spoils_its_own_step_only(section: dict[str, str]) -> None:
+    def given(value: float) -> Feedback:
+        scores = (value, 0.0, 2.0)
+        return changed(feedback(scores), sources={"only": scores})
+
+    objective = made("rloo", rewards=section)
+    assert not np.isfinite(rewards(objective, given(1e39))).all()
+    assert np.isfinite(rewards(objective, given(7.0))).all()
+    (moments,) = objective.shaping.moments.values()
+    seen = [0.0, 2.0, 7.0, 0.0, 2.0]
+    assert (moments.number, moments.mean) == (5, pytest.approx(np.mean(seen)))
+    assert moments.std == pytest.approx(np.std(seen, ddof=1))
 
 
 def test_a_killed_run_has_the_statistics_of_the_unbroken_one() -> None:

@@ -23,6 +23,7 @@ from oat.errors import ConfigError
 from oat.ledger.audit import contradictions
 from oat.ledger.store import Store
 
+GUESSING = Path(__file__).parents[1] / "protocol" / "guessing.py"
 FORKED: dict[str, Any] = {
     "seed": 1,
     "sampling.max_new_tokens": 3,
@@ -58,7 +59,7 @@ FORKED: dict[str, Any] = {
     "algorithm.advantage_clip": 1.0,
     "algorithm.whiten_over": "group",
     "algorithm.old_from": "sampler",
-    "algorithm.credit": "steps",
+    "algorithm.credit": "turns",
     "algorithm.turn_gamma": 0.9,
     "algorithm.kl_estimator": "k1",
     "algorithm.kl_unbiased": True,
@@ -199,6 +200,7 @@ READS = {
         ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
     ),
     "algorithm.rewards.sources": "mixture",
+    **dict.fromkeys(("algorithm.credit", "algorithm.turn_gamma"), "episodes"),
     **dict.fromkeys(
         (
             "learner.critic_learning_rate",
@@ -267,7 +269,7 @@ REFUSED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives the configuration of a finished run of four steps, by algorithm. Each run
-    is made once. "mixture" is GRPO with an oracle of two sources."""
+    is made once. "mixture" is GRPO with an oracle of two sources, "episodes" GRPO with an environment."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
@@ -277,6 +279,11 @@ def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         "mixture": {
             "algorithm": {"name": "grpo", "prompts": 4, "samples": 3},
             "oracle": {"name": "mixture", "sources": sources},
+        },
+        "episodes": {
+            "algorithm": {"name": "grpo", "prompts": 4, "samples": 3},
+            "sampling": {"max_new_tokens": 4, "environment": f"{GUESSING}:Guessing"},
+            "oracle": {"name": "environment"},
         },
     }
 

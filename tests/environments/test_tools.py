@@ -173,7 +173,9 @@ def test_tools_that_cannot_be_used_are_refused() -> None:
         Tools([functools.partial(power, 2)])
     with pytest.raises(ConfigError, match=r"the tool sqrt takes \(x, /\), .* which x cannot have; wrap it"):
         Tools([math.sqrt])
-    with pytest.raises(ConfigError, match=r"the tool total takes \(\*terms: float\) -> float, .* terms cannot"):
+    with pytest.raises(
+        ConfigError, match=r"the tool total takes \(\*terms: float\) -> float, .* terms cannot"
+    ):
         Tools([total])
     with pytest.raises(
         ConfigError, match=r"the types of the tool unread .*NameError: name 'Nowhere'.*repair"

@@ -53,7 +53,7 @@ class PolicyGradient(Objective):
 
     def __init__(self, config: PolicyGradientConfig):
         self.config = config
-        self.shaping = RewardShaping(config.rewards)
+        self.shaping = RewardShaping(config.rewards, "vine" if config.branches else config.credit)
         self.estimator = self.chosen_estimator()
         self.has_reference = bool(config.kl_coef or config.kl_reward_coef)
         is_read = self.has_reference or config.old_from == "reference"

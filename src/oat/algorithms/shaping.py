@@ -146,10 +146,15 @@ class RewardsConfig:
 
 
 class RewardShaping:
-    """Makes the rewards of scored rows, and keeps the running statistics."""
+    """Makes the rewards of scored rows, and keeps the running statistics.
 
-    def __init__(self, config: RewardsConfig):
+    Args:
+        earned: which rewards a response has: the algorithm's `credit`, or `vine`.
+    """
+
+    def __init__(self, config: RewardsConfig, earned: str = "response"):
         self.config = config
+        self.earned = earned
         self.moments: dict[str, Moments] = {}
         self._unsure: set[str] = set()
         """Labels of `source_weights` that may be misspelled: the oracle does not tell its sources, and no
@@ -279,7 +284,8 @@ class RewardShaping:
         """Restore the running statistics. A fork drops them if its settings do not read them, or make other
         numbers of the scores."""
         is_read = self.config.normalise == "running" or self.config.sources == "running"
-        is_same = state.get("moments_of", self._read_by_moments) == self._read_by_moments
+        saved_of = {"earned": self.earned, **state.get("moments_of", self._read_by_moments)}
+        is_same = saved_of == self._read_by_moments
         saved = state.get("moments", {}) if is_read and is_same else {}
         self.moments = {name: Moments(*values) for name, values in saved.items()}
 
@@ -287,7 +293,8 @@ class RewardShaping:
     def _read_by_moments(self) -> dict[str, Any]:
         """The settings on which the running statistics depend."""
         after = ("clip", "whiten", "flat_group_weight")
-        return {name: value for name, value in asdict(self.config).items() if name not in after}
+        read = {name: value for name, value in asdict(self.config).items() if name not in after}
+        return {"earned": self.earned, **read}
 
     def _check_weights(self, found: Collection[str]) -> None:
         """Warn once of weights of sources that are in no answer, if the oracle does not tell its sources."""
@@ -332,8 +339,10 @@ class RewardShaping:
 
     def _running(self, name: str, values_N: torch.Tensor, kept_N: torch.Tensor) -> torch.Tensor:
         """Add values to the running statistics. Return them minus the running mean, divided by the running
-        standard deviation."""
-        self.moments[name] = merged_moments(self.moments.get(name, Moments()), values_N, valid_N=kept_N)
+        standard deviation. A value beyond the range of float32 makes its own step's rewards not finite, and
+        no later one's."""
+        counted_N = kept_N & values_N.isfinite()
+        self.moments[name] = merged_moments(self.moments.get(name, Moments()), values_N, valid_N=counted_N)
         return normalised(values_N, self.moments[name])
 
 
