@@ -276,19 +276,21 @@ def test_vtrace_weighs_advantages_after_they_are_whitened() -> None:
 
 
 def test_a_discount_per_turn() -> None:
-    """Two turns of two tokens each: between the turns a value counts half as much. Values are 0."""
+    """Two turns of two tokens each: between the turns a value counts half as much, and with each token 0.8
+    times as much. Values are 0, so targets are discounted scores. A final state is one more place."""
     made = row(np.random.default_rng(0), 3, 2)
     episode = replace(made, segments=(*made.segments, *row(np.random.default_rng(1), 2, 2).segments))
     feedback = feedback_of((2,))
     item = replace(feedback.items[0], group=replace(feedback.items[0].group, trajectories=(episode,)))
     score = item.answer.values[0]
-    for options, before in (({}, 0.5), ({"end": "final_state", "response_length": 9}, 0.5)):
-        config = PPOConfig(prompts=1, turn_gamma=0.5, lam=1.0, whiten=False, kl_reward_coef=0.0, **options)
+    for options, places in (({}, 3), ({"end": "final_state", "response_length": 9}, 4)):
+        common = {"turn_gamma": 0.5, "gamma": 0.8, "lam": 1.0, "whiten": False, "kl_reward_coef": 0.0}
+        config = PPOConfig(prompts=1, **common, **options)
         learner = learner_of()
         with torch.no_grad():
             learner.models["critic"].score.weight.zero_()
         batch = prepared(PPO(config), learner, Feedback(1, (item,), 1))
-        expected = [before * score, before * score, score, score]
+        expected = [score * 0.8 ** (places - t) * (0.5 if t < 2 else 1) for t in range(4)]
         assert batch.columns["value_targets_K"].tolist() == pytest.approx(expected)
 
 

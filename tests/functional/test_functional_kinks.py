@@ -154,7 +154,6 @@ NONE = {
     "sapo_loss": "a choice by the advantage's sign",
     "vespo_loss": "the weight is stopped",
     "moments_of": "advantages",
-    "scaled_and_clipped": "rewards",
     "overlong_penalty": "lengths",
     "clip_filter_weights": "rewards",
     "cispo_loss": "the clipped ratio is stopped",

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oat.errors import ConfigError, ShapeError
-from oat.functional.kl import kl_k1
 from oat.functional.reward_shaping import (
     Moments,
     clip_filter_weights,
@@ -21,25 +20,7 @@ from oat.functional.reward_shaping import (
     missing_end_penalty,
     normalised,
     overlong_penalty,
-    scaled_and_clipped,
 )
-
-
-def test_scale_and_range_by_hand() -> None:
-    rewards = torch.tensor([-3.0, 0.5, 2.0, float("nan")])
-    assert scaled_and_clipped(rewards, scale=2.0)[:3].tolist() == [-6.0, 1.0, 4.0]
-    assert scaled_and_clipped(rewards, scale=2.0, low=-5.0, high=3.0)[:3].tolist() == [-5.0, 1.0, 3.0]
-    assert scaled_and_clipped(rewards, low=0.0)[:3].tolist() == [0.0, 0.5, 2.0]
-    assert scaled_and_clipped(rewards, high=1.0)[:3].tolist() == [-3.0, 0.5, 1.0]
-    assert scaled_and_clipped(rewards, low=0.0, high=1.0)[3].isnan()
-
-
-@pytest.mark.inventory(48)
-def test_an_extreme_reward_is_clipped_before_the_kl() -> None:
-    """A reward of 1000 counts as 10, and the KL of 0.5 nats is taken off afterwards: 9.5."""
-    reward = scaled_and_clipped(torch.tensor([1000.0]), low=-10.0, high=10.0)
-    divergence = kl_k1(torch.tensor([-1.0]), torch.tensor([-1.5]))
-    assert (reward - divergence).tolist() == [9.5]
 
 
 def test_a_missing_end_costs_the_penalty() -> None:

@@ -141,24 +141,26 @@ def paths_of(config: Any) -> list[str]:
     return found
 
 
-def gradients(objective: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, str]]]:
-    """Return the whole loss and its derivatives with respect to all that the models give, in one tensor; and
-    the metrics."""
-    outputs = {
-        model: {
-            name: tensor_of(batch.rows, model, name, is_updated=True).requires_grad_()
-            for name in sorted(names)
-        }
+def gradients(objective: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, tuple[torch.Tensor, str]]]:
+    """Return the derivatives of the whole loss with respect to each value that the models give, by model and
+    name; beside them `gradient`, the whole loss with all of them. And return the metrics."""
+    leaves = {
+        (model, name): tensor_of(batch.rows, model, name, is_updated=True).requires_grad_()
         for model, names in objective.wants.items()
+        for name in sorted(names)
     }
+    outputs = {model: {n: leaf for (m, n), leaf in leaves.items() if m == model} for model in objective.wants}
     view = view_of(batch)
     total = torch.zeros(())
     for loss in objective.losses(outputs, view).values():
         total = total + loss.coef * Reduction(batch)(loss, view, view.group_of_N, first=True)
     total.backward()
-    leaves = [leaf for values in outputs.values() for leaf in values.values()]
-    found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-    return torch.cat([total.detach()[None], *found]), objective.metrics(outputs, view)
+    found: dict[str, Any] = {
+        " ".join(key): torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for key, leaf in leaves.items()
+    }
+    found["gradient"] = torch.cat([total.detach()[None], *found.values()])
+    return found, objective.metrics(outputs, view)
 
 
 def seen(name: str, options: Options, acts: Acts) -> Any:
@@ -168,17 +170,18 @@ def seen(name: str, options: Options, acts: Acts) -> Any:
 
 
 def outcome(objective: Any, steps: int) -> dict[str, Any]:
-    """Return what an algorithm makes of the last of some steps: the loss with its gradient; passes and
-    mini-batches of a batch; whether the passes end; and the metrics of `prepare`."""
+    """Return what an algorithm makes of the last of some steps: the loss with its gradient; parts of this
+    gradient, such as `policy sampled`; passes and mini-batches of a batch; whether the passes end; and the
+    metrics of `prepare`."""
     generator = np.random.default_rng(0)
     batch = [objective.prepare(step_of(number), forward, generator) for number in range(steps, 0, -1)][-1]
-    gradient, measured = gradients(objective, batch)
+    slopes, measured = gradients(objective, batch)
     means = {
         metric: float(values.detach().mean()) for metric, (values, per) in measured.items() if per == "K"
     }
     return {
         **batch.metrics,
-        "gradient": gradient,
+        **slopes,
         "passes": (batch.epochs, batch.minibatches),
         "ends": objective.ends_passes(means),
     }
@@ -325,7 +328,9 @@ OWN: dict[str, dict[str, tuple[Acts, ...]]] = {
         "end": (Acts(("last_token", "final_state")),),
         "response_length": (Acts((3, 9), {"end": "final_state"}),),
         "value_coef": (Acts((0.5, 1.0)),),
-        "value_clip": (Acts((None, 0.2, 0.5)), Acts((None, 0.2, 0.5), FINAL)),
+        "value_clip": tuple(
+            Acts((None, 0.2, 0.5), FINAL, on=f"critic {name}") for name in ("value", "value_after")
+        ),
         "reduction": (Acts(("sequence", "token", "sequence_sum")),),
         "rewards.whiten": (*FIELDS["rewards.whiten"], Acts((False, True), FINAL)),
         "rewards.truncated": (Acts(("keep", "mask", "drop"), {"rewards": {"normalise": "running"}}),),

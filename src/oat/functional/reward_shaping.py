@@ -1,6 +1,6 @@
-"""Shaping of rewards before advantages are made of them: a scale and a range, penalties, normalisation by
-statistics of all rewards so far, and weights that make up for groups without spread. Penalties are numbers
-that are subtracted, and are at least 0. A missing reward is NaN, and stays so. Nothing here has a gradient.
+"""Shaping of rewards before advantages are made of them: penalties, normalisation by statistics of all
+rewards so far, and weights that make up for groups without spread. Penalties are numbers that are subtracted,
+and are at least 0. A missing reward is NaN, and stays so. Nothing here has a gradient.
 """
 
 import math
@@ -18,21 +18,6 @@ from oat.functional.segments import segment_sum
 
 MOST_WEIGHT = 3.0
 """Largest weight that `clip_filter_weights` gives to a group with spread."""
-
-
-def scaled_and_clipped(
-    rewards_N: Float[Tensor, " N"], *, scale: float = 1.0, low: float | None = None, high: float | None = None
-) -> Float[Tensor, " N"]:
-    """Return the rewards times `scale`, then clipped to [low, high] (`oat-llm`'s `reward_scale`, LightRFT's
-    `reward_clip_range`). A KL in the rewards is subtracted later, so it is not clipped.
-
-    Args:
-        rewards_N: any unit.
-        scale: without unit.
-        low, high: bounds, in units of the scaled reward; None: no bound on this side.
-    """
-    scaled_N = rewards_N * scale
-    return scaled_N if low is None and high is None else scaled_N.clamp(low, high)
 
 
 def missing_end_penalty(has_ended_N: Bool[Tensor, " N"], *, penalty: float) -> Float[Tensor, " N"]:
