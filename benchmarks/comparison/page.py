@@ -67,7 +67,7 @@ def tables(csvs: Path) -> dict[str, str]:
         "picture": "![accuracy against queries and against seconds](images/comparison.png)",
         "made": "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in made(size, runs)),
         "results": "\n".join(results(runs)),
-        "search": "\n".join(search(size, records)),
+        "search": "\n".join([*search(size, records), *_paragraph(alike(size, records))]),
     }
 
 
@@ -185,8 +185,40 @@ def search(size: Size, records: Records) -> Iterator[str]:
             yield f"| `{name}` | {knobs} | {' | '.join(map(_accuracy, found))} |"
 
 
+def alike(size: Size, records: Records) -> str:
+    """Return a sentence about the learning rates at which both values of an algorithm's setting came to the
+    same in the search; "" if there are none."""
+    counts = {}
+    for name, tried in search_jobs(size).items():
+        found = [records[job.key] for job in tried if job.key in records]
+        if len(found) == len(tried):
+            pairs = zip(found[::2], found[1::2], strict=True)
+            counts[name] = [
+                first.is_done and second.is_done and _curve(first) == _curve(second)
+                for first, second in pairs
+            ]
+    parts = [f"`{name}` at {sum(are)} of {len(are)}" for name, are in counts.items() if any(are)]
+    if not parts:
+        return ""
+    whole = " and ".join(f"`{name}`" for name, are in counts.items() if all(are))
+    return (
+        "At some learning rates the runs with both values of the setting were the same, in the steps, "
+        f"queries and accuracies of every evaluation: {'; '.join(parts)}."
+        + (f" So the search of {whole} had three settings and not six." if whole else "")
+    )
+
+
+def _curve(run: Record) -> list[tuple[int, int, float, float]]:
+    """Return the steps, queries and accuracies of each evaluation of a run."""
+    return [(each.step, each.queries, each.sampled, each.greedy) for each in run.evaluations]
+
+
 def _accuracy(run: Record) -> str:
     return f"{run.last.sampled:.3f}" if run.is_done else "failed"
+
+
+def _paragraph(text: str) -> list[str]:
+    return ["", textwrap.fill(text, 110)] if text else []
 
 
 def _knob(options: Mapping[str, object]) -> str:

@@ -279,6 +279,33 @@ def test_the_queries_to_an_accuracy() -> None:
     assert lines[5].split(" | ")[2:4] == ["", "0"]
 
 
+def test_values_that_come_to_the_same_are_named() -> None:
+    """Of six runs of `dpo`, those of two learning rates end alike; of `sft`, all do, so it tried three
+    settings. Runs that differ in the greedy accuracy alone are not alike, and two that failed neither."""
+    from comparison.page import alike
+    from comparison.plan import FULL, search_jobs
+
+    def searched(name: str, *ends: tuple[float, float], outcome: str = "done") -> dict[Any, Any]:
+        runs = {}
+        for job, (sampled, greedy) in zip(search_jobs(FULL)[name], ends, strict=True):
+            run = run_of(name, 0, (0, 0.25), (2560, sampled), outcome=outcome)
+            last = dataclasses.replace(run.last, greedy=greedy)
+            runs[job.key] = dataclasses.replace(run, evaluations=(run.evaluations[0], last))
+        return runs
+
+    records = {
+        **searched("dpo", (0.5, 0.6), (0.5, 0.6), (0.7, 0.8), (0.7, 0.9), (0.1, 0.2), (0.1, 0.2)),
+        **searched("sft", *[(0.5, 0.6), (0.5, 0.6), (0.7, 0.8), (0.7, 0.8), (0.1, 0.2), (0.1, 0.2)]),
+        **searched("grpo", *[(0.5, 0.6)] * 6, outcome="NonFiniteError: a loss"),
+    }
+    assert alike(FULL, records) == (
+        "At some learning rates the runs with both values of the setting were the same, in the steps, "
+        "queries and accuracies of every evaluation: `dpo` at 2 of 3; `sft` at 3 of 3. So the search of "
+        "`sft` had three settings and not six."
+    )
+    assert alike(FULL, searched("dpo", *[(0.1 * n, 0.2) for n in range(6)])) == ""
+
+
 def test_the_band_is_over_the_seeds() -> None:
     from comparison.picture import band
 
