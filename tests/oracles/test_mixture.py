@@ -196,7 +196,7 @@ def test_the_scores_of_each_source_are_kept(code: str) -> None:
         (
             "(1.0,) * n",
             "(1.0,) * (n - 1)",
-            "Slow: the answer to question train/0/0/0/0 has 1 values and 2 marks; give 2 of each",
+            "Slow: the answer to question train/0/0/0/0 (score 'a', 'b') has 1 values and 2 marks; give 2",
         ),
         (
             "return [(ticket",

@@ -118,7 +118,7 @@ def test_bools_of_numpy_and_torch():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([1.0], "returned 1 values for 2 entries"),
+        ([1.0], r"returned 1 values for 2 entries, of question train/0/0/0/0 \(score 'a', 'b'\); r"),
         ([1.0, 2.0, 3.0], "returned 3 values for 2 entries"),
         ([], r"returned \[\] for 2 entries"),
         (None, "returned None for 2 entries"),
@@ -127,11 +127,11 @@ def test_bools_of_numpy_and_torch():
         ({0: 1.0, 1: 2.0}, "for 2 entries"),
         ([1.0, math.nan], "returned nan as value 1"),
         ([math.inf, 1.0], "returned inf as value 0"),
-        ([1.0, 10**400], "as value 1; return a finite number"),
+        ([1.0, 10**400], r"as value 1, candidate 1 of question train/.*\); return a finite number"),
         ([1.0, "2"], "returned '2' as value 1"),
         ([1.0, 2j], "returned 2j as value 1"),
         ([1.0, [2.0]], r"returned \[2.0\] as value 1"),
-        (np.ones((2, 1)), "as value 0; return a finite number"),
+        (np.ones((2, 1)), "as value 0, candidate 0 of .*; return a finite number"),
         (torch.tensor([1.0, float("nan")]), "as value 1"),
     ],
 )

@@ -225,19 +225,29 @@ def test_a_worker_returns_pairs(ask: Callable[..., Answer], code: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ([(0, 1.0)], "value 0, a list of steps, has the end 0 at the beginning"),
-        ([(1, math.nan)], "value 0, a list of steps, has the reward nan at 1"),
-        ([1.0], "value 0, a list of steps, has 1.0; give pairs"),
-        ("ab", "returned 'ab' as value 0; return a finite number"),
+        ([(0, 1.0)], "value 1, a list of the steps of @, has the end 0 at the beginning; give ends above 0"),
+        ([(-1, 1.0)], "value 1, a list of the steps of @, has the end -1 at the beginning; give ends"),
+        ([(2, 1.0), (1, 1.0)], "value 1, a list of the steps of @, has the end 1 after the end 2; give ends"),
+        ([(4, 1.0)], "the entry of `steps` for @ has the end 4, and the response has 3 characters; give end"),
+        ([(n, 1.0) for n in range(1, 9)], "the entry of `steps` for @ has the end 4, and the response has"),
+        ([(1, math.nan)], "value 1, a list of the steps of @, has the reward nan at 1; give a finite"),
+        ([(math.inf, 1.0)], "value 1, a list of the steps of @, has .*inf, 1.0.*; give pairs of an end"),
+        ([1.0], "value 1, a list of the steps of @, has 1.0; give pairs"),
+        ("ab", "returned 'ab' as value 1, @; return a finite number"),
     ],
 )
 def test_what_a_function_may_not_return(ask: Callable[..., Answer], returned: Any, words: str) -> None:
+    """Every message names the oracle, its setting, the question, the prompt's record and the response."""
+
     def reward(completions: list[str]) -> list[Any]:
-        return [returned for _ in completions]
+        return [0.5 if text == "ok" else returned for text in completions]
 
     reward.gives_steps = "characters"  # type: ignore[attr-defined]
-    with pytest.raises(OracleError, match=words):
-        ask(CallableOracle(reward, "reward"), "abc")
+    place = r"candidate 1 of question train/0/0/0/0 \(record 1, score 'ok', 'abc'\)"
+    with pytest.raises(OracleError, match=words.replace("@", place)) as seen:
+        ask(CallableOracle(reward, "reward"), "ok", "abc")
+    assert str(seen.value).startswith(("reward", "oracle o: "))
+    assert str(seen.value).endswith(" (oracle.name)")
 
 
 def test_an_end_outside_the_text_names_the_question(ask: Callable[..., Answer]) -> None:

@@ -41,13 +41,13 @@ class OpenRounds:
         return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:
-        """Return `intent` with the token ids of its candidates. In the store, only the trajectories of its
-        round have these ids."""
+        """Return `intent` with the token ids of its candidates and the row of its prompt. In the store, only
+        the groups of its round have these."""
         if intent.question.ids:
             return intent
-        samples = self.group(intent).trajectories
-        ids = tuple(samples[pick].completion for pick in intent.question.picks)
-        return replace(intent, question=replace(intent.question, ids=ids))
+        group = self.group(intent)
+        ids = tuple(group.trajectories[pick].completion for pick in intent.question.picks)
+        return replace(intent, question=replace(intent.question, ids=ids, row=group.prompt.row))
 
     def group(self, intent: Intent) -> Group:
         """Return the group that a question is about.

@@ -6,7 +6,8 @@ recorded already submits nothing.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,12 @@ from oat.types.budget import Budget
 
 Ticket = tuple[str, str]
 """The address of an oracle, and the ticket that it gave."""
+_CHOSEN_BY = {
+    "train": "oracle.name",
+    "eval": "evaluation.oracle, or else oracle.name",
+    "gold": "evaluation.gold",
+}
+"""The setting that chooses the oracle of a purpose, for messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +109,8 @@ class Outstanding:
             mine = [self.rounds.with_ids(intent) for intent in intents if intent.question.oracle == name]
             sent = [intent.rest for intent in mine]
             open_tickets = {ticket for owner, ticket in list(self.pending) if owner == name}
-            tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, open_tickets)
+            with _naming_setting(sent[0].key.purpose):
+                tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, open_tickets)
             if oracle.durable:
                 now = time.time()
                 with self.store:
@@ -183,7 +191,8 @@ class Outstanding:
         for name in names:
             tickets = [ticket for oracle, ticket in waiting if oracle == name]
             seconds = min(patience, 1.0) if len(names) > 1 else patience
-            arrived = pairs_of(calling(name, self.oracle(name).collect, tickets, seconds), name)
+            with _naming_setting(waiting[name, tickets[0]].question.key.purpose):
+                arrived = pairs_of(calling(name, self.oracle(name).collect, tickets, seconds), name)
             self.check_interrupt()
             answered = [
                 (self.pending.pop((name, ticket)), answer)
@@ -219,13 +228,25 @@ class Outstanding:
         for pending, answer in answered:
             try:
                 unit = self.oracle(pending.oracle).gives_steps
-                sound = checked(answer, pending.question, pending.oracle, pending.most, unit)
+                with _naming_setting(pending.question.key.purpose):
+                    sound = checked(answer, pending.question, pending.oracle, pending.most, unit)
                 answers.append((pending.intent, whole(pending.intent, sound)))
             except OracleError as error:
                 broken.append(error)
         self.settling.record(answers)
         if broken:
             raise broken[0]
+
+
+@contextmanager
+def _naming_setting(purpose: str) -> Iterator[None]:
+    """A context that adds the setting that chose the oracle of a purpose to an `OracleError` about it."""
+    try:
+        yield
+    except OracleError as error:
+        if type(error) is not OracleError or purpose not in _CHOSEN_BY:
+            raise
+        raise OracleError(f"{error} ({_CHOSEN_BY[purpose]})") from error
 
 
 def _failed(pending: Pending) -> Answer:

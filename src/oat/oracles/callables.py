@@ -27,6 +27,7 @@ from typing import Any
 
 from oat.errors import ConfigError, OracleError, did_you_mean, shortened, shown
 from oat.oracles.base import Oracle
+from oat.oracles.contract import in_words
 from oat.oracles.steps import UNITS, plain_steps, sum_of
 from oat.plugins.calls import guarded
 from oat.types import Answer, Kind, Mark, Question, Steps, StepUnit
@@ -221,10 +222,10 @@ class CallableOracle(Oracle):
                     else shown(returned) + ("" if has_order else ", whose values have no order,")
                 )
                 raise OracleError(
-                    f"{self.name} returned {got} for {len(asked)} entries; return a list with one number "
-                    "or None for each, in order"
+                    f"{self.name} returned {got} for {len(asked)} entries, {_about(asked)}; return a list "
+                    "with one number or None for each, in order"
                 )
-            return [self._value(value, place) for place, value in enumerate(values)]
+            return [self._value(value, place, asked) for place, value in enumerate(values)]
 
     def _refused(self, what: str) -> OracleError:
         return OracleError(f"{self.name} {what}; repair the function, or catch what it may meet")
@@ -263,16 +264,29 @@ class CallableOracle(Oracle):
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
 
-    def _value(self, value: Any, place: int) -> _Value:
+    def _value(self, value: Any, place: int, asked: Sequence[Question]) -> _Value:
         is_list = isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 2
         if self.gives_steps is None or not is_list:
-            return self._number(value, place)
+            return self._number(value, lambda: f"value {place}, {self._entry(place, asked)}")
         try:
             return plain_steps(value.tolist() if hasattr(value, "tolist") else value)
         except ValueError as error:
-            raise OracleError(f"{self.name}: value {place}, a list of steps, {error}") from error
+            raise OracleError(
+                f"{self.name}: value {place}, a list of the steps of {self._entry(place, asked)}, {error}"
+            ) from error
 
-    def _number(self, value: Any, place: int) -> float | None:
+    def _entry(self, place: int, asked: Sequence[Question]) -> str:
+        """Return the entry of a call with this index in words."""
+        question = asked[place]
+        before = sum(each is question for each in asked[:place])
+        return f"{'' if self.answers == 'compare' else f'candidate {before} of '}{in_words(question)}"
+
+    def _number(self, value: Any, where: Callable[[], str]) -> float | None:
+        """Return a value as a float.
+
+        Args:
+            where: returns the entry in words, for a message.
+        """
         if value is None:
             return None
         plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
@@ -283,8 +297,8 @@ class CallableOracle(Oracle):
         if not math.isfinite(number):
             is_list = isinstance(value, list | tuple)
             raise OracleError(
-                f"{self.name} returned {shown(value)} as value {place}; return a finite number, or None "
-                "for no answer" + (_SET_STEPS if is_list and self.answers == "score" else "")
+                f"{self.name} returned {shown(value)} as {where()}; return a finite number, or None for no "
+                "answer" + (_SET_STEPS if is_list and self.answers == "score" else "")
             )
         return number
 
@@ -318,12 +332,12 @@ class CallableComparison(CallableOracle):
         }
         return self._call(questions, pairs)
 
-    def _number(self, value: Any, place: int) -> float | None:
-        number = super()._number(value, place)
+    def _number(self, value: Any, where: Callable[[], str]) -> float | None:
+        number = super()._number(value, where)
         if number is not None and not 0.0 <= number <= 1.0:
             raise OracleError(
-                f"{self.name} returned {shown(value)} as value {place}; return the probability that the "
-                "first wins, from 0 to 1"
+                f"{self.name} returned {shown(value)} as {where()}; return the probability that the first "
+                "wins, from 0 to 1"
             )
         return number
 
@@ -402,6 +416,13 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except ValueError:  # some built-in functions have no signature
         return None
+
+
+def _about(asked: Sequence[Question]) -> str:
+    """Return the questions of the entries of a call in words."""
+    found = list({str(question.key): question for question in asked}.values())
+    first = in_words(found[0]) if found else "no question"
+    return f"of {first}" if len(found) == 1 else f"of {len(found)} questions, the first of which is {first}"
 
 
 def _is_plain(question: Question) -> bool:

@@ -331,7 +331,8 @@ def in_words(question: Question) -> str:
     """Return a short description of a question, for messages."""
     texts = ", ".join(repr(shortened(text, 40)) for text in question.candidates[:_MOST_TEXTS])
     texts += ", ..." if len(question.candidates) > _MOST_TEXTS else ""
-    return f"question {question.key} ({question.kind} {texts})"
+    record = "" if question.row is None else f"record {question.row}, "
+    return f"question {question.key} ({record}{question.kind} {texts})"
 
 
 def nothing(question: Question, mark: Mark, by: str, seconds: float = 0.0) -> Answer:

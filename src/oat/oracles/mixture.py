@@ -45,7 +45,7 @@ from typing import Any, Literal, get_args
 
 from oat.errors import ConfigError, OracleError, did_you_mean
 from oat.oracles.base import Oracle
-from oat.oracles.contract import pairs_of, plain_answer
+from oat.oracles.contract import in_words, pairs_of, plain_answer
 from oat.oracles.make import build_oracle
 from oat.oracles.mixture_steps import Term, own_scores, summed_steps
 from oat.oracles.steps import lengths, sum_of
@@ -270,7 +270,7 @@ class Mixture(Oracle):
             mine, own = self._open[label].pop(ticket)
             about, unit = mine.questions[own], self._sources[label].oracle.gives_steps
             mine.said[own][label] = plain_answer(
-                answer, "score", about.size, label, f"question {own}", unit=unit, about=about
+                answer, "score", about.size, label, in_words(about), unit=unit, about=about
             )
             mine.open -= 1
 

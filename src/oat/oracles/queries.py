@@ -12,7 +12,7 @@ Departures from both:
    ignored.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from oat.oracles.callables import CallableOracle
@@ -50,9 +50,9 @@ class QueryReward(CallableOracle):
     def _unwrapped(self, returned: Any) -> Any:
         return returned["rewards"] if isinstance(returned, Mapping) and "rewards" in returned else returned
 
-    def _number(self, value: Any, place: int) -> float | None:
+    def _number(self, value: Any, where: Callable[[], str]) -> float | None:
         return super()._number(
-            value[0] if getattr(value, "ndim", 0) == 1 and len(value) == 1 else value, place
+            value[0] if getattr(value, "ndim", 0) == 1 and len(value) == 1 else value, where
         )
 
 

@@ -60,6 +60,7 @@ class Question:
         is_chat: as in `Prompt`.
         ids: for each candidate, the ids after its prompt, (T,) int32; empty in a question that was read from
             the ledger.
+        row: `Prompt.row` of the question's prompt, for messages; None if it is not known.
     """
 
     key: Key
@@ -74,6 +75,7 @@ class Question:
     features: np.ndarray | None = field(default=None, compare=False)
     is_chat: bool = False
     ids: tuple[np.ndarray, ...] = field(default=(), compare=False)
+    row: int | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
@@ -97,7 +99,8 @@ class Question:
             oracle,
             known,
         )
-        return cls(key, kind, *content, is_chat=prompt.is_chat, ids=tuple(t.completion for t in asked))
+        ids = tuple(t.completion for t in asked)
+        return cls(key, kind, *content, is_chat=prompt.is_chat, ids=ids, row=prompt.row)
 
 
 @dataclass(frozen=True)
