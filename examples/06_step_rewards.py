@@ -1,9 +1,10 @@
 """An oracle of your own that rewards steps: a verifier of each line of arithmetic.
 
-A prompt has two sums, such as `1+2;0+1=`, and the model writes their results, one a line. The oracle verifies
-a response line by line. Each line gets its own reward, at the place where the line ends. So an algorithm that
-credits tokens can praise one line of a response and blame another; any other algorithm learns from the sum
-over the lines. `python examples/06_step_rewards.py` trains a tiny random model by GRPO in seconds.
+A prompt has two sums, such as `1+2;0+1=`, and the model writes their results, one a line. The oracle
+verifies a response line by line. Each line gets its own reward, at the place where the line ends. With
+`credit: steps`, REINFORCE++ praises one line of a response and blames another; with `credit: response`, it
+would learn from the sum over the lines. `python examples/06_step_rewards.py` trains a tiny random model in
+seconds.
 """
 
 import re
@@ -19,7 +20,8 @@ sampling:
 oracle:
   name: "{__file__}:lines"
 algorithm:
-  name: grpo
+  name: reinforce_pp
+  credit: steps
   prompts: 6
   samples: 16
 learner:
