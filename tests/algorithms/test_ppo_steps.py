@@ -3,6 +3,7 @@ tables."""
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from ppo_steps import feedback_of, learner_of
 
 from oat.algorithms.ppo import PPO
 from oat.algorithms.ppo_config import PPOConfig
+from oat.algorithms.rows import recorded_logps
 from oat.algorithms.shaping import RewardsConfig
-from oat.errors import ConfigError
+from oat.errors import ConfigError, ContractError
 from oat.functional.kl import kl_k1, kl_k3
 from oat.types import Batch, Feedback
 
@@ -311,6 +313,53 @@ def test_steps_without_anything_to_learn() -> None:
         assert math.isfinite(report["loss/total"])
         batch = prepared(objective, learner, feedback_of((0,)))
         assert all(len(column) in (0, 1) for column in batch.columns.values())
+
+
+ESTIMATORS = """
+import torch
+from oat.functional.returns import affine_scan
+
+def gae(given):
+    assert given.values_L.shape == given.ratios_L.shape and given.num_rows == int(given.row_of_L.max()) + 1
+    errors = given.rewards_L + given.discounts_L * given.next_values_L - given.values_L
+    return affine_scan(errors, given.discounts_L * given.lam)
+
+def ratios(given):
+    return given.ratios_L.log().double()
+
+def short(given):
+    return given.rewards_L[1:]
+
+def broken(given):
+    raise KeyError("no such column")
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"end": "final_state", "response_length": 4}])
+def test_an_estimator_of_a_user(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A function by path gets rewards, values, discounts and ratios. If it computes GAE from them, the batch
+    is that of `gae`. It sees how far the old policy is from the sampler, and is named where it fails."""
+    (tmp_path / "mine.py").write_text(ESTIMATORS)
+    given, learner = feedback_of(SIZES), learner_of()
+
+    def batch_of(advantage: str, **others: Any) -> Batch:
+        config = PPOConfig(prompts=8, gamma=0.9, advantage=advantage, **options, **others)
+        return prepared(PPO(config), learner, given)
+
+    mine, expected = batch_of(f"{tmp_path / 'mine.py'}:gae"), batch_of("gae")
+    assert mine.columns.keys() == expected.columns.keys()
+    for name, column in expected.columns.items():
+        torch.testing.assert_close(mine.columns[name], column, atol=1e-5, rtol=1e-5)
+    batch = batch_of(f"{tmp_path / 'mine.py'}:ratios", whiten=False)
+    ratios_K = batch.columns["old_logps_K"] - recorded_logps(batch.rows)
+    torch.testing.assert_close(batch.columns["advantages_K"], ratios_K, atol=1e-5, rtol=1e-5)
+    assert float(ratios_K.abs().max()) > 0.1
+    with pytest.raises(ContractError, match=r"mine.py:short returned [^;]* places; return a tensor"):
+        batch_of(f"{tmp_path / 'mine.py'}:short")
+    with pytest.raises(ContractError, match=r"algorithm.advantage: .*mine.py:broken raised KeyError"):
+        batch_of(f"{tmp_path / 'mine.py'}:broken")
+    with pytest.raises(ConfigError, match=r"std_eps is 0\.1, and nothing reads it"):
+        batch_of(f"{tmp_path / 'mine.py'}:gae", std_eps=0.1)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

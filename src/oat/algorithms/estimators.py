@@ -1,7 +1,9 @@
-"""Estimators of advantages by name: from the rewards of a step to one number for each response."""
+"""Estimators of advantages: from the rewards of a step to one number for each response, by name or by path;
+and those by path that see a critic's values, with one number for each token."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,6 +50,38 @@ class Rewards:
 
 Estimator = Callable[[Rewards], torch.Tensor]
 """Makes the (N,) advantages of rewards; 0 where a reward is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The rewards and values of a step's L places, as estimators of `ppo` get them: response after response,
+    the trained tokens of each, and then its final state if it has one (`end: final_state`).
+
+    Attributes:
+        rewards_L: the reward at each place: the charge for the KL, and at a response's last place its score.
+        values_L: the critic's value of the state before each token, or of the final state.
+        next_values_L: the value at the next place of the same response; 0 at its last one.
+        discounts_L: the discount of the next place, from `gamma` and `turn_gamma`; 0 at a response's last
+            place, so that a sum that runs over all places mixes no responses.
+        ratios_L: old probability of each token, divided by that with which it was sampled; 1 at final states,
+            and where the latter is not known, as in recorded data.
+        lam: the setting `algorithm.lam`.
+        row_of_L: index of the response that each place belongs to.
+        num_rows: number of responses.
+    """
+
+    rewards_L: torch.Tensor
+    values_L: torch.Tensor
+    next_values_L: torch.Tensor
+    discounts_L: torch.Tensor
+    ratios_L: torch.Tensor
+    lam: float
+    row_of_L: torch.Tensor
+    num_rows: int
+
+
+TokenEstimator = Callable[[Places], torch.Tensor]
+"""Makes the (L,) advantages of places. The critic's targets are these plus the values."""
 
 
 def _none(given: Rewards) -> torch.Tensor:
@@ -115,31 +149,56 @@ def find_estimator(name: str) -> Estimator:
     """
     if name in ESTIMATORS:
         return ESTIMATORS[name]
+    function = _users_function(name, "Rewards")
+    return lambda given: _checked(name, function, given, given.rewards_N, "rewards")
+
+
+def find_token_estimator(name: str) -> TokenEstimator:
+    """Return the estimator of tokens that `algorithm.advantage` of `ppo` names: a user's function.
+
+    Args:
+        name: `path/to/file.py:name` or `package.module:name`.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no function.
+        ContractError (the estimator): the function raises an exception, or returns something else than one
+            finite number for each place.
+    """
+    function = _users_function(name, "Places")
+    return lambda given: _checked(name, function, given, given.rewards_L, "places")
+
+
+def _users_function(name: str, argument: str) -> Callable[[Any], Any]:
     found = load_symbol(name)
     if not callable(found):
         raise ConfigError(
             f"algorithm.advantage: {name} is {shown(found)}; name a function of one argument, an "
-            "oat.algorithms.estimators.Rewards"
+            f"oat.algorithms.estimators.{argument}"
+        )
+    return found
+
+
+def _checked(
+    name: str, function: Callable[[Any], Any], given: Any, like: torch.Tensor, what: str
+) -> torch.Tensor:
+    """Call a user's function, and return its result in the dtype of `like`, which has the same shape."""
+
+    def refuse(fault: str) -> ContractError:
+        return ContractError(
+            f"algorithm.advantage: {name} {fault}; repair it, and run the same command again"
         )
 
-    def refuse(what: str) -> ContractError:
-        return ContractError(f"algorithm.advantage: {name} {what}; repair it, and run the same command again")
-
-    def estimate(given: Rewards) -> torch.Tensor:
-        with guarded(name, refuse):
-            advantages_N = found(given)
-        count = len(given.rewards_N)
-        is_right = (
-            isinstance(advantages_N, torch.Tensor)
-            and advantages_N.shape == (count,)
-            and not advantages_N.is_complex()
-            and bool(advantages_N.to(given.rewards_N.dtype).isfinite().all())
+    with guarded(name, refuse):
+        advantages = function(given)
+    is_right = (
+        isinstance(advantages, torch.Tensor)
+        and advantages.shape == like.shape
+        and not advantages.is_complex()
+        and bool(advantages.to(like.dtype).isfinite().all())
+    )
+    if not is_right:
+        raise ContractError(
+            f"algorithm.advantage: {name} returned {shown(advantages)} for {len(like)} {what}; return a "
+            "tensor with one finite number for each"
         )
-        if not is_right:
-            raise ContractError(
-                f"algorithm.advantage: {name} returned {shown(advantages_N)} for {count} rewards; return a "
-                "tensor with one finite number for each"
-            )
-        return advantages_N.detach().to(given.rewards_N.dtype)
-
-    return estimate
+    return advantages.detach().to(like.dtype)

@@ -163,6 +163,11 @@ class PolicyGradientConfig:
         return self.advantage != "none"
 
     @property
+    def reads_std_eps(self) -> bool:
+        """True if the estimator gets `std_eps`."""
+        return self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage
+
+    @property
     def branches(self) -> bool:
         """True if further responses are sampled from within responses."""
         return self.advantage == "vine"
@@ -211,7 +216,7 @@ class PolicyGradientConfig:
             "credit": (not self.branches, "advantage"),
             "gamma": (not self.branches, "advantage"),
             "turn_gamma": (not self.branches, "advantage"),
-            "std_eps": (self.advantage in ("group_norm", "batch_norm") or ":" in self.advantage, "advantage"),
+            "std_eps": (self.reads_std_eps, "advantage"),
             "clip_low": (self.policy_loss not in _WITHOUT_CLIP, "policy_loss"),
             "clip_high": (self.policy_loss not in _WITHOUT_CLIP, "policy_loss"),
             "whiten_over": (self.whiten, "whiten"),

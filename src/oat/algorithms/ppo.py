@@ -36,7 +36,7 @@ import torch
 
 from oat.algorithms.base import Forward, Outputs, View, row_index
 from oat.algorithms.credit import Earned
-from oat.algorithms.estimators import Estimator, find_estimator
+from oat.algorithms.estimators import Estimator, Places, find_estimator, find_token_estimator
 from oat.algorithms.policy_gradient import PolicyGradient
 from oat.algorithms.policy_gradient_config import PolicyGradientConfig
 from oat.algorithms.ppo_config import LEAST_WHITENED, PPOConfig
@@ -66,6 +66,7 @@ class PPO(PolicyGradient):
             )
         super().__init__(config)
         self.response_length = config.response_length if has_ends else None
+        self.of_tokens = find_token_estimator(config.advantage) if ":" in config.advantage else None
         models = self.requires.models | {"critic"}
         self.requires = Requires(feedback="score", models=models, ratio_based=True)
         self.wants = {**self.wants, "critic": {"value", *(["value_after"] if has_ends else [])}}
@@ -203,16 +204,29 @@ class PPO(PolicyGradient):
         """Return the critic's targets, the advantages, and the weights of V-trace or None, (L,) each."""
         c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
         if c.advantage == "vtrace":
-            ratios_K = log_ratio(start.old_K, start.recorded_K).exp()
-            ratios_L = states.joined(ratios_K, torch.ones(num_rows))
+            ratios_L = self._ratios(start, states)
             return vtrace(rewards_L, values_L, ratios_L, row_of_L, gamma=c.gamma, lam=c.lam)
-        if c.turn_gamma == 1:
+        if self.of_tokens is None and c.turn_gamma == 1:
             advantages_L = gae(rewards_L, values_L, row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
-        else:
-            discounts_L = self._discounts(scored, states)
-            next_L = torch.nn.functional.pad(values_L[1:], (0, min(1, len(values_L))))
+            return advantages_L + values_L, advantages_L, None
+        discounts_L = self._discounts(scored, states)
+        next_L = torch.nn.functional.pad(values_L[1:], (0, min(1, len(values_L))))
+        if self.of_tokens is None:
             advantages_L = affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
+            return advantages_L + values_L, advantages_L, None
+        is_last_L = torch.ones_like(row_of_L, dtype=torch.bool)
+        is_last_L[:-1] = row_of_L[1:] != row_of_L[:-1]
+        next_L = torch.where(is_last_L, 0.0, next_L)
+        ratios_L = self._ratios(start, states)
+        places = Places(rewards_L, values_L, next_L, discounts_L, ratios_L, c.lam, row_of_L, num_rows)
+        advantages_L = self.of_tokens(places)
         return advantages_L + values_L, advantages_L, None
+
+    def _ratios(self, start: StartValues, states: FinalStates) -> torch.Tensor:
+        """Return the old probability of each token divided by the one with which it was sampled, (L,); 1 for
+        final states and for tokens of which the latter is not known."""
+        ratios_K = torch.where(start.is_sampled_K, log_ratio(start.old_K, start.recorded_K).exp(), 1.0)
+        return states.joined(ratios_K, torch.ones(len(states.has_end_N)))
 
     def _discounts(self, scored: ScoredRows, states: FinalStates) -> torch.Tensor:
         """Return the discount between each place and the next one of its row, (L,); 0 for the last."""

@@ -21,7 +21,8 @@ class PPOConfig(PolicyGradientConfig):
     """Responses per prompt."""
     advantage: str = "gae"
     """Advantage of a token. `gae`: generalised advantage estimation. `vtrace`: the same with V-trace's
-    weights for tokens that other weights sampled than the old policy's (docs/algorithms/ppo.md)."""
+    weights for tokens that other weights sampled than the old policy's (docs/algorithms/ppo.md).
+    `path/to/file.py:name`: a function of your own (docs/extending.md)."""
     lam: float = 0.95
     """Lambda of the advantage. 0: one-step differences of values. 1: returns minus values."""
     whiten: bool = True
@@ -87,9 +88,13 @@ class PPOConfig(PolicyGradientConfig):
                 "the sampler already; remove one of the two"
             )
 
+    @property
+    def reads_std_eps(self) -> bool:
+        return False
+
     def _check_advantage(self) -> None:
-        if self.advantage not in ADVANTAGES:
+        if self.advantage not in ADVANTAGES and ":" not in self.advantage:
             raise ConfigError(
                 f"algorithm.advantage is {self.advantage}, which ppo does not have; "
-                f"{did_you_mean(self.advantage, ADVANTAGES)}"
+                f"{did_you_mean(self.advantage, ADVANTAGES)}, or name a function as path/to/file.py:name"
             )
