@@ -1,10 +1,13 @@
 """The actor plays episodes: late ones end without a reward, and the engine's pages are given back."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fixtures import World, oat
 from tiny_models import build_tokenizer
 
 from oat.environments.base import Turn
@@ -124,3 +127,21 @@ def test_an_error_gives_the_pages_back_too(engine: FakeEngine) -> None:
     with pytest.raises(EpisodeError, match=r"raised KeyError: .*, in an episode from record 2;"):
         play(engine, ["aa", "bb"], wrong="bb")
     assert engine.released == {"sampler": [request.key for request in engine.requests[:4]]}
+
+
+def test_pairs_of_episodes_are_evaluated_by_their_rewards(world: World, tmp_path: Path) -> None:
+    """A run that compares pairs by the rewards of their episodes needs no references for its evaluations:
+    they report the mean reward."""
+    guessing = Path(__file__).parents[1] / "protocol" / "guessing.py"
+    changes = {
+        "oracle.name": "environment",
+        "sampling.environment": f"{guessing}:Guessing",
+        "prompts.reference_key": None,
+        "stop.max_steps": 2,
+    }
+    assert oat("train", world.config("dpo", tmp_path, changes)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").open()]
+    records = [json.loads(line) for line in (tmp_path / "dpo" / "evaluations" / "step_00000002.jsonl").open()]
+    values = [record["value"] for record in records if record["mode"] == "sampled"]
+    assert rows[2]["eval/sampled"] == pytest.approx(np.mean(values))
+    assert {record["mark"] for record in records} == {"ok"}

@@ -60,7 +60,8 @@ def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Address
     The section of each of these oracles is compared with the first earlier section that has the same `name`;
     training's section comes before all others. If their options are equal, both get the same oracle. If their
     options differ, the later section gets an oracle of its own, with the address `NAME/PURPOSE`. If there is
-    no earlier section with this name, the address is the name.
+    no earlier section with this name, the address is the name. If training compares episodes by the rewards
+    of their environment, an evaluation gets an oracle of its own too, which scores.
 
     Args:
         trained: the oracle that the section `oracle` names.
@@ -75,7 +76,9 @@ def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Address
     for purpose, section in resolved.evaluation_oracles.items():
         name = address = section.name
         field = "evaluation.gold" if purpose == "gold" else "evaluation.oracle"
-        if name in made and made[name][0] != section.options:
+        # rewards of an environment are scores, also where training compares two episodes by them
+        is_compared = name == "environment" and trained.answers == "compare"
+        if is_compared or (name in made and made[name][0] != section.options):
             address = f"{name}/{purpose}"
         if address not in made:
             with resolved.blame(field):
