@@ -104,8 +104,8 @@ NAMES = {
     ),
     "kl/old_k2": "mean over trained tokens of the k2 estimate of KL(old policy || policy), nats",
     "kl/response": (
-        "mean over responses of the KL to the reference that lowers their rewards, summed over their tokens, "
-        "nats, before the update (algorithm.kl_reward_coef)"
+        "mean over responses of the KL to the reference, summed over their tokens, nats, before the update "
+        "(algorithm.kl_reward_estimator)"
     ),
     "kl/reference": "mean over sampled tokens of the k3 estimate of KL(policy || reference), nats",
     "kto/baseline": (
@@ -269,7 +269,7 @@ NAMES = {
     "reward/clipped_frac": "share of the step's rewards that a bound changed (algorithm.rewards.clip)",
     "reward/kl": (
         "mean over responses of what the KL to the reference adds to their rewards, mostly a negative number "
-        "(algorithm.kl_reward_coef)"
+        "(algorithm.kl_reward_coef); 0 without it"
     ),
     "reward/total": "mean over the trained responses of the sum of their tokens' rewards, before whitening",
     "reward/mean": (

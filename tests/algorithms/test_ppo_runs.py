@@ -89,7 +89,8 @@ def test_every_metric_of_trl_is_in_every_row(world: World, tmp_path: Path) -> No
     for found in rows:
         for name in SEVENTEEN:
             assert TRL[name].ours in found, name
-        assert found["reward/total"] == pytest.approx(found["reward/mean"] + found["reward/kl"], abs=1e-5)
+        parts = found["reward/shaped_mean"] + found["reward/kl"]
+        assert found["reward/total"] == pytest.approx(parts, abs=1e-5)
 
 
 @pytest.mark.sample("final_state", seconds=1.4)

@@ -50,6 +50,8 @@ class PolicyGradient(Objective):
     config: PolicyGradientConfig
     setting_for: Mapping[str, str] = {"kl/reference": "kl_coef"}
     takes_recorded = True
+    reports_rewards = False
+    """True: `reward/shaped_mean`, and the KL of the rewards before the update, are reported in any case."""
 
     def __init__(self, config: PolicyGradientConfig):
         self.config = config
@@ -349,13 +351,15 @@ class PolicyGradient(Objective):
         if self.config.branches:
             scored, found, of_steps = earned_by_steps(scored.with_rewards(found.rewards_E))
             metrics |= of_steps
-        if self.config.rewards != RewardsConfig() and len(found.rewards_E):
+        is_reported = self.reports_rewards or self.config.rewards != RewardsConfig()
+        if is_reported and len(found.rewards_E):
             metrics["reward/shaped_mean"] = float(found.by_row(found.rewards_E).mean())
         return scored, found, metrics
 
     def _start_values(self, scored: ScoredRows, step: int, forward: Forward) -> StartValues:
         wants: set[Literal["raw", "entropy", "reference"]] = {"reference"} if self.has_reference else set()
-        if self.config.kl_reward_coef or self.config.kl_target is not None:
+        is_reported = self.reports_rewards and self.has_reference
+        if self.config.kl_reward_coef or self.config.kl_target is not None or is_reported:
             wants.add("raw")
         if self.config.tokens.reads_entropy or self.config.entropy.target is not None:
             wants.add("entropy")

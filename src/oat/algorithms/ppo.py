@@ -57,6 +57,7 @@ class PPO(PolicyGradient):
     name = "ppo"
     Config = PPOConfig
     config: PPOConfig
+    reports_rewards = True
 
     def __init__(self, config: PPOConfig):
         has_ends = config.end == "final_state"
@@ -255,16 +256,18 @@ class PPO(PolicyGradient):
         row_of_K, num_rows = row_index(scored.rows), len(scored.rows)
         found = {
             "reward/total": float(rewards_L.sum() / num_rows),
+            "reward/kl": 0.0,
             "response/ended": float(sum(row.finish_reason == "stop" for row in scored.rows)),
         }
         if self.config.old_from != "reference":
             found["policy/response_entropy"] = -float(segment_sum(start.old_K, row_of_K, num_rows).mean())
-        if self.config.kl_reward_coef:
+        if self.has_reference:
             kl_K = KL_ESTIMATORS[self.config.kl_reward_estimator](
                 start.read("raw_K"), start.read("reference_K"), max_log_ratio=self.config.kl_max_log_ratio
             )
             found["kl/response"] = float(segment_sum(kl_K, row_of_K, num_rows).mean())
-            found["reward/kl"] = -self.weights.kl_reward_coef * found["kl/response"]
+            if self.config.kl_reward_coef:
+                found["reward/kl"] = -self.weights.kl_reward_coef * found["kl/response"]
         return found
 
 

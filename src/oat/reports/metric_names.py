@@ -93,14 +93,25 @@ TRL = {
     ),
     "tools/call_frequency": Name("", "an environment keeps its own counts"),
     "tools/failure_frequency": Name("", "an environment keeps its own counts"),
-    "objective/kl": Name("kl/response", "of `ppo`; elsewhere `kl/reference`, which is per token"),
+    "objective/kl": Name(
+        "kl/response",
+        "of `ppo`, if a coefficient of the KL is above 0, since otherwise no reference is needed; elsewhere "
+        "`kl/reference`, which is per token",
+    ),
     "objective/entropy": Name("policy/response_entropy", "of `ppo`; elsewhere `policy/entropy`, per token"),
-    "objective/scores": Name("reward/mean", "before penalties (`reward/shaped_mean` is after them)"),
+    "objective/scores": Name(
+        "reward/shaped_mean",
+        "of `ppo`, after all of `algorithm.rewards`, as TRL's is after its penalty; elsewhere `reward/mean`",
+    ),
     "objective/scores_margin": Name(
         "reward/std_within", "for groups of two responses, the margin divided by √2"
     ),
-    "objective/non_score_reward": Name("reward/kl", "of `ppo`; elsewhere the KL term is in the loss"),
-    "objective/rlhf_reward": Name("reward/total", "of `ppo`; elsewhere `reward/mean`"),
+    "objective/non_score_reward": Name(
+        "reward/kl", "of `ppo`, 0 without `algorithm.kl_reward_coef`; elsewhere the KL term is in the loss"
+    ),
+    "objective/rlhf_reward": Name(
+        "reward/total", "of `ppo`: `reward/shaped_mean` and `reward/kl` together; elsewhere `reward/mean`"
+    ),
     "policy/approxkl_avg": Name("kl/old_k2"),
     "policy/clipfrac_avg": Name("policy/clipped_frac"),
     "policy/entropy_avg": Name("policy/entropy", "at temperature 1"),
