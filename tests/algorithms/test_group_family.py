@@ -209,6 +209,16 @@ def test_the_loss_of_a_bad_token_has_a_bound() -> None:
         assert gradient(objective, batch, logps_K) == pytest.approx(expected, rel=1e-4)
 
 
+def test_reinforce_reads_no_ratio() -> None:
+    """A token's slope is minus its advantage, -1, 2 or -1, divided by 3 n, however far the policy has moved."""
+    objective = made("grpo", advantage="group_mean", policy_loss="reinforce")
+    batch = batch_of(objective, (1.0, 4.0, 1.0))
+    expected = [1 / 3, *[-2 / 12] * 4, 1 / 6, 1 / 6]
+    for shift in (0.0, 0.5, -3.0):
+        found = gradient(objective, batch, batch.columns["old_logps_K"] + shift)
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_luspo_counts_long_responses_by_their_length() -> None:
     gspo, luspo = made("gspo"), made("luspo")
     batch = batch_of(gspo, (1.0, 4.0, 1.0))
