@@ -210,7 +210,7 @@ def test_the_loss_of_a_bad_token_has_a_bound() -> None:
 
 
 def test_reinforce_reads_no_ratio() -> None:
-    """A token's slope is minus its advantage, -1, 2 or -1, divided by 3 n, however far the policy has moved."""
+    """A token's slope is minus its advantage, -1, 2 or -1, by 3 n, however far the policy has moved."""
     objective = made("grpo", advantage="group_mean", policy_loss="reinforce")
     batch = batch_of(objective, (1.0, 4.0, 1.0))
     expected = [1 / 3, *[-2 / 12] * 4, 1 / 6, 1 / 6]
