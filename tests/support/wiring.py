@@ -39,7 +39,8 @@ class Acts:
 
     Attributes:
         beside: other settings with which it acts.
-        on: what differs: `plan`, or an entry of `outcome`.
+        on: what differs: an entry of `outcome`; `usable`, the questions that are learned from; or a field of
+            the plan, such as `plan.prompts`.
         steps: number of the step that is looked at; what the algorithm keeps of the steps before it acts too.
     """
 
@@ -164,9 +165,13 @@ def gradients(objective: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, t
 
 
 def seen(name: str, options: Options, acts: Acts) -> Any:
-    """Return the plan of an algorithm, or an entry of its outcome."""
+    """Return what is looked at of an algorithm with these settings (`Acts.on`)."""
     objective = made(name, options)
-    return objective.plan(1) if acts.on == "plan" else outcome(objective, acts.steps)[acts.on]
+    if acts.on == "usable":
+        return [objective.is_usable(item) for item in step_of(1).items]
+    if acts.on.startswith("plan."):
+        return getattr(objective.plan(1), acts.on.removeprefix("plan."))
+    return outcome(objective, acts.steps)[acts.on]
 
 
 def outcome(objective: Any, steps: int) -> dict[str, Any]:
@@ -207,17 +212,17 @@ LARGE: Options = {**RAW, "rewards": {"scale": 9.0}}
 COVARIANCE: Options = {"covariance_clip": 1.0, "covariance_low": -0.2, "covariance_high": 0.1}
 
 FIELDS: dict[str, tuple[Acts, ...]] = {
-    "prompts": (Acts((2, 3), on="plan"),),
-    "samples": (Acts((2, 3), on="plan"),),
+    "prompts": (Acts((2, 3), on="plan.prompts"), Acts((2, 3), on="plan.questions")),
+    "samples": (Acts((2, 3), on="plan.samples"),),
     "advantage": (
         Acts(tuple(name for name in ADVANTAGES if name != "vine")),
-        Acts(("leave_one_out", "vine"), on="plan"),
+        Acts(("leave_one_out", "vine"), on="plan.branching"),
     ),
     "credit": (Acts(("response", "steps", "turns"), PLAIN),),
     "turn_gamma": (Acts((1.0, 0.7, 0.3), PLAIN),),
-    "vine.branches": (Acts((2, 3), VINE, on="plan"),),
-    "vine.delimiter": (Acts(("\n", ";"), VINE, on="plan"),),
-    "vine.most_steps": (Acts((4, 8), VINE, on="plan"),),
+    "vine.branches": (Acts((2, 3), VINE, on="plan.branching"),),
+    "vine.delimiter": (Acts(("\n", ";"), VINE, on="plan.branching"),),
+    "vine.most_steps": (Acts((4, 8), VINE, on="plan.branching"),),
     "std_eps": tuple(Acts((1e-4, 0.1, 0.5), {"advantage": name}) for name in ("group_norm", "batch_norm")),
     "kl_reward_coef": (Acts((0.0, 0.1, 0.3), PLAIN),),
     "kl_reward_estimator": (Acts(("k1", "k2", "k3"), {**KL_REWARD, **PLAIN}),),
@@ -273,7 +278,10 @@ FIELDS: dict[str, tuple[Acts, ...]] = {
     "rewards.scale": (Acts((0.5, 1.0, 2.0), PLAIN),),
     "rewards.normalise": (Acts(("none", "running"), RAW),),
     "rewards.clip": (Acts((None, (-0.5, 1.0), (-0.5, 0.5), (-1.0, 1.0)), PLAIN),),
-    "rewards.whiten": (Acts((False, True), PLAIN),),
+    "rewards.whiten": (
+        Acts((False, True), PLAIN),
+        Acts((False, True), {**PLAIN, "gamma": 0.7}),
+    ),
     "rewards.flat_group_weight": (Acts((None, 0.0, 0.5), RAW),),
     "correction.form": (Acts(("none", "truncate", "mask")), Acts(("none", "truncate", "mask"), VESPO)),
     "correction.level": tuple(
@@ -303,7 +311,16 @@ FIELDS: dict[str, tuple[Acts, ...]] = {
 
 FINAL: Options = {"end": "final_state"}
 OWN: dict[str, dict[str, tuple[Acts, ...]]] = {
-    "grpo": {"reduction": (Acts(("sequence", "token", "sequence_sum")),)},
+    "grpo": {
+        "reduction": (Acts(("sequence", "token", "sequence_sum")),),
+        "kl_reward_coef": (*FIELDS["kl_reward_coef"], Acts((0.0, 0.1), on="usable")),
+        "whiten": (*FIELDS["whiten"], Acts((False, True), on="usable")),
+        "rewards.whiten": (*FIELDS["rewards.whiten"], Acts((False, True), on="usable")),
+        "rewards.sources": (
+            *FIELDS["rewards.sources"],
+            *(Acts(("sum", how), on="usable") for how in ("group", "batch", "running")),
+        ),
+    },
     "dr_grpo": {"max_length": (Acts((9, 18)),)},
     "ppo": {
         "advantage": (Acts(("gae", "vtrace"), {"whiten": False}),),
