@@ -27,8 +27,9 @@ def read_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
         lm: the backbone that was loaded from `path`. It may have an adapter, and its head may be dropped.
 
     Raises:
-        ModelError: the head has several labels, another width than the backbone, or a bias; or it cannot be
-            told which of several matrices it is; or a sequence-classification model has none.
+        ModelError: the head has several labels, another width than the backbone, a bias, or numbers that are
+            not finite; or it cannot be told which of several matrices it is; or a sequence-classification
+            model has none.
     """
     held = tensors_of(cached_files(path))
     embeddings = lm.module.get_output_embeddings()
@@ -69,15 +70,17 @@ def read_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
             f"its head `{name}` reads {width} numbers, and its hidden states have "
             f"{embeddings.in_features}; give the files that belong together"
         )
-    if not lm.has_weights:
-        return None
     bias = _read(held, f"{name}.bias")
     if bias is not None and bias.any():
         raise ModelError(
             f"its head `{name}` has a bias, and the heads of oat and of transformers' sequence classifiers "
             "have none; give another checkpoint"
         )
-    return _read(held, f"{name}.weight")
+    weight = _read(held, f"{name}.weight")
+    assert weight is not None, "its shape is known"
+    if not weight.isfinite().all():
+        raise ModelError(f"its head `{name}` has numbers that are not finite; give another checkpoint")
+    return weight if lm.has_weights else None
 
 
 def _read(held: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> torch.Tensor | None:
