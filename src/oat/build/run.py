@@ -3,7 +3,7 @@
 `build/run_inputs.py` makes the data, the oracles and the other inputs that need no weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -78,6 +78,7 @@ class _Computing:
             encoding.
         own_learner: the same learner, always called directly.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
+        context: largest number of tokens of an episode; None: no limit.
         scorer: computes the ensemble's scores; None if there is no ensemble.
         has_weights: False if the models are made without weights.
     """
@@ -85,6 +86,7 @@ class _Computing:
     learner: Learner
     own_learner: Learner
     engine: TorchEngine
+    context: int | None
     objectives: list[Objective]
     scorer: EnsembleScorer | None
     has_weights: bool
@@ -171,6 +173,7 @@ def _computing(
         learner=_apart(config, learner, ensemble),
         own_learner=learner,
         engine=_wired(config, engine),
+        context=_context(resolved, lms),
         objectives=[resolved.objective, ensemble.objective] if ensemble else [resolved.objective],
         scorer=ensemble.scorer if ensemble else None,
         has_weights=lms["policy"].has_weights,
@@ -192,6 +195,12 @@ def _longest(resolved: Resolved, run_inputs: RunInputs, policy: CausalLM) -> int
     if config.prompts.responses or config.sampling.environment is not None:
         return policy.context_length
     return longest_sequence(policy, run_inputs.prompts.longest, config.sampling.max_new_tokens)
+
+
+def _context(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:
+    """Return the largest number of tokens that every model reads which samples; None if no limit is known."""
+    sampled = {"policy", *(resolved.slots & lms.keys())}
+    return min((size for name in sampled if (size := lms[name].context_length) is not None), default=None)
 
 
 def _wired(config: Config, box: Any) -> Any:
@@ -228,6 +237,7 @@ def _asking(
         make_sampling(resolved),
         seeds,
         environment=run_inputs.environment,
+        context=computing.context,
         scorer=computing.scorer,
         records_text_ends=run_inputs.has_character_steps,
     )

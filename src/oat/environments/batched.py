@@ -34,6 +34,9 @@ class BatchedEnvironment:
       is cancelled, and a warning counts the late episodes. A late `step_all` makes all episodes of its batch
       late.
 
+    Attributes:
+        name: what messages call the environment.
+
     Raises (each method):
         EpisodeError: the environment raised an exception, returned something else than its protocol says, or
             blocked its event loop. The message names the record of the episode.
@@ -42,7 +45,7 @@ class BatchedEnvironment:
     def __init__(self, environment: Environment, deadline_s: float):
         self._environment = environment
         self._deadline_s = deadline_s
-        self._name = f"the environment {type(environment).__name__}"
+        self.name = f"the environment {type(environment).__name__}"
         self._loop = EventLoop() if is_async(environment) else None
 
     def reset(
@@ -100,7 +103,7 @@ class BatchedEnvironment:
         """
         at: Sequence[int] = ()
         found = []
-        with guarded(self._name, lambda what: self._failed(what, at)):
+        with guarded(self.name, lambda what: self._failed(what, at)):
             outcomes = self._ended(calls, rows) if self._loop is not None else [None] * len(calls)
             for mine, call, outcome in zip(rows, calls, outcomes, strict=True):
                 at = mine
@@ -127,7 +130,7 @@ class BatchedEnvironment:
         late = sum(result is LATE for result in results)
         if late:
             warn(
-                f"{self._name} did not answer {late} of {len(results)} episodes within "
+                f"{self.name} did not answer {late} of {len(results)} episodes within "
                 f"{self._deadline_s:g} s (sampling.environment_deadline_s); they end here and have no reward"
             )
         return [None if result is LATE else result for result in results]
@@ -141,5 +144,5 @@ class BatchedEnvironment:
         where = f"record {unique[0]}" if len(unique) == 1 else "one of the records "
         where += "" if len(unique) == 1 else shortened(", ".join(map(str, unique)))
         return EpisodeError(
-            f"{self._name} {what}, in an episode from {where}; repair it, and run the same command again"
+            f"{self.name} {what}, in an episode from {where}; repair it, and run the same command again"
         )

@@ -10,6 +10,7 @@ import numpy as np
 from oat.engines.base import Engine
 from oat.environments.base import Turn
 from oat.environments.batched import BatchedEnvironment
+from oat.errors import warn
 from oat.rollout.branching import branch, states_of
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
@@ -85,6 +86,10 @@ class _Episode:
         """End the episode without a reward, since the environment was late."""
         self.reward, self.finish_reason = None, "aborted"
 
+    def fill(self) -> None:
+        """End the episode after its last response, since the context has no room for a further one."""
+        self.finish_reason = "length"
+
 
 class Actor:
     """An actor that samples responses from an engine, and scores them for explorers.
@@ -92,6 +97,8 @@ class Actor:
     Args:
         sampling: the settings of sampling in training.
         environment: answers the responses within an episode; None: an episode is one response.
+        context: largest number of tokens of an episode. An episode ends if the environment's message leaves
+            no room for another token. None: no limit.
         scorer: scores samples under the ensemble; None if the explorer does not need these scores.
         records_text_ends: True: record `Segment.text_ends` in training, because the oracle gives rewards of
             steps at offsets in characters.
@@ -105,6 +112,7 @@ class Actor:
         seeds: Seeds,
         *,
         environment: BatchedEnvironment | None = None,
+        context: int | None = None,
         scorer: EnsembleScorer | None = None,
         records_text_ends: bool = False,
     ):
@@ -112,8 +120,9 @@ class Actor:
         self.engine = engine
         self.sampling = sampling
         self.seeds = seeds
-        self.environment, self.scorer = environment, scorer
+        self.environment, self.context, self.scorer = environment, context, scorer
         self.records_text_ends = records_text_ends
+        self._has_warned = False
 
     def sample(
         self,
@@ -269,7 +278,8 @@ class Actor:
 
     def _going_on(self, episodes: Sequence[_Episode]) -> list[_Episode]:
         """Have the environment answer the last response of each episode. Return the episodes that go on,
-        with its message at their end."""
+        with its message at their end. An episode whose context has no room for the message and one more token
+        ends, without the message."""
         if self.environment is None:
             return []
         states = [(episode, episode.state) for episode in episodes if episode.state is not None]
@@ -286,10 +296,30 @@ class Actor:
                 episode.abort()
                 continue
             episode.answer(turn)
-            if turn.message is not None:
-                episode.context(self.renderer.extend(episode.ids, turn.message))
-                going_on.append(episode)
+            if turn.message is None:
+                continue
+            ids = self.renderer.extend(episode.ids, turn.message)
+            if self.context is not None and len(ids) >= self.context:
+                episode.fill()
+                self._warn_of_full(episode, len(ids), self.context, self.environment.name)
+                continue
+            episode.context(ids)
+            going_on.append(episode)
         return going_on
+
+    def _warn_of_full(self, episode: _Episode, size: int, context: int, environment: str) -> None:
+        """Warn, once in a run, of an episode that ends because it would have `size` tokens with the
+        environment's message."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{environment} goes on in an episode from record {episode.row}, which has "
+                f"{len(episode.ids)} tokens, and {size} with its message; the model's context holds "
+                f"{context}, and a response needs at least one. Such an episode ends with the response before "
+                "the message, and has the finish reason `length` (response/truncated_frac counts them; this "
+                "is said once). To avoid it, let the environment end earlier or say less, or lower "
+                "sampling.max_new_tokens"
+            )
 
     def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
         return sampling.trajectory(

@@ -1,0 +1,75 @@
+"""Episodes that outgrow the model's context end there, cut like single responses, and the run goes on."""
+
+from pathlib import Path
+
+import pytest
+import straight
+from bench import HERE, Bench, assert_a_kill_changes_nothing
+from fixtures import kill_at, oat
+
+from oat.environments.batched import BatchedEnvironment
+from oat.errors import OatWarning
+from oat.rundir.rows import read_metrics
+
+CONTEXT, LONGEST = 64, 12
+"""Tokens of the model's context and of a response."""
+
+
+@pytest.fixture(scope="module")
+def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bench.config(
+        tmp_path_factory.mktemp("full") / "full.yaml",
+        model={"path": str(bench.folder / "model")},
+        sampling={"max_new_tokens": LONGEST, "environment": f"{HERE / 'endless.py'}:Endless"},
+        algorithm={"name": "grpo", "prompts": 3, "samples": 2, "credit": "turns"},
+        oracle={"name": "environment"},
+        learner={"learning_rate": 3e-3},
+        evaluation={"path": str(bench.folder / "train.jsonl"), "every": 2, "max_prompts": 1},
+        stop={"max_steps": 2},
+    )
+
+
+@pytest.fixture(scope="module")
+def full(config: Path) -> tuple[Path, str]:
+    """The run, and what it said."""
+    with pytest.warns(OatWarning, match="goes on in an episode") as warned:
+        assert oat("train", config) == 0
+    return config.with_suffix(""), "\n".join(str(each.message) for each in warned)
+
+
+def test_an_episode_ends_where_its_context_has_no_room_for_the_message(full: tuple[Path, str]) -> None:
+    run, said = full
+    lengths = set()
+    for items in straight.recorded_steps(run):
+        for item in items:
+            message = 0 if item.group.prompt.messages[0].content.startswith("1") else 22
+            for row, value in zip(item.group.trajectories, item.answer.values, strict=True):
+                responses = [segment for segment in row.segments if segment.author == "model"]
+                assert row.finish_reason == "length"
+                assert [len(s.ids) for s in row.segments[2::2]] == [message] * (len(responses) - 1)
+                assert all(1 <= len(each.ids) <= LONGEST for each in responses)
+                assert CONTEXT - message <= len(row.ids) <= CONTEXT
+                assert row.reward == value == sum(each.reward or 0.0 for each in responses)
+                lengths.add((message, len(responses)))
+    assert {message for message, _ in lengths} == {0, 22}
+    assert min(turns for _, turns in lengths) > 1
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["response/truncated_frac"] for row in rows[1:]] == [1.0, 1.0]
+    assert [row["step"] for row in rows if "eval/sampled" in row] == [0, 2]
+    assert said.count("the environment Endless goes on in an episode from record") == 1
+    assert f"the model's context holds {CONTEXT}, and a response needs at least one" in said
+
+
+@pytest.mark.sample("Waiting", seconds=2)
+@pytest.mark.parametrize("name", ["Together", "Waiting"])
+@pytest.mark.filterwarnings("ignore:the environment:UserWarning")
+def test_killed_and_continued_it_ends_at_the_same_token(
+    config: Path, full: tuple[Path, str], tmp_path: Path, name: str
+) -> None:
+    assert_a_kill_changes_nothing(
+        config,
+        full[0],
+        tmp_path,
+        lambda: kill_at(BatchedEnvironment, "step", 9),
+        *("--compute.serialise", "true", "--sampling.environment", f"{HERE / 'endless.py'}:{name}"),
+    )
