@@ -142,6 +142,8 @@ FORKED: dict[str, Any] = {
     "learner.gradient_checkpointing": True,
     "learner.logits_chunk": 7,
     "learner.max_updates": 1,
+    "engine.max_rows": 8,
+    "engine.cache_gb": 1.0,
 }
 """A changed value for each field that may change."""
 
@@ -254,8 +256,6 @@ REFUSED: dict[str, Any] = {
     "render.few_shot": 1,
     "render.date": "2026-01-01",
     "engine.name": "engine.py:Own",
-    "engine.max_rows": 8,
-    "engine.cache_gb": 1.0,
     "engine.deterministic": True,
     "engine.dtype": "bfloat16",
     "engine.threads": 2,

@@ -9,7 +9,7 @@ from oat.types import Message
 
 class Endless:
     def reset(self, prompt, generator):
-        return {"says": "" if prompt.messages[0].content.startswith("1") else "+" * 22, "turn": 0}
+        return {"says": "" if prompt.messages[0].content.startswith("1") else "+" * 11, "turn": 0}
 
     def step(self, state, response):
         reward = response.count("a") - 0.05 * len(response)

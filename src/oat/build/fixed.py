@@ -58,10 +58,14 @@ FORKS = (
     "learner.gradient_checkpointing",
     "learner.logits_chunk",
     "learner.max_updates",
+    "engine.max_rows",
+    "engine.cache_gb",
 )
 """Fields and sections that may change in a fork. `_refused_in_forks` makes exceptions, such as the
-algorithm's name. The fields of `FREE` may change too. The other fields stay the same, because the checkpoint
-or the ledger depends on them, or because the run measured them."""
+algorithm's name. `engine.max_rows` and `engine.cache_gb` may not change when a run is continued, because they
+decide which rows are decoded together, and with it the last bits of logits. The fields of `FREE` may change
+too. The other fields stay the same, because the checkpoint or the ledger depends on them, or because the run
+measured them."""
 
 CHOSEN = {
     ("compute", "threads"): None,

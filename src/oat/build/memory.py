@@ -71,12 +71,16 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
     )
 
 
-def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> None:
-    """Refuse an `engine.cache_gb` that is too small for the longest sequence that the run may sample. Of an
-    episode, only the first turn is counted.
+def refuse_short_cache(
+    resolved: Resolved, lengths: Lengths, policy: ModelOutline, *, is_begun: bool = False
+) -> None:
+    """Refuse an `engine.cache_gb` that is too small for the longest sequence that the run may sample. An
+    episode with an environment may fill the model's context.
 
     Args:
         policy: the outline of the policy.
+        is_begun: True if the run is continued. It cannot change its cache, and its episodes may be short, so
+            only the first turn of an episode is counted.
 
     Raises:
         EngineError: the sequence does not fit. The engine would raise the same error later.
@@ -89,14 +93,13 @@ def refuse_short_cache(resolved: Resolved, lengths: Lengths, policy: ModelOutlin
     if not prompts:
         return
     page_bytes = policy.page_bytes(getattr(torch, options.dtype))
+    pages = int(options.cache_gb * GB / page_bytes)
     rows = fixed_rows(options.max_rows) if options.deterministic else None
     with resolved.blame("engine.cache_gb"):
-        refuse_small_cache(
-            longest_sequence(policy, max(prompts), config.sampling.max_new_tokens),
-            int(options.cache_gb * GB / page_bytes),
-            page_bytes,
-            rows,
-        )
+        longest = longest_sequence(policy, max(prompts), config.sampling.max_new_tokens)
+        refuse_small_cache(longest, pages, page_bytes, rows)
+        if config.sampling.environment is not None and policy.context_length and not is_begun:
+            refuse_small_cache(policy.context_length, pages, page_bytes, rows, of_episode=True)
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:

@@ -194,8 +194,9 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
     run_inputs = gather_inputs(resolved, folder=directory, known=known)
     with ExitStack() as left:
         left.callback(run_inputs.close)
-        refuse_short_cache(resolved, lengths_of(run_inputs), run_inputs.outline)
-        refuse_too_large(resolved, lengths_of(run_inputs), run_inputs.outline)
+        lengths = lengths_of(run_inputs)
+        refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=file.exists())
+        refuse_too_large(resolved, lengths, run_inputs.outline)
         refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
         if resolved.budgets["train"].is_limited:
             refuse_small_budget(resolved, dearest_question(resolved, run_inputs), is_begun=file.exists())

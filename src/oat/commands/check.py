@@ -57,10 +57,10 @@ def check_run(
     directory, step = (own, None) if origin is None else (origin.run, origin.step)
     run_inputs = gather_inputs(resolved, known=recorded(directory, step))
     lengths = lengths_of(run_inputs)
-    refuse_short_cache(resolved, lengths, run_inputs.outline)
+    is_begun = origin is None and (directory / "config.yaml").exists()
+    refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=is_begun)
     memory = refuse_too_large(resolved, lengths, run_inputs.outline)
     refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed, step)
-    is_begun = origin is None and (directory / "config.yaml").exists()
     most = dearest_question(resolved, run_inputs)
     refuse_small_budget(resolved, most, is_begun=is_begun)
     refuse_weights(

@@ -14,6 +14,7 @@
 Not handled: speculative decoding, prefixes shared by different prompts.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -351,7 +352,9 @@ class TorchEngine:
                 lm.module.train()
 
 
-def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | None = None) -> None:
+def refuse_small_cache(
+    tokens: int, pages: int, page_bytes: int, rows: int | None = None, *, of_episode: bool = False
+) -> None:
     """Refuse a cache that is too small for a sequence.
 
     Args:
@@ -359,17 +362,32 @@ def refuse_small_cache(tokens: int, pages: int, page_bytes: int, rows: int | Non
         pages: number of pages of the cache.
         page_bytes: bytes of a page.
         rows: rows in the batch of a deterministic engine, all as long as the sequence; None: only one row.
+        of_episode: True if the sequence is a conversation with an environment that fills the context.
 
     Raises:
         EngineError: the cache is too small.
     """
     needed = -(-tokens // PAGE) * (rows or 1)
-    if needed > pages:
-        raise EngineError(
-            f"keys and values of {tokens} tokens take {needed * page_bytes / _GB:.3g} "
-            f"GB{' in every row' if rows else ''}, and the cache holds {pages * page_bytes / _GB:.3g}; raise "
-            f"engine.cache_gb, or lower sampling.max_new_tokens{' or engine.max_rows' if rows else ''}"
-        )
+    if needed <= pages:
+        return
+    size = rounded_up(needed * page_bytes / _GB)
+    fewer = "engine.max_rows" if rows else ""
+    if of_episode:
+        what = "an episode with the environment may fill the model's context, and "
+        advice = f"set it to {size} or more (memory that is not needed is not taken)"
+    else:
+        what, fewer = "", " or ".join(filter(None, ["sampling.max_new_tokens", fewer]))
+        advice = "raise engine.cache_gb"
+    raise EngineError(
+        f"{what}keys and values of {tokens} tokens take {size} GB{' in every row' if rows else ''}, and the "
+        f"cache holds {pages * page_bytes / _GB:.3g}; {advice}{f', or lower {fewer}' if fewer else ''}"
+    )
+
+
+def rounded_up(size: float) -> str:
+    """Return a positive size as a decimal number with three digits that is not below it."""
+    unit = 10.0 ** (math.floor(math.log10(size)) - 2)
+    return f"{math.ceil(size * (1 + 1e-9) / unit) * unit:.3g}"
 
 
 def _check_sampling(what: str, sampling: Sampling) -> None:

@@ -315,9 +315,9 @@ class Actor:
             warn(
                 f"{environment} goes on in an episode from record {episode.row}, which has "
                 f"{len(episode.ids)} tokens, and {size} with its message; the model's context holds "
-                f"{context}, and a response needs at least one. Such an episode ends with the response before "
-                "the message, and has the finish reason `length` (response/truncated_frac counts them; this "
-                "is said once). To avoid it, let the environment end earlier or say less, or lower "
+                f"{context}, and a response needs at least one. Such an episode ends with the response "
+                "before the message, and has the finish reason `length` (response/truncated_frac counts it; "
+                "this is said once). To avoid it, let the environment end earlier or say less, or lower "
                 "sampling.max_new_tokens"
             )
 
