@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,19 @@ def test_what_is_wrong_names_the_record(cls: type[Wrong], wrong: Any, said: str)
     ):
         played.step(STATES, SAID, ROWS)
     played.close()
+
+
+@pytest.mark.parametrize("cls", [Wrong, WrongTogether])
+@pytest.mark.parametrize(
+    "reward",
+    [np.float32(0.5), np.int64(2), np.float64(0.25), Fraction(1, 2), True],
+    ids=lambda r: type(r).__name__,
+)
+def test_rewards_of_every_kind_of_number_become_floats(cls: type[Wrong], reward: Any) -> None:
+    turns = batched(cls(Turn({}, None, reward))).step(STATES, SAID, ROWS)
+    assert turns[2] is not None
+    assert turns[2].reward == reward
+    assert type(turns[2].reward) is float
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,21 @@ def test_a_pair_with_a_late_episode_has_no_winner(engine: FakeEngine) -> None:
     assert list(answers([group, late], "compare")) == [((0.5,), ("tie",)), ((0.5,), ("failed",))]
 
 
+def test_a_numpy_state_message_and_reward_leave_plain_values(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Numpy(Counting):
+        async def step(self, state: Any, response: str) -> Any:
+            turn = await super().step(state, response)
+            message = turn.message and Message("user", np.str_(turn.message.content))
+            return Turn({**turn.state, "seen": np.float32(1)}, message, np.float32(turn.reward))
+
+    monkeypatch.setitem(globals(), "Counting", Numpy)
+    (group,) = play(engine, ["aa"])
+    assert [(row.reward, type(row.reward)) for row in group.trajectories] == [(5.0, float)] * 2
+    assert [len(row.ids) for row in group.trajectories] == [7, 7]
+
+
 def test_an_error_gives_the_pages_back_too(engine: FakeEngine) -> None:
     with pytest.raises(EpisodeError, match=r"raised KeyError: .*, in an episode from record 2;"):
         play(engine, ["aa", "bb"], wrong="bb")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from oat.environments.base import Environment, Turn
-from oat.environments.contract import state_fault, turn_fault, turns_fault
+from oat.environments.contract import plain_turn, state_fault, turn_fault, turns_fault
 from oat.environments.event_loop import LATE, EventLoop, Outcome
 from oat.errors import EpisodeError, shortened, warn
 from oat.plugins.calls import guarded
@@ -72,7 +72,9 @@ class BatchedEnvironment:
         """
         if not callable(getattr(self._environment, "step_all", None)):
             calls = [partial(self._environment.step, *each) for each in zip(states, responses, strict=True)]
-            return self._without_late(self._results("step", calls, [[row] for row in rows], turn_fault))
+            found = self._results("step", calls, [[row] for row in rows], turn_fault)
+            turns = [plain_turn(turn) if turn is not LATE else turn for turn in found]
+            return self._without_late(turns)
         call = partial(self._environment.step_all, list(states), list(responses))
         fault = partial(turns_fault, count=len(rows))
         (turns,) = self._results("step_all", [call], [rows], fault) if len(rows) else [[]]
@@ -80,7 +82,7 @@ class BatchedEnvironment:
             return self._without_late([LATE] * len(rows))
         for row, turn in zip(rows, turns, strict=True):
             self._check("step_all", turn_fault(turn), [row])
-        return list(turns)
+        return [plain_turn(turn) for turn in turns]
 
     def close(self) -> None:
         """End the thread of the event loop."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -32,6 +33,12 @@ def turn_fault(turn: Any) -> str | None:
     if not _is_finite(turn.reward):
         return f"returned the reward {_shown(turn.reward)}; return a finite number"
     return None
+
+
+def plain_turn(turn: Turn) -> Turn:
+    """Return a faultless turn with its reward as a float. Numbers of other types, such as NumPy's, cannot be
+    recorded."""
+    return replace(turn, reward=float(turn.reward))
 
 
 def turns_fault(turns: Any, count: int) -> str | None:
