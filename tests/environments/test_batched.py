@@ -217,6 +217,14 @@ GOOD = Turn({}, None, 0.0)
         (({}, None, 0.0), r"is wrong: \w+ returned \({}, None, 0.0\); return an oat.environments.base.Turn"),
         (Turn(None, None, 0.0), r"is wrong: \w+ returned the state None"),  # type: ignore[arg-type]
         (Turn({}, "go on", 0.0), r"is wrong: \w+ returned the message go on"),  # type: ignore[arg-type]
+        (
+            Turn({}, Message("assistant", "so"), 0.0),
+            r"is wrong: \w+ returned a message of the role assistant, .*; return what the user or a tool",
+        ),
+        (
+            Turn({}, Message("user", "a\ud800b"), 0.0),
+            r"is wrong: \w+ returned the message .*, which has a lone surrogate .*; return content.encode",
+        ),
         (Turn({}, None, float("nan")), r"is wrong: \w+ returned the reward nan; return a finite number"),
         (Turn({}, None, None), r"is wrong: \w+ returned the reward None"),  # type: ignore[arg-type]
     ],

@@ -138,6 +138,31 @@ def test_a_numpy_state_message_and_reward_leave_plain_values(
     assert [len(row.ids) for row in group.trajectories] == [7, 7]
 
 
+def test_a_message_that_the_template_refuses_names_environment_and_record(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ m.role + ':' + m.content + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+
+    class Tool(Counting):
+        async def step(self, state: Any, response: str) -> Any:
+            return Turn(state, Message("tool", "?"), 0.0)
+
+    environment = BatchedEnvironment(Tool(), 5.0)
+    renderer = Renderer(build_tokenizer(), template=str(template))
+    actor = Actor(renderer, engine, Sampling(4), Seeds(0), environment=environment)
+    said = (
+        r"the environment Tool returned a message that cannot be rendered \(.*no tools.*from record 7; repair"
+    )
+    with pytest.raises(EpisodeError, match=said):
+        actor.sample([Prompt(7, 0, (Message("user", "a"),))], {"sampler": 1}, ("train", 0, 0))
+    environment.close()
+
+
 def test_an_error_gives_the_pages_back_too(engine: FakeEngine) -> None:
     with pytest.raises(EpisodeError, match=r"raised KeyError: .*, in an episode from record 2;"):
         play(engine, ["aa", "bb"], wrong="bb")

@@ -361,10 +361,10 @@ LEVELS = [{"prompt": "2+2=", "levels": [1, 2, 3]}]
         (Content, r"step returned the message Message\(.*; return an oat.types.Message, or None to end"),
         (
             Assistant,
-            r"the message is the assistant's, which only the model writes; give it another role, as user",
+            r"turn 1 of .*: step returned a message of the role assistant, which is the model's own; return",
         ),
         (Stranger, r"turn 1 of .*: the message has the role 'usr'; did you mean `user`\?"),
-        (Unencodable, r"turn 1 of .*: the message: field 'content': .*the lone surrogate U\+D800"),
+        (Unencodable, r"turn 1 of .*: step returned the message .* lone surrogate .*; return content.encode"),
         (Nul, r"turn 1 of .*: the message: field 'content': .*a NUL character"),
         (Immense, r"turn 1 of .*: step returned the reward 10{59}; return a finite number"),
         (NotANumber, r"turn 3 of .*: step returned the reward nan; return a finite number"),

@@ -84,6 +84,15 @@ class BatchedEnvironment:
             self._check("step_all", turn_fault(turn), [row])
         return [plain_turn(turn) for turn in turns]
 
+    def failed(self, what: str, rows: Sequence[int]) -> EpisodeError:
+        """Return an error that says what is wrong with the environment in episodes from records."""
+        unique = list(dict.fromkeys(rows))
+        where = f"record {unique[0]}" if len(unique) == 1 else "one of the records "
+        where += "" if len(unique) == 1 else shortened(", ".join(map(str, unique)))
+        return EpisodeError(
+            f"{self.name} {what}, in an episode from {where}; repair it, and run the same command again"
+        )
+
     def close(self) -> None:
         """End the thread of the event loop."""
         if self._loop is not None:
@@ -105,7 +114,7 @@ class BatchedEnvironment:
         """
         at: Sequence[int] = ()
         found = []
-        with guarded(self.name, lambda what: self._failed(what, at)):
+        with guarded(self.name, lambda what: self.failed(what, at)):
             outcomes = self._ended(calls, rows) if self._loop is not None else [None] * len(calls)
             for mine, call, outcome in zip(rows, calls, outcomes, strict=True):
                 at = mine
@@ -120,7 +129,7 @@ class BatchedEnvironment:
         assert self._loop is not None
         outcomes = self._loop.outcomes(calls, self._deadline_s)
         if outcomes is None:
-            raise self._failed(
+            raise self.failed(
                 f"blocks its event loop: {self._deadline_s:g} s (sampling.environment_deadline_s) were over, "
                 "and it let nothing else run; await what takes time, or call it by asyncio.to_thread",
                 [row for mine in rows for row in mine],
@@ -139,12 +148,4 @@ class BatchedEnvironment:
 
     def _check(self, method: str, fault: str | None, rows: Sequence[int]) -> None:
         if fault is not None:
-            raise self._failed(f"is wrong: {method} {fault}", rows)
-
-    def _failed(self, what: str, rows: Sequence[int]) -> EpisodeError:
-        unique = list(dict.fromkeys(rows))
-        where = f"record {unique[0]}" if len(unique) == 1 else "one of the records "
-        where += "" if len(unique) == 1 else shortened(", ".join(map(str, unique)))
-        return EpisodeError(
-            f"{self.name} {what}, in an episode from {where}; repair it, and run the same command again"
-        )
+            raise self.failed(f"is wrong: {method} {fault}", rows)

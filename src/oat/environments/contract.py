@@ -18,8 +18,8 @@ def state_fault(state: Any) -> str | None:
 
 
 def turn_fault(turn: Any) -> str | None:
-    """Return what is wrong with an answer to a response, with advice; None if nothing is. Roles are not
-    checked here, since the renderer knows which roles a conversation may have."""
+    """Return what is wrong with an answer to a response, with advice; None if nothing is. Other roles than
+    `assistant` are not checked here, since the renderer knows which roles a conversation may have."""
     if not isinstance(turn, Turn):
         return f"returned {_shown(turn)}; return an oat.environments.base.Turn"
     if not isinstance(turn.state, Mapping):
@@ -30,6 +30,8 @@ def turn_fault(turn: Any) -> str | None:
     )
     if message is not None and not is_message:
         return f"returned the message {_shown(message)}; return an oat.types.Message, or None to end"
+    if message is not None and (fault := _message_fault(message)):
+        return fault
     if not _is_finite(turn.reward):
         return f"returned the reward {_shown(turn.reward)}; return a finite number"
     return None
@@ -48,6 +50,23 @@ def turns_fault(turns: Any, count: int) -> str | None:
         return f"returned {_shown(turns)}; return a list of turns, one for each response, in order"
     if len(turns) != count:
         return f"returned {len(turns)} turns for {count} responses; return one for each, in order"
+    return None
+
+
+def _message_fault(message: Message) -> str | None:
+    if message.role == "assistant":
+        return (
+            "returned a message of the role assistant, which is the model's own; return what the user or a "
+            "tool says (the role user, or tool)"
+        )
+    try:
+        f"{message.role}{message.content}".encode()
+    except UnicodeEncodeError as error:
+        return (
+            f"returned the message {_shown(message.content)!r}, which has a lone surrogate "
+            f"({error.object[error.start]!r}), and no tokenizer reads it; return "
+            'content.encode("utf-8", "replace").decode()'
+        )
     return None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from oat.engines.base import Engine
 from oat.environments.base import Turn
 from oat.environments.batched import BatchedEnvironment
-from oat.errors import warn
+from oat.errors import OatError, warn
 from oat.rollout.branching import branch, states_of
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
@@ -298,7 +298,11 @@ class Actor:
             episode.answer(turn)
             if turn.message is None:
                 continue
-            ids = self.renderer.extend(episode.ids, turn.message)
+            try:
+                ids = self.renderer.extend(episode.ids, turn.message)
+            except OatError as error:
+                what = f"returned a message that cannot be rendered ({error})"
+                raise self.environment.failed(what, [episode.row]) from error
             if self.context is not None and len(ids) >= self.context:
                 episode.fill()
                 self._warn_of_full(episode, len(ids), self.context, self.environment.name)

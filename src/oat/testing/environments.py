@@ -259,11 +259,6 @@ class _Check(Part):
 
     def told(self, message: Message, where: str) -> None:
         """Check that a message has a valid role, and text that can be tokenised and stored."""
-        self.require(
-            message.role != "assistant",
-            f"{where}: the message is the assistant's, which only the model writes; give it another role, as "
-            "user",
-        )
         role = message.role[:40]
         is_known = message.role in ROLES
         self.require(is_known, f"{where}: the message has the role {role!r}; {did_you_mean(role, ROLES)}")
