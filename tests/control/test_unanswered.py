@@ -14,7 +14,8 @@ from openai_server import Shown, judging
 
 from oat.config.alarm_settings import AlarmsConfig
 from oat.control.alarms import Alarm, Alarms, alarms_of
-from oat.control.silence import MISSING, WASTED, missing, why
+from oat.control.silence import MISSING, WASTED, missing, warn_of_silence, why
+from oat.errors import OatWarning
 from oat.learner.learner import Learner
 from oat.ledger.store import Store
 from oat.oracles.http_client import HttpClient
@@ -210,3 +211,13 @@ def test_what_the_budget_does_not_allow_is_called_so(world: World, tmp_path: Pat
         ),
     ):
         assert oat("train", world.config("grpo", tmp_path, changes)) == 0
+
+
+def test_late_episodes_name_the_deadline_of_the_environment() -> None:
+    with pytest.warns(OatWarning) as said:
+        warn_of_silence(set(), "train", 0, [item_of("failed", oracle="environment")])
+    text = str(said[0].message)
+    assert "sampling.environment_deadline_s" in text
+    assert "oracle.deadline_s" not in text
+    assert why("failed", "environment") in text
+    assert "oracle.deadline_s" in why("failed", "remote")

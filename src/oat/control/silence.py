@@ -19,6 +19,10 @@ _SAID = {"abstain": "it abstained", "failed": "it failed", "unpaid": "the budget
 _FAILS = (
     "look at the log of what was asked (a service's own, or what a function prints), and at oracle.deadline_s"
 )
+_LATE = (
+    "see the warnings that count late episodes; raise sampling.environment_deadline_s, or repair what the "
+    "environment waits for"
+)
 _COSTS = (
     "raise stop.max_cost, max_tokens or max_queries, or lower the most that a question may cost "
     "(docs/ledger.md)"
@@ -32,8 +36,11 @@ def why(mark: str, oracle: str) -> str:
         mark: "abstain", "failed" or "unpaid".
         oracle: name or address of the oracle; "" if there are several.
     """
-    if mark != "abstain":
-        return f"{_SAID[mark]}: {_FAILS if mark == 'failed' else _COSTS}"
+    if mark == "failed":
+        is_late = oracle.partition("/")[0] == "environment"
+        return f"{_SAID[mark]}: {_LATE if is_late else _FAILS}"
+    if mark == "unpaid":
+        return f"{_SAID[mark]}: {_COSTS}"
     columns = "look at prompts.reference_key and the columns of the data that it reads"
     returned = f"its function returned None; {columns}" if ":" in oracle else columns
     own = getattr(ORACLES.get(oracle.partition("/")[0]), "when_it_abstains", "")
