@@ -138,9 +138,13 @@ def test_defaults_that_follow_from_other_settings(here: Path) -> None:
         resolved("run.yaml", *dr_grpo, "--algorithm.max_length", "20").algorithm.options["max_length"] == 20
     )
     assert (
-        resolved("run.yaml", *dr_grpo, *PLAYED, "--algorithm.max_length", "2").algorithm.options["max_length"]
-        == 2
+        resolved("run.yaml", *dr_grpo, *PLAYED, "--algorithm.max_length", "9").algorithm.options["max_length"]
+        == 9
     )
+    with pytest.raises(
+        ConfigError, match=r"max_length is 7: .*tokens 8; set as much or more, the most .*epis"
+    ):
+        resolved("run.yaml", *dr_grpo, *PLAYED, "--algorithm.max_length", "7")
     assert resolved("run.yaml", *OFFLINE).algorithm.options["samples"] == 2
     assert (
         resolved("run.yaml", *OFFLINE, "--algorithm", "{name: sft, prompts: 2}").algorithm.options["samples"]

@@ -134,21 +134,21 @@ class DrGRPO(PolicyGradient):
         is set.
 
         Raises:
-            ConfigError: `max_length` is below `sampling.max_new_tokens`; or it is not set in a run with an
-                environment or recorded responses, which `sampling.max_new_tokens` does not bound.
+            ConfigError: `max_length` is below `sampling.max_new_tokens`, and responses are sampled; or it is
+                not set in a run with an environment or recorded responses, which `sampling.max_new_tokens`
+                does not bound.
         """
-        if run.has_environment or run.has_recorded:
-            if config.max_length is None:
-                episode = "the responses of an episode may have together"
+        episode = "the responses of an episode may have together"
+        if config.max_length is None:
+            if run.has_environment or run.has_recorded:
                 which = episode if run.has_environment else "a recorded response may have"
                 raise ConfigError(f"set algorithm.max_length, the most tokens that {which}")
-            return {}
-        if config.max_length is None:
             return {"max_length": Derived(run.max_new_tokens, "as sampling.max_new_tokens")}
-        if config.max_length < run.max_new_tokens:
+        if config.max_length < run.max_new_tokens and not run.has_recorded:
+            advice = f"the most tokens that {episode}" if run.has_environment else "or leave it out"
             raise ConfigError(
                 f"algorithm.max_length is {config.max_length}: a response may have sampling.max_new_tokens "
-                f"{run.max_new_tokens}; set as much or more, or leave it out"
+                f"{run.max_new_tokens}; set as much or more, {advice}"
             )
         return {}
 

@@ -98,9 +98,9 @@ class DrGRPOConfig(PolicyGradientConfig):
 
     advantage: str = "group_mean"
     max_length: int | None = None
-    """Constant by which the sum over a response's tokens is divided. None: sampling.max_new_tokens; a smaller
-    value is refused. With an environment it must be set, to the largest number of tokens that all responses
-    of an episode may have together."""
+    """Constant by which the sum over a response's tokens is divided. None: sampling.max_new_tokens; where
+    responses are sampled, a smaller value is refused. With an environment it must be set, to the largest
+    number of tokens that all responses of an episode may have together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
