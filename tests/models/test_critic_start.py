@@ -27,7 +27,7 @@ from oat.learner.models import Critic
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
 from oat.models.outline import Outlines
-from oat.models.value_head import read_value_head
+from oat.models.value_head import check_value_head, read_value_head
 from oat.types import Segment, Trajectory
 
 
@@ -162,7 +162,7 @@ def test_heads_that_are_refused(tmp_path: Path, kind: str) -> None:
         critic_of(path)
     lm = Outlines().on_meta(ModelConfig(path), needs_head=False)
     with pytest.raises(ModelError, match=message):
-        read_value_head(path, lm)
+        check_value_head(path, lm)
 
 
 def test_only_the_output_embeddings_may_be_missing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from oat.hardware.threads import LARGE
 from oat.models.causal_lm import CausalLM, is_adapter
 from oat.models.loading import load_tokenizer
 from oat.models.lora import LoadModel, described_adapter, is_adapter_directory, load_model, share_base
-from oat.models.value_head import read_value_head
+from oat.models.value_head import check_value_head
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
@@ -157,7 +157,7 @@ def check_critic(critic: CausalLM, path: str, renderer: Renderer, longest: int |
         longest: largest number of tokens in a sequence; None: no limit is known.
 
     Raises:
-        ModelError: see `check_reference` and `read_value_head`; or the critic's context is shorter than the
+        ModelError: see `check_reference` and `check_value_head`; or the critic's context is shorter than the
             sequences.
     """
     check_reference(critic, path, renderer)
@@ -167,7 +167,7 @@ def check_critic(critic: CausalLM, path: str, renderer: Renderer, longest: int |
             f"it reads at most {context} tokens, and a prompt with its response may have {longest}; give a "
             "model with a longer context, or lower prompts.max_tokens or sampling.max_new_tokens"
         )
-    read_value_head(path, critic)
+    check_value_head(path, critic)
 
 
 def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:

@@ -20,11 +20,21 @@ _DEFAULT = "score"
 
 def read_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
     """Return the weight of the head in a model's files, (1, D) in float32. Return None if the files have no
-    head, as those of a language model, or if `lm` has no weights; an outline's head is checked all the same.
+    head, as those of a language model, or if `lm` has no weights.
 
     Args:
         path: a directory, or a hub model that was loaded before.
         lm: the backbone that was loaded from `path`. It may have an adapter, and its head may be dropped.
+
+    Raises:
+        ModelError: see `check_value_head`.
+    """
+    return check_value_head(path, lm) if lm.has_weights else None
+
+
+def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
+    """Return the weight of the head in a model's files as `read_value_head` does, also for a backbone without
+    weights.
 
     Raises:
         ModelError: the head has several labels, another width than the backbone, a bias, or numbers that are
@@ -80,7 +90,7 @@ def read_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
     assert weight is not None, "its shape is known"
     if not weight.isfinite().all():
         raise ModelError(f"its head `{name}` has numbers that are not finite; give another checkpoint")
-    return weight if lm.has_weights else None
+    return weight
 
 
 def _read(held: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> torch.Tensor | None:
