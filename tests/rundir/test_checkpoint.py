@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from checkpoint_files import loaded_step, on_disk, save
 from fixtures import World, forked, oat
 
 from oat.commands.export import digest_run
-from oat.errors import CheckpointError, DirectoryError
+from oat.errors import Again, CheckpointError, DirectoryError
 from oat.files import write_atomically
 from oat.rundir import checkpoints as checkpoints_module
 from oat.rundir.checkpoint_files import verify
@@ -250,6 +251,36 @@ def test_a_run_whose_checkpoint_fails_ends_with_the_message(world: World, tmp_pa
         assert not any("finished" in line for line in lines)
     assert forked(lambda: oat("train", config), log) == 0
     assert digest_run(tmp_path / "dpo") == digest_run(tmp_path / "unbroken" / "dpo")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_ctrl_c_while_the_writer_starts(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    """Ctrl-C meets the run in the call that starts the writer. If the writer has begun by then, the run waits
+    for it, and the checkpoint is complete; if not, there is none, and nothing is waited for."""
+    start, begun, publish = threading.Thread.start, threading.Event(), Checkpoints._publish
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name == "checkpoint writer":
+            if has_begun:
+                start(thread)
+                assert begun.wait(20)
+            raise Again
+        start(thread)
+
+    def late(self: Checkpoints, new: Path, step: int) -> Path:
+        begun.set()
+        time.sleep(0.2)
+        return publish(self, new, step)
+
+    monkeypatch.setattr(Checkpoints, "_publish", late)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(Again):
+        checkpoints.save(1, {}, {})
+    checkpoints.wait()
+    assert checkpoints.next_loaded == (1 if has_begun else None)
+    assert not has_begun or on_disk(checkpoints) == ["latest", "step_00000001"]
 
 
 def test_nothing_saved(checkpoints: Checkpoints) -> None:

@@ -8,8 +8,10 @@ the checkpoint's config.json names the head's module; without it the module is `
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from oat.errors import ModelError
 from oat.models.causal_lm import CausalLM
@@ -81,14 +83,14 @@ def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
             f"{embeddings.in_features}; give the files that belong together"
         )
     bias = _read(held, f"{name}.bias")
-    if bias is not None and bias.any():
+    if bias is not None and bias.numpy().any():
         raise ModelError(
             f"its head `{name}` has a bias, and the heads of oat and of transformers' sequence classifiers "
             "have none; give another checkpoint"
         )
     weight = _read(held, f"{name}.weight")
     assert weight is not None, "its shape is known"
-    if not weight.isfinite().all():
+    if not np.isfinite(weight.numpy()).all():
         raise ModelError(f"its head `{name}` has numbers that are not finite; give another checkpoint")
     return weight
 
@@ -96,5 +98,6 @@ def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
 def _read(held: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> torch.Tensor | None:
     if name not in held:
         return None
-    with safe_open(held[name][0], "pt") as file:
+    # a run is checked with tensors without memory, among which this one has values
+    with unset_fake_temporarily(), torch.device("cpu"), safe_open(held[name][0], "pt") as file:
         return file.get_tensor(name).float()

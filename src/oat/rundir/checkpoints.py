@@ -130,17 +130,24 @@ class Checkpoints:
         Raises:
             CheckpointError: the previous checkpoint could not be written.
             DirectoryError: the run's folder was moved or removed meanwhile.
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile. If the new checkpoint is being written, `wait`
+                waits for it.
         """
         self.wait()
         content = {"schema": SCHEMA_VERSION, "step": step, "metrics": dict(metrics or {}), **state}
         text = json.dumps(content, indent=1, sort_keys=True).encode()
         own = _with_own_storage(tensors, copy=self.background and not is_last)
-        done = threading.Event()
+        begun, done = threading.Lock(), threading.Event()
         writer = threading.Thread(
-            target=self._write, args=(step, own, text, keep, done), name="checkpoint writer"
+            target=self._write, args=(step, own, text, keep, begun, done), name="checkpoint writer"
         )
-        writer.start()
-        self._writer = writer, done
+        try:
+            self._writer = writer, done
+            writer.start()
+        except KeyboardInterrupt:
+            if begun.acquire(blocking=False):  # the thread has not begun to write, and so never will
+                self._writer = None
+            raise
         self.saved = step
         if not self.background:
             self.wait()
@@ -156,9 +163,10 @@ class Checkpoints:
         ended: KeyboardInterrupt | None = None
         if self._writer is not None:
             writer, done = self._writer
-            while not done.is_set():  # not `join`: interrupted, it marks the thread as ended (Python 3.11)
+            while not done.is_set():
                 try:
-                    done.wait()
+                    while not done.is_set():
+                        done.wait()  # not `join`: interrupted, it marks the thread as ended (Python 3.11)
                 except KeyboardInterrupt as again:
                     ended = again
             writer.join()
@@ -302,9 +310,12 @@ class Checkpoints:
         tensors: Mapping[str, torch.Tensor],
         text: bytes,
         keep: int | None,
+        begun: threading.Lock,
         done: threading.Event,
     ) -> None:
-        """Write one checkpoint. This method runs in the writer's thread."""
+        """Write one checkpoint, unless `begun` is held. This method runs in the writer's thread."""
+        if not begun.acquire(blocking=False):
+            return
         new = self.directory / f".new-step_{step:08d}"
         try:
             self._stand()
