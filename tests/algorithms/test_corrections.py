@@ -283,10 +283,10 @@ def test_the_weight_of_a_kl_in_the_rewards_follows_a_target() -> None:
     continued.load_state(objective.state)
     assert continued.state == objective.state == {"kl_reward_coef": present, "started": 0.1}
     assert prepared(continued).metrics["kl/coef"] == prepared(objective).metrics["kl/coef"] > present
-    for change in ({"kl_reward_coef": 0.2}, {"kl_coef": 0.1}):
+    for change, adapted, of_rewards in (({"kl_reward_coef": 0.2}, 0.2, 0.2), ({"kl_coef": 0.3}, 0.3, 0.1)):
         fork = made("rloo", **{**section, **change})
         fork.load_state(objective.state)
-        assert fork.weights.kl == (0.2 if "kl_reward_coef" in change else 0.1)
+        assert (fork.weights.kl, fork.weights.kl_reward_coef) == (adapted, of_rewards)
 
 
 def test_with_the_reference_as_old_policy_nothing_is_said_of_the_sampler() -> None:

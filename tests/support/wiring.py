@@ -299,7 +299,10 @@ FIELDS: dict[str, tuple[Acts, ...]] = {
     "entropy.target": (Acts((None, 0.1, 9.0), {"entropy": {"coef": 0.1}}),),
     "entropy.step": (Acts((0.005, 0.1), {"entropy": {"target": 9.0}}),),
     "entropy.highest": (Acts((0.3, 1.0), {"entropy": {"coef": 0.3, "target": 9.0, "step": 0.1}}),),
-    "tokens.high_entropy_share": (Acts((0.2, 0.5, 1.0)),),
+    "tokens.high_entropy_share": (
+        Acts((0.2, 0.5, 1.0)),
+        Acts((0.2, 0.5), {"tokens": {"high_entropy_per": "row"}}),
+    ),
     "tokens.high_entropy_per": (Acts(("step", "row"), {"tokens": {"high_entropy_share": 0.3}}),),
     "tokens.covariance_clip": (Acts((0.05, 1.0), {"tokens": COVARIANCE}), Acts((0.0, 1.0), LARGE)),
     "tokens.covariance_low": (Acts((-0.2, -0.05), {"tokens": COVARIANCE}),),
