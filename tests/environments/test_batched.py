@@ -1,6 +1,8 @@
 """The episodes of a batch are answered together: by one call, at the same time, each within a deadline."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -179,6 +181,45 @@ def test_one_that_blocks_the_loop_is_named_and_the_next_call_has_another_loop(
     assert_answered(played.step(STATES, ["0"] * 4, ROWS), ["0"] * 4)
     free.set()
     played.close()
+
+
+def test_calls_in_threads_that_never_return_make_no_other_episode_late() -> None:
+    free = threading.Event()
+
+    class Threaded(Plain):
+        async def step(self, state: Any, response: str) -> Any:
+            said = await asyncio.to_thread(lambda: response if response != "stuck" else free.wait(20))
+            return answer(state, str(said))
+
+    played = batched(Threaded(), 0.5)
+    stuck = 40  # more than the threads of asyncio's own executor, which are at most 32
+    with pytest.warns(OatWarning, match=r"40 of 40 episodes"):
+        played.step([{"number": 0}] * stuck, ["stuck"] * stuck, [1] * stuck)
+    assert_answered(played.step(STATES, SAID, ROWS))
+    free.set()
+    played.close()
+
+
+ENDING = """
+import asyncio, os, signal, threading, time
+from oat.environments.event_loop import EventLoop
+
+for seconds in (0.3, 1.0):
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+try:
+    EventLoop().outcomes([lambda: asyncio.to_thread(time.sleep, 90)], 60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.fault("R4")
+def test_a_call_in_a_thread_keeps_no_process_alive() -> None:
+    """A process ends though such a call goes on, without a message of Python's own at a second Ctrl-C."""
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=45)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "interrupted\n", "")
 
 
 class Wrong(Plain):

@@ -3,7 +3,9 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -29,9 +31,24 @@ class Outcome:
         return self.value
 
 
+class _DaemonThreads(ThreadPoolExecutor):
+    """Makes each call in a thread of its own, which does not keep the process alive.
+
+    The executor that asyncio would make has few threads, which calls that never return would occupy, and
+    Python waits for these threads before the process ends. asyncio accepts no executor of another base class.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        call = partial(fn, *args, **kwargs)
+        Thread(target=_make, args=(call, future), name="oat-environment-call", daemon=True).start()
+        return future
+
+
 class EventLoop:
     """An event loop, which begins with the first call and runs until `close`. Clients that belong to a loop,
-    such as those of HTTP libraries, can be used in all calls."""
+    such as those of HTTP libraries, can be used in all calls. Calls that the loop makes in threads
+    (`asyncio.to_thread`) do not wait for one another."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,6 +81,7 @@ class EventLoop:
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            self._loop.set_default_executor(_DaemonThreads())
             Thread(target=_run, args=(self._loop,), name="oat-environment", daemon=True).start()
         return self._loop
 
@@ -78,6 +96,18 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     finally:
         loop.close()
+
+
+def _make(call: Callable[[], Any], future: Future[Any]) -> None:
+    """Make a call, unless its future was cancelled before, and pass on its result or exception."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 async def _all(calls: Sequence[Callable[[], Any]], seconds: float) -> list[Outcome]:
