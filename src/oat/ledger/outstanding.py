@@ -246,7 +246,7 @@ def _naming_setting(purpose: str) -> Iterator[None]:
     except OracleError as error:
         if type(error) is not OracleError or purpose not in _CHOSEN_BY:
             raise
-        raise OracleError(f"{error} ({_CHOSEN_BY[purpose]})") from error
+        raise OracleError(f"{error} ({_CHOSEN_BY[purpose]})") from error.__cause__ or error
 
 
 def _failed(pending: Pending) -> Answer:
