@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -408,6 +409,15 @@ def test_a_response_alone_in_its_group_is_not_compared_with_its_own_steps(name: 
     long = with_rows(given, *[{"segments": CUT.items[0].group.trajectories[1].segments}] * 3)
     batch = prepared(made("rloo", advantage=name, credit="steps"), long)
     assert batch.columns["advantages_K"].tolist() == [0, 0, 0, 0]
+
+
+def test_an_estimator_of_a_user_may_compare_the_steps_of_one_response(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def doubled(given):\n    return 2 * given.rewards_N\n")
+    given = changed(feedback((4.0,)), steps=(((1, 1.0), (2, 3.0)),), step_unit="tokens")
+    long = with_rows(given, {"segments": CUT.items[0].group.trajectories[1].segments})
+    config = {"advantage": f"{file}:doubled", "credit": "steps", "samples": 1}
+    assert prepared(made("rloo", **config), long).columns["advantages_K"].tolist() == [8, 6, 0, 0]
 
 
 def test_a_response_that_goes_on_after_its_last_step_earns_nothing_there() -> None:

@@ -4,6 +4,7 @@ whose head becomes the value head."""
 import json
 import shutil
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,9 @@ def test_from_reward_model_to_critic_and_on(
     """A run starts its critic from a reward model. Its exported critic gives, in transformers, the values of
     the run, and can start another critic."""
     config = config_of(world, tmp_path, model__critic=str(reward_model), stop__max_steps=2)
-    assert oat("check", config) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert oat("check", config) == 0
     assert oat("train", config) == 0
     capsys.readouterr()
     assert oat("export", tmp_path / "ppo", tmp_path / "critic", "--critic") == 0

@@ -20,12 +20,6 @@ def group_checks(config: PolicyGradientConfig, run: RunFacts) -> Iterator[Check]
         f"{'name further columns' if is_recorded else 'raise it'}, or set algorithm.advantage to none",
     )
     yield Check(
-        "algorithm.credit",
-        is_alone and c.credit != "response" and c.compares_groups,
-        f"a response that is alone in its group has advantage 0 with it; {more}, or set "
-        "algorithm.advantage to none",
-    )
-    yield Check(
         "algorithm.whiten_over",
         is_alone and c.whiten and c.whiten_over == "group" and not c.tokens_differ,
         "a group has one response, whose tokens have equal advantages, so that all are 0 after it; set it to "

@@ -213,7 +213,8 @@ class PolicyGradient(Objective):
 
     def estimated(self, scored: ScoredRows, rewards: Earned) -> torch.Tensor:
         """Return the advantage of each of the E rewards by the chosen estimator, (E,). Rewards of steps or
-        turns of a response that is alone in its group have advantage 0 if the estimator compares groups."""
+        turns of a response that is alone in its group have advantage 0 if an estimator of ours compares
+        groups."""
         row_of_E = rewards.row_of_E
         advantages_E = self.estimator(
             Rewards(
@@ -228,7 +229,8 @@ class PolicyGradient(Objective):
             )
         )
         advantages_E = torch.where(rewards.counted_E, advantages_E, 0.0)
-        if self.config.credit != "response" and self.config.compares_groups:
+        is_users = ":" in self.config.advantage
+        if self.config.credit != "response" and self.config.compares_groups and not is_users:
             are_compared_G = scored.group_of_N.bincount(minlength=scored.num_groups) > 1
             advantages_E = torch.where(are_compared_G[scored.group_of_N[row_of_E]], advantages_E, 0.0)
         weight = self.config.rewards.flat_group_weight

@@ -8,7 +8,6 @@ the checkpoint's config.json names the head's module; without it the module is `
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -82,15 +81,22 @@ def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
             f"its head `{name}` reads {width} numbers, and its hidden states have "
             f"{embeddings.in_features}; give the files that belong together"
         )
-    bias = _read(held, f"{name}.bias")
-    if bias is not None and bias.numpy().any():
+    return _weight(held, name)
+
+
+def _weight(held: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> torch.Tensor:
+    """Return the weight of the head of this name, and refuse its values."""
+    # a run is checked where new tensors have no memory; these have values
+    with unset_fake_temporarily(), torch.device("cpu"):
+        weight, bias = _read(held, f"{name}.weight"), _read(held, f"{name}.bias")
+        assert weight is not None, "its shape is known"
+        has_bias, is_finite = bias is not None and bool(bias.any()), bool(weight.isfinite().all())
+    if has_bias:
         raise ModelError(
             f"its head `{name}` has a bias, and the heads of oat and of transformers' sequence classifiers "
             "have none; give another checkpoint"
         )
-    weight = _read(held, f"{name}.weight")
-    assert weight is not None, "its shape is known"
-    if not np.isfinite(weight.numpy()).all():
+    if not is_finite:
         raise ModelError(f"its head `{name}` has numbers that are not finite; give another checkpoint")
     return weight
 
@@ -98,6 +104,5 @@ def check_value_head(path: str, lm: CausalLM) -> torch.Tensor | None:
 def _read(held: Mapping[str, tuple[Path, tuple[int, ...]]], name: str) -> torch.Tensor | None:
     if name not in held:
         return None
-    # a run is checked with tensors without memory, among which this one has values
-    with unset_fake_temporarily(), torch.device("cpu"), safe_open(held[name][0], "pt") as file:
+    with safe_open(held[name][0], "pt") as file:
         return file.get_tensor(name).float()
