@@ -263,7 +263,7 @@ NAMES = {
     "response/length": "mean number of trained tokens in a response",
     "response/tokens": "number of trained tokens in all responses of the step",
     "response/truncated_frac": "share of responses cut by the length limit",
-    "refill/rounds": "rounds of questions that the step asked (sampling.refill_rounds)",
+    "refill/rounds": "rounds of questions that the step asked, the first included (sampling.refill_rounds)",
     "refill/thrown_away": "questions that the step asked and does not learn from",
     "refill/unusable_frac": "share of the step's questions that teach the algorithm nothing",
     "reward/clipped_frac": "share of the step's rewards that a bound changed (algorithm.rewards.clip)",
