@@ -2,6 +2,7 @@
 trained, and settings that are wrong."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +15,7 @@ import torch
 from oat.algorithms.base import response_metrics, score_metrics
 from oat.algorithms.rows import scored_rows
 from oat.algorithms.vine import earned_by_steps
-from oat.errors import ConfigError
+from oat.errors import ConfigError, OatWarning
 from oat.functional.values import step_advantages
 from oat.plugins.registry import ALGORITHMS
 from oat.types import (
@@ -114,6 +115,14 @@ def test_advantages_of_steps_by_hand() -> None:
     assert [row.completion.tolist() for row in batch.rows] == [list(ids) for ids, _, _ in BY_HAND[:3]]
     assert (batch.metrics["rows/trained"], batch.metrics["vine/branches"]) == (3, 4)
     assert (batch.metrics["vine/steps"], batch.metrics["vine/unvalued_frac"]) == (2, 0)
+
+
+def test_a_step_whose_responses_have_no_steps_is_warned_of() -> None:
+    with pytest.warns(OatWarning, match=r"no response .* two steps.*delimiter '\\n'.*set the delimiter"):
+        prepared(feedback((((1, 2), 0, 1.0), ((3,), 0, 0.0))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared(feedback(BY_HAND))
 
 
 def test_advantages_of_a_response_add_up_to_its_reward_over_that_of_the_others() -> None:

@@ -32,7 +32,7 @@ from oat.algorithms.shaping import RewardsConfig, RewardShaping
 from oat.algorithms.surrogates import POLICY_LOSSES, TokenTerms
 from oat.algorithms.token_choice import chosen_tokens
 from oat.algorithms.vine import earned_by_steps
-from oat.errors import ConfigError
+from oat.errors import ConfigError, warn
 from oat.functional.advantages import clipped_advantages, whiten, whiten_biased, whiten_in_groups
 from oat.functional.corrections import on_policy_mask
 from oat.functional.kl import KL_ESTIMATORS, importance_weighted, kl_k3
@@ -353,6 +353,12 @@ class PolicyGradient(Objective):
         if self.config.branches:
             scored, found, of_steps = earned_by_steps(scored.with_rewards(found.rewards_E))
             metrics |= of_steps
+            if learns and scored.rows and of_steps["vine/steps"] <= 1:
+                warn(
+                    "no response of a step has two steps, so nothing is sampled from within "
+                    f"(algorithm.vine.delimiter {self.config.vine.delimiter!r}; metric vine/steps); set the "
+                    "delimiter to the text that ends a step"
+                )
         is_reported = self.reports_rewards or self.config.rewards != RewardsConfig()
         if is_reported and len(found.rewards_E):
             metrics["reward/shaped_mean"] = float(found.by_row(found.rewards_E).mean())
