@@ -44,6 +44,7 @@ NAMES = {
         "response"
     ),
     "ensemble/pairs": "pairs in the ensemble's buffer",
+    "episode/turns": "mean number of the model's turns in an episode (sampling.environment)",
     "eval/failed": "1 if an evaluation was due and failed; training goes on",
     "eval/gold_agreement": (
         "share of pairs of responses that both oracles of an evaluation put in the same order; a pair is two "
@@ -341,6 +342,7 @@ _UNITS = {
     "nats": ("kl/response", "policy/response_entropy", "logps/*", "kto/baseline", "eval/kl"),
     "ratio": ("policy/ratio_*",),
     "steps": ("buffer/age",),
+    "turns": ("episode/turns",),
     "version": ("weights/version", "lag/versions"),
     "count": (
         "alarms/raised",

@@ -2,18 +2,22 @@
 of the environment."""
 
 import importlib
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import straight
 import torch
 from bench import HERE, Bench, assert_a_kill_changes_nothing
-from fixtures import kill_at, oat
+from fixtures import kill_at, oat, write_jsonl
 
 from oat.models.loading import load_tokenizer
 from oat.seeds import Seeds
+from oat.types import Segment, Trajectory
 
 CLIP = 0.2
 STEPS = 4
@@ -78,6 +82,80 @@ def test_episodes_have_two_turns_and_their_own_reward(bench: Bench, run: Path) -
                 assert 0 <= digit < 10
                 assert item.answer.queries == 0
     assert turns == {4} or turns == {2, 4}
+
+
+def expected_turns(tokenizer: Any, episode: Trajectory) -> list[dict[str, Any]] | None:
+    """Return the turns of an episode as the run's files have them. The run has no template."""
+
+    def text(turn: Segment) -> str:
+        if turn.author == "context":
+            return tokenizer.decode(turn.ids)
+        return tokenizer.decode([i for i in turn.ids if i not in STOP], skip_special_tokens=True)
+
+    turns = [
+        {"author": turn.author, "text": text(turn), "reward": turn.reward} for turn in episode.segments[1:]
+    ]
+    return turns if len(turns) > 1 else None
+
+
+def test_the_turns_of_an_episode_are_in_the_files_and_in_oat_samples(
+    bench: Bench, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = load_tokenizer(str(bench.folder / "model"))
+    rows = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    steps = list(straight.recorded_steps(run))
+    items = [item for of_step in steps for item in of_step]
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(items)
+    for row, item in zip(rows, items, strict=True):
+        turns = [expected_turns(tokenizer, episode) for episode in item.group.trajectories]
+        assert row.get("turns") == (turns if any(turns) else None)
+    assert any(row.get("turns") for row in rows)
+    for number, of_step in enumerate(steps, 1):
+        counts = [len(row.segments) // 2 for item in of_step for row in item.group.trajectories]
+        assert metrics[number]["episode/turns"] == pytest.approx(np.mean(counts))
+    assert "episode/turns" not in metrics[0]
+    (records,) = (run / "evaluations").glob(f"*{STEPS}.jsonl")
+    evaluated = [json.loads(line) for line in records.read_text().splitlines()]
+    several = [record["turns"] for record in evaluated if "turns" in record]
+    assert several
+    for record in evaluated:
+        for turns in [record["turns"]] if "turns" in record else []:
+            assert [turn["author"] for turn in turns] == ["model", "context", "model"]
+            assert turns[-1]["text"] == record["output"]
+            assert sum(turn["reward"] for turn in turns if turn["reward"] is not None) == record["value"]
+    for flags, shown in (
+        ((), [each for row in rows for each in row.get("turns", []) if each]),
+        (["--eval"], several),
+    ):
+        assert oat("samples", run, *flags) == 0
+        page = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        assert sum(line.startswith("environment: ") for line in page) >= len(shown)
+        for first, message, last in shown:
+            place = [line.partition("] ")[2].strip() for line in page].index(
+                f"model [{first['reward']:.4g}]: {first['text']}".strip()
+            )
+            assert f"environment: {message['text']}" in page
+            assert f"model [{last['reward']:.4g}]: {last['text']}".strip() in page[place:]
+
+
+def test_without_samples_the_last_response_says_that_it_is_one_of_several(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So it is in groups that `samples.jsonl` has not, and in a run of an older version."""
+    shutil.copytree(run, tmp_path / "older")
+    (tmp_path / "older" / "samples.jsonl").unlink()
+    records = tmp_path / "older" / "evaluations" / f"step_{STEPS:08d}.jsonl"
+    rows = [json.loads(line) for line in records.read_text().splitlines()]
+    write_jsonl(records, [{name: row[name] for name in row if name != "turns"} for row in rows])
+    assert oat("samples", tmp_path / "older") == 0
+    page = capsys.readouterr().out
+    assert "environment: " not in page
+    assert ", last of 2 turns] " in page
+    assert oat("samples", tmp_path / "older", "--eval", "--step", STEPS) == 0
+    assert "environment: " not in capsys.readouterr().out
+    assert oat("samples", run) == 0
+    assert "last of" not in capsys.readouterr().out
 
 
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:

@@ -282,9 +282,10 @@ def is_even(item: Item) -> bool:
 
 
 def response_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the metrics `response/*` of the step's responses, and `lag/versions`. The lag of a token is the
-    number of versions between the weights that sampled it and the policy. `lag/versions` is the mean lag of
-    the tokens from the slot `sampler`. Branches do not count."""
+    """Return the metrics `response/*` of the step's responses, `lag/versions`, and, if an environment has
+    rewarded responses, `episode/turns`. The lag of a token is the number of versions between the weights that
+    sampled it and the policy. `lag/versions` is the mean lag of the tokens from the slot `sampler`. Branches
+    do not count."""
     trajectories = [
         trajectory
         for item in feedback.asked
@@ -296,7 +297,10 @@ def response_metrics(feedback: Feedback) -> dict[str, float]:
     lengths = [trajectory.num_trained for trajectory in trajectories]
     ours = [trajectory.recorded("versions") for trajectory in trajectories if trajectory.slot == "sampler"]
     versions = np.concatenate(ours) if ours else np.zeros(0)
+    answered = [[turn for turn in each.segments if turn.author == "model"] for each in trajectories]
+    is_episode = any(turn.reward is not None for turns in answered for turn in turns)
     return {
+        **({"episode/turns": float(np.mean([len(turns) for turns in answered]))} if is_episode else {}),
         "response/length": float(np.mean(lengths)),
         "response/tokens": float(np.sum(lengths)),
         "response/truncated_frac": float(

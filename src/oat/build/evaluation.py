@@ -16,6 +16,7 @@ from oat.ledger.ledger import Ledger
 from oat.oracles.extraction import load_extractor
 from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
+from oat.text.turns import Turns
 from oat.types import Sampling
 
 
@@ -36,6 +37,7 @@ def make_evaluation(
     """
     config = resolved.config
     e, held_out = config.evaluation, run_inputs.held_out
+    renderer = run_inputs.renderer
     if e is None:
         return None
     trigger = Trigger(e.every, e.every_queries or 0, e.every_hours or 0.0)
@@ -71,7 +73,9 @@ def make_evaluation(
             load_extractor(e.answers) if e.answers else None,
             e.online,
         ),
-        records=RecordFiles(directory / "evaluations", decode=run_inputs.renderer.decode, **names),
+        records=RecordFiles(
+            directory / "evaluations", decode=renderer.decode, turns=Turns(renderer), **names
+        ),
         seeds=seeds,
         **({} if pairs is None else {"measure": pairs.measure}),
     )

@@ -63,6 +63,7 @@ from oat.runtime.local import over_wire
 from oat.runtime.weights import Holder, Weights
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
+from oat.text.turns import Turns
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
 from oat.tracking.sinks import described_sinks
@@ -353,7 +354,14 @@ def _tracking(config: Config, home: Home, run_inputs: RunInputs) -> Tracking:
         OwnFiles(run_inputs.known, run_inputs.roles),
     )
     sinks = [SinkProcess(sink, home.directory, dump(config)) for sink in described_sinks(t)]
-    return Tracking(home.directory, samples=t.samples, told=told, sinks=sinks, standing=home.standing)
+    return Tracking(
+        home.directory,
+        samples=t.samples,
+        turns=Turns(run_inputs.renderer),
+        told=told,
+        sinks=sinks,
+        standing=home.standing,
+    )
 
 
 def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:

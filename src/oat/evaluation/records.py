@@ -26,6 +26,9 @@ RECORD = (
 """The fields of a record, without two fields for the prompt. If the data's prompt column is `prompt`, these
 two are `prompt` and `format_prompt`."""
 
+TURNS = "turns"
+"""The field that a record of an episode of several turns has besides those of `RECORD`."""
+
 
 class RecordFiles:
     """Writes the files `directory/step_XXXXXXXX.jsonl`, one for each evaluation. Other programs see a file
@@ -35,23 +38,33 @@ class RecordFiles:
         prompt_key: name of the prompt's column in the data.
         generator: name of the run.
         decode: function that returns the text of a prompt's ids.
+        turns: function that returns the turns of an episode; None for an episode of one turn.
     """
 
     def __init__(
-        self, directory: Path, *, prompt_key: str, generator: str, decode: Callable[[np.ndarray], str]
+        self,
+        directory: Path,
+        *,
+        prompt_key: str,
+        generator: str,
+        decode: Callable[[np.ndarray], str],
+        turns: Callable[[Trajectory], list[dict[str, Any]] | None],
     ):
         self.directory = directory
         self.prompt_key = prompt_key
         self.generator = generator
         self.decode = decode
+        self.turns = turns
         self._standing = Standing(directory)
 
     def record(self, prompt: Prompt, response: Trajectory, fields: Mapping[str, object]) -> dict[str, object]:
         """Return the record of one response.
 
         It has the prompt as the data have it, the prompt as the model read it, the response, the reference,
-        the name of the run, and `fields`.
+        the name of the run, and `fields`. That of an episode of several turns also has the turns; its
+        response is the last one.
         """
+        turns = self.turns(response)
         return {
             self.prompt_key: raw_prompt(prompt),
             f"format_{self.prompt_key}": self.decode(response.segments[0].ids),
@@ -59,6 +72,7 @@ class RecordFiles:
             "reference": prompt.reference,
             "generator": self.generator,
             **fields,
+            **({TURNS: turns} if turns else {}),
         }
 
     def write(self, step: int, records: Sequence[Mapping[str, object]]) -> None:

@@ -6,6 +6,9 @@ took. The evaluation of N was made after N steps. The newest step comes first.
 The responses of training are read from the ledger, which has all groups and their answers. (`samples.jsonl`
 has only some groups of each step.) The responses of evaluations are read from their records. If the run has a
 gold oracle, the records also have its verdicts.
+
+The ledger has the text of an episode's last response only. So the turns of an episode of training are shown
+if its group is in `samples.jsonl`, and those of an evaluation always.
 """
 
 import math
@@ -22,10 +25,23 @@ from oat.ledger.reader import Reader
 from oat.rundir.holdings import refuse_lost
 from oat.rundir.reading import load_run
 from oat.rundir.rows import read_rows
-from oat.types import Answer, FinishReason
+from oat.types import Answer, FinishReason, Question
 
 _NEVER_MADE = {"length": "cut off", "aborted": "aborted"}
 """By finish reason, the text that is shown for a response that the model did not end itself."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a trajectory ended, and the number of the model's turns in it."""
+
+    reason: FinishReason
+    turns: int
+
+    def notes(self, *, has_turns: bool) -> list[str]:
+        """Return what is said behind a verdict. `has_turns`: the turns themselves are shown."""
+        ended = [_NEVER_MADE[self.reason]] if self.reason in _NEVER_MADE else []
+        return ended + ([f"last of {self.turns} turns"] if self.turns > 1 and not has_turns else [])
 
 
 @dataclass(frozen=True)
@@ -34,13 +50,17 @@ class JudgedResponse:
 
     Attributes:
         verdict: a score, a win, a loss or a tie; without these, the answer's mark, such as `failed`. In
-            training, "cut off" or "aborted" may follow. In an evaluation, gold's verdict may follow.
+            training, "cut off" or "aborted" may follow, and "last of N turns" if `turns` is not known. In an
+            evaluation, gold's verdict may follow.
+        text: the response; of an episode, the last one.
         score: the verdict without what may follow.
+        turns: the turns of an episode of several turns, as `oat.text.turns` describes them.
     """
 
     verdict: str
     text: str
     score: str
+    turns: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,7 @@ def sampled(run_dir: Path, step: int | None = None, *, evaluations: bool = False
         ConfigError: the directory holds no run, the run has nothing to show yet, or it has nothing of this
             step.
         LedgerError: the ledger cannot be opened, or lacks answers that the run has learned from.
-        DataError: a record of an evaluation cannot be read.
+        DataError: a record of an evaluation, or a line of `samples.jsonl`, cannot be read.
     """
     load_run(run_dir)
     return _evaluated(run_dir, step) if evaluations else _learned(run_dir, step)
@@ -112,30 +132,63 @@ def _learned(run_dir: Path, step: int | None) -> Iterator[Sampled]:
             step,
             "step has learned from an answer",
         )
+        tracked: dict[int, list[dict[str, Any]]] = {}
+        for row in read_rows(run_dir / "samples.jsonl") if load_run(run_dir).has_environment else ():
+            tracked.setdefault(row.get("step", 0), []).append(row)
         for number in steps:
-            yield from _learned_in(store, number)
+            yield from _learned_in(store, number, tracked.get(number, []))
 
 
-def _learned_in(store: Reader, step: int) -> Iterator[Sampled]:
+def _learned_in(store: Reader, step: int, tracked: Sequence[Mapping[str, Any]]) -> Iterator[Sampled]:
+    """Yield the questions of a step.
+
+    Args:
+        tracked: the lines of `samples.jsonl` of this step, which are about its first questions.
+    """
     intents = store.taken("train", step - 1)
-    ends: dict[tuple[int, int], list[list[FinishReason]]] = {}
+    ends: dict[tuple[int, int], list[list[_End]]] = {}
     for number, (intent, answer, label) in enumerate(store.answers(intents), 1):
         question = intent.question
         place = (question.key.step, question.key.round)
         if place not in ends:
             ends = {place: _ends(store, *place)}
         messages = [message.plain for message in question.messages]
-        responses = list(_judged(intent, answer, label, ends[place]))
+        turns = _tracked_turns(tracked[number - 1], question) if number <= len(tracked) else {}
+        responses = list(_judged(intent, answer, label, ends[place], turns))
         title = f"step {step}, {number} of {len(intents)}"
         yield Sampled(title, messages, question.reference, responses)
 
 
-def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
-    """Return the finish reasons of a round's trajectories, by group. Return an empty list if the trajectories
-    were dropped or are damaged."""
+def _tracked_turns(row: Mapping[str, Any], question: Question) -> dict[int, Sequence[Mapping[str, Any]]]:
+    """Return the turns of a question's episodes by the place of each in its group, from a line of
+    `samples.jsonl`. Return an empty dict if the line is about another question, or has no turns."""
+    responses, turns = row.get("responses", []), row.get("turns", [])
+    is_about = [responses[pick] for pick in question.picks if pick < len(responses)] == [*question.candidates]
+    return dict(enumerate(map(_sound_turns, turns))) if is_about else {}
+
+
+def _sound_turns(value: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the turns of an episode. Return () if `value` is something else, such as a prompt in a column
+    that is called `turns`."""
+    is_sound = isinstance(value, list) and all(
+        isinstance(turn, dict)
+        and turn.get("author") in ("model", "context")
+        and isinstance(turn.get("text"), str)
+        and isinstance(turn.get("reward"), int | float | None)
+        for turn in value
+    )
+    return value if is_sound else ()
+
+
+def _ends(store: Reader, step: int, round: int) -> list[list[_End]]:
+    """Return how a round's trajectories ended, by group. Return an empty list if the trajectories were
+    dropped or are damaged."""
     try:
         return [
-            [trajectory.finish_reason for trajectory in group.trajectories]
+            [
+                _End(trajectory.finish_reason, sum(each.author == "model" for each in trajectory.segments))
+                for trajectory in group.trajectories
+            ]
             for group in store.groups("train", step, round)
         ]
     except LedgerError:
@@ -143,11 +196,16 @@ def _ends(store: Reader, step: int, round: int) -> list[list[FinishReason]]:
 
 
 def _judged(
-    intent: Intent, answer: Answer, label: int | None, ends: Sequence[Sequence[FinishReason]]
+    intent: Intent,
+    answer: Answer,
+    label: int | None,
+    ends: Sequence[Sequence[_End]],
+    turns: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> Iterator[JudgedResponse]:
     question = intent.question
     for place, (pick, text) in enumerate(zip(question.picks, question.candidates, strict=True)):
-        end = _NEVER_MADE.get(ends[intent.member][pick]) if ends else None
+        known = turns.get(pick, ())
+        notes = ends[intent.member][pick].notes(has_turns=bool(known)) if ends else []
         if question.kind == "score":
             verdict = _verdict(answer.values[place], answer.marks[place])
         elif label is None:
@@ -157,7 +215,7 @@ def _judged(
                 f"{'wins' if place == label else 'loses'}, "
                 f"{answer.values[0] if place == 0 else 1.0 - answer.values[0]:.3g}"
             )
-        yield JudgedResponse(f"{verdict}, {end}" if end else verdict, text, verdict)
+        yield JudgedResponse(", ".join([verdict, *notes]), text, verdict, known)
 
 
 def _evaluated(run_dir: Path, step: int | None) -> Iterator[Sampled]:
@@ -176,7 +234,12 @@ def _evaluated(run_dir: Path, step: int | None) -> Iterator[Sampled]:
                     else [{"role": "user", "content": first[column]}]
                 )
                 responses = [
-                    JudgedResponse(_verdicts(row), row["output"], _verdict(row["value"], row["mark"]))
+                    JudgedResponse(
+                        _verdicts(row),
+                        row["output"],
+                        _verdict(row["value"], row["mark"]),
+                        _sound_turns(row.get("turns")),
+                    )
                     for _, row in of_one
                 ]
                 yield Sampled(
@@ -250,8 +313,22 @@ def _page(given: Sampled) -> str:
     if given.reference is not None:
         lines.append(_block("reference: ", given.reference))
     width = max((len(response.verdict) for response in given.responses), default=0) + 2
-    lines += [_block(f"  {f'[{response.verdict}]':<{width}} ", response.text) for response in given.responses]
+    lines += [
+        _block(f"  {f'[{response.verdict}]':<{width}} ", _said(response)) for response in given.responses
+    ]
     return "\n".join(lines)
+
+
+def _said(response: JudgedResponse) -> str:
+    """Return the text of a response; of an episode of several turns, all turns with their rewards."""
+    return "\n".join(map(_turn, response.turns)) if response.turns else response.text
+
+
+def _turn(turn: Mapping[str, Any]) -> str:
+    if turn["author"] == "context":
+        return _block("environment: ", turn["text"])
+    reward = "" if turn["reward"] is None else f" [{turn['reward']:.4g}]"
+    return _block(f"model{reward}: ", turn["text"])
 
 
 def _query(messages: Sequence[Mapping[str, Any]]) -> str:

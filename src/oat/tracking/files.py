@@ -4,7 +4,7 @@ the run. Sinks get the lines of `metrics.jsonl` and, if their options ask for it
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,7 +14,7 @@ from oat.files import Standing, parse_json, saying_what_is_free, write_atomicall
 from oat.rundir.provenance import Told
 from oat.rundir.rows import sound_rows
 from oat.tracking.child import SinkProcess, finish_all
-from oat.types import Feedback
+from oat.types import Feedback, Item, Trajectory
 
 MAX_COLUMN = 4000
 """Largest number of characters of a data column in `samples.jsonl`. Prompts and responses are not cut,
@@ -27,6 +27,7 @@ class Tracking:
 
     Args:
         samples: largest number of groups that are written for each step.
+        turns: function that returns the turns of an episode; None for an episode of one turn.
         told: writer of `environment.json`; None: the file is not written.
         sinks: the processes of the sinks, which also get the lines of both streams.
         standing: files and folders that must exist whenever a row is written.
@@ -37,12 +38,14 @@ class Tracking:
         run_dir: Path,
         *,
         samples: int,
+        turns: Callable[[Trajectory], list[dict[str, Any]] | None] = lambda _: None,
         told: Told | None = None,
         sinks: Sequence[SinkProcess] = (),
         standing: Standing | None = None,
     ):
         self.paths = {"metrics": run_dir / "metrics.jsonl", "samples": run_dir / "samples.jsonl"}
         self.samples = samples
+        self.turns = turns
         self.told = told
         self.sinks = sinks
         self.standing = standing or Standing()
@@ -95,7 +98,7 @@ class Tracking:
         if self.told is not None:
             self.told.tell()
         shown = [
-            _line({"step": step, **_readable(item)})
+            _line({"step": step, **_readable(item), **self._turns(item)})
             for item in (feedback.asked[: self.samples] if feedback else ())
         ]
         for line in shown:
@@ -127,6 +130,12 @@ class Tracking:
             with suppress(OSError):
                 file.close()
         finish_all(self.sinks)
+
+    def _turns(self, item: Item) -> dict[str, Any]:
+        """Return the field `turns`: for each response its turns, or None. Without an episode of several
+        turns there is no such field."""
+        turns = [self.turns(trajectory) for trajectory in item.group.trajectories]
+        return {"turns": turns} if any(turns) else {}
 
     def _refuse_lost(self) -> None:
         self.standing.refuse_lost(DirectoryError)

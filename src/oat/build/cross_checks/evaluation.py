@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from oat.build.resolved import Resolved, evaluation_budgets, evaluation_oracles_of
-from oat.evaluation.records import RECORD
+from oat.evaluation.records import RECORD, TURNS
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.extraction import load_extractor
 from oat.types.part import Check
@@ -82,7 +82,7 @@ def measures(resolved: Resolved) -> Iterator[Check]:
     )
     yield Check(
         "prompts.prompt_key",
-        config.prompts.prompt_key in RECORD,
+        config.prompts.prompt_key in (RECORD if config.sampling.environment is None else (*RECORD, TURNS)),
         "records of an evaluation have a field of that name; rename the column",
     )
 
