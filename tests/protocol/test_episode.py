@@ -158,6 +158,14 @@ def test_without_samples_the_last_response_says_that_it_is_one_of_several(
     assert "last of" not in capsys.readouterr().out
 
 
+def test_a_prompt_column_cannot_be_called_turns(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--run_dir", tmp_path / "run", "--prompts.prompt_key", "turns")
+    assert oat("train", config, *flags) == 2
+    assert "records of an evaluation have a field of that name" in capsys.readouterr().err
+
+
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
     policy, start = (straight.load(bench.folder / "model") for _ in range(2))
     optimiser = straight.Optimiser(list(policy.parameters()), rate=3e-3, decay=0.0, max_norm=1.0)
