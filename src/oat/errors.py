@@ -158,7 +158,9 @@ class WireError(OatError, ValueError):
 
 
 class ContractError(OatError, AssertionError):
-    """A user's code, such as an explorer, an algorithm or a callback, breaks its protocol."""
+    """A user's code, such as an explorer, an algorithm or a callback, fails or breaks its protocol."""
+
+    exit_code = 1
 
 
 class Interrupted(KeyboardInterrupt):

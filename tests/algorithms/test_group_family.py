@@ -325,7 +325,7 @@ def test_an_estimator_of_a_user_by_path(tmp_path: Path) -> None:
         ("infinite", "returned .* for 3 rewards"),
         ("huge", "returned .* for 3 rewards"),
         ("complex", "returned .* for 3 rewards"),
-        ("broken", "raised KeyError.*repair it"),
+        ("broken", r"raised KeyError.* \(line \d+ of mine\.py\); repair it"),
     ],
 )
 def test_an_estimator_that_fails_is_named(tmp_path: Path, name: str, words: str) -> None:

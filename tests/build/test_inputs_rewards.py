@@ -356,6 +356,8 @@ def test_the_file_of_an_environment_is_that_of_the_reward(world: World, tmp_path
     (folder / "game.py").write_text(GAME.replace('"a"', '"b"'))
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3)
     assert (code, "game.py: its text" in said) == (2, True), said
+    assert "the environment has changed" in said, said
+    assert "since two environments are in one curve" in said, said
     code, said = run(folder, "train", "run.yaml", "--stop.max_steps", 3, "--accept-changed", "reward")
     assert (code, rows(folder / "run")[-1]["oracle/changes"]) == (0, 1), said
 

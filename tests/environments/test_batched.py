@@ -253,8 +253,8 @@ GOOD = Turn({}, None, 0.0)
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (ValueError("no"), r"raised ValueError: no"),
-        (SystemExit(3), r"raised SystemExit: 3"),
+        (ValueError("no"), r"raised ValueError: no \(line \d+ of test_batched\.py\)"),
+        (SystemExit(3), r"raised SystemExit: 3 \(line \d+ of test_batched\.py\)"),
         (({}, None, 0.0), r"is wrong: \w+ returned \({}, None, 0.0\); return an oat.environments.base.Turn"),
         (Turn(None, None, 0.0), r"is wrong: \w+ returned the state None"),  # type: ignore[arg-type]
         (Turn({}, "go on", 0.0), r"is wrong: \w+ returned the message go on"),  # type: ignore[arg-type]

@@ -204,6 +204,11 @@ def test_a_column_that_the_data_lack_is_named():
     )
 
 
+def test_a_missing_reference_names_the_setting_that_gives_it():
+    with pytest.raises(ConfigError, match=r"`reference` is neither .*; set prompts\.reference_key to"):
+        build_oracle("exact_match", {}).check_columns(["answer"], False)
+
+
 def test_columns_cannot_take_the_place_of_the_candidates():
     oracle = CallableOracle(
         lambda completions, reference: [float(completions == ["a"] and reference == ["r"])], "mine"

@@ -88,7 +88,7 @@ def test_a_batch_that_does_not_keep_to_the_page_ends_the_run(
         whole = next(config for config in CONFIGS if "algorithm.py" in config) + "".join(
             f"{name}: {text}\n" for name, text in OTHERS.items()
         )
-        with pytest.raises(ContractError, match="ended with exit code 2"):
+        with pytest.raises(ContractError, match="ended with exit code 1"):
             tiny_run(whole, ["a=", "b="], folder=folder)
         assert re.search(f"the batch of best: {words}", capsys.readouterr().err)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_module_by_name():
     [
         ("def reward(): pass\n", "rewards", "has no rewards; did you mean `reward`"),
         ("value = (\n", "value", "fails when imported: SyntaxError"),
-        ("a = 1\n\nb = a / 0\n", "b", r"ZeroDivisionError: division by zero \(line 3\)"),
+        ("a = 1\n\nb = a / 0\n", "b", r"ZeroDivisionError: division by zero \(line 3 of mine\.py\)"),
         ("import no_such_module_here\n", "x", "No module named 'no_such_module_here'"),
         ("raise SystemExit(3)\n", "x", "SystemExit: 3"),
     ],
@@ -155,6 +156,40 @@ def test_all_of_a_traceback_is_shown_on_demand(world: World, tmp_path, monkeypat
                 "grpo", tmp_path, {"algorithm.name": f"{path}:Mine", "evaluation": None, "stop.max_steps": 1}
             ),
         )
+
+
+USERS = {
+    "estimator": (
+        "def mine(given):\n    raise AttributeError('no advantages')\n",
+        "algorithm.advantage",
+        r"algorithm\.advantage: \S+mine raised AttributeError: no advantages \(line 2 of mine\.py\); repair",
+    ),
+    "environment": (
+        "class mine:\n    def reset(self, prompt, generator):\n        return {}\n\n"
+        "    def step(self, state, response):\n        return state['sum']\n",
+        "sampling.environment",
+        r"the environment mine raised KeyError: 'sum' \(line 6 of mine\.py\), in an episode from record 1;",
+    ),
+}
+
+
+@pytest.mark.parametrize("part", USERS)
+def test_an_error_of_users_code_names_its_line_and_shows_its_traceback_on_demand(
+    world: World, tmp_path, monkeypatch, capsys, part
+):
+    source, field, message = USERS[part]
+    path = write(tmp_path, source)
+    one_step = {"evaluation": None, "stop.max_steps": 1, "prompts.shuffle": False}
+    config = world.config("grpo", tmp_path, {**one_step, field: f"{path}:mine"})
+    assert oat("train", config) == 1
+    said = capsys.readouterr().err
+    assert re.match(f"oat train: {message}", said.splitlines()[-1]), said
+    assert "Traceback" not in said
+    monkeypatch.setenv("OAT_TRACEBACK", "1")
+    assert oat("train", config) == 1
+    said = capsys.readouterr().err
+    assert re.match(f"oat train: {message}", said.splitlines()[-1]), said
+    assert re.search(rf'Traceback .*\n(.*\n)*  File "{path}", line \d, in (mine|step)\n', said), said
 
 
 def test_a_registry_says_names_and_loads_a_part_only_when_it_is_named(tmp_path):

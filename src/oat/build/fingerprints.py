@@ -256,11 +256,13 @@ def refuse_changed_oracles(known: Inputs | None, roles: Roles, changed: set[str]
         lines = differences(before or {}, now) if is_known else [f"{file}: its text" for file in now]
         if address in changed and lines:
             with blame(f"{field}.name"):
+                is_played = oracle.name == "environment"
                 raise ConfigError(
-                    f"it has changed since this run last asked it:{_listed(lines)}\nput it back as it "
-                    "was; or go on with --accept-changed reward (accept_changed=['reward'] from Python): "
-                    "then it is asked anew, and rows from there on have oracle/changes, since two rewards "
-                    "are in one curve; or begin a run of its own (another --run_dir)"
+                    f"{'the environment' if is_played else 'it'} has changed since this run last asked it:"
+                    f"{_listed(lines)}\nput it back as it was; or go on with --accept-changed reward "
+                    "(accept_changed=['reward'] from Python): then it is asked anew, and rows from there on "
+                    f"have oracle/changes, since two {'environments' if is_played else 'rewards'} are in one "
+                    "curve; or begin a run of its own (another --run_dir)"
                 )
 
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import sqlite3
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = arguments.call(arguments, rest)
         return code
     except OatError as error:
+        if error.__cause__ is not None and os.environ.get("OAT_TRACEBACK"):
+            print(printable("".join(traceback.format_exception(error.__cause__))), end="", file=sys.stderr)
         print(f"oat {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the program that read our lines has ended, as `head` does

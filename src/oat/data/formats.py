@@ -303,7 +303,12 @@ class Layout:
         if self.reference_key is None:
             return None
         place = f"{where}: field {self.reference_key!r}"
-        value = _field(columns, self.reference_key, where, "reference_key")
+        if self.reference_key not in columns:
+            raise DataError(
+                f"{place} (prompts.reference_key): expected in every record, got none; add the field, or "
+                f"name another column ({_hint(self.reference_key, columns)})"
+            )
+        value = columns[self.reference_key]
         if isinstance(value, dict) or is_conversation(value):
             value = messages_of(value, messages, place)[-1].content
         if isinstance(value, bool) or not isinstance(value, str | int | float):

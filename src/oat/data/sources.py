@@ -34,13 +34,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oat.data.text_files import ENDINGS, PACKED, Csv, Jsonl, array_of, check_columns, is_array, unreadable
-from oat.errors import DataError, described, did_you_mean, is_signal
+from oat.errors import DataError, did_you_mean
 from oat.files import located, seen
-from oat.plugins.calls import guarded
+from oat.plugins.calls import guarded, raising
 from oat.plugins.loading import load_symbol
 
 _MAX_DEPTH = 100
 """Nesting depth beyond which `unboxed` returns a value unchanged; `formats.checked` refuses such values."""
+_END = object()
 _ROWS = 128
 """Number of rows of a Parquet file that are in memory at once."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -240,16 +241,10 @@ def _guarded(function: Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
     with guarded(name, refuse):
         records = iter(function())
     while True:
-        try:
-            record = next(records)
-        except StopIteration:
+        with raising(refuse):
+            record = next(records, _END)
+        if record is _END:
             return
-        except DataError:
-            raise
-        except BaseException as error:  # user code may raise any exception
-            if is_signal(error):
-                raise
-            raise refuse(f"raised {described(error)}") from error
         yield record
 
 

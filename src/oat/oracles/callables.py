@@ -16,12 +16,9 @@ import inspect
 import math
 import numbers
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
 from itertools import islice
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -198,7 +195,7 @@ class CallableOracle(Oracle):
             **candidates,
         }
         arguments = self._accepted(offered)
-        with guarded(self.name, self._refused, partial(_line, function=self.function)):
+        with guarded(self.name, self._refused, _file_of(self.function)):
             returned = self.function(**arguments)
             if inspect.isawaitable(returned):
                 returned = _awaited(returned)
@@ -350,9 +347,12 @@ def check_needed(needed: Collection[str], offered: Collection[str]) -> None:
     """
     missing = [name for name in needed if name not in offered]
     if missing:
+        advice = (
+            "set prompts.reference_key to the column that holds it; " if missing[0] == "reference" else ""
+        )
         raise ConfigError(
             f"its parameter `{missing[0]}` is neither a column of the data nor a configured reference; "
-            f"{did_you_mean(missing[0], offered)}"
+            f"{advice}{did_you_mean(missing[0], offered)}"
         )
 
 
@@ -402,13 +402,10 @@ def _step_unit(function: Callable[..., Any], name: str) -> StepUnit | None:
     return found
 
 
-def _line(error: BaseException, function: Callable[..., Any]) -> str:
-    """Return the place of an error in the function's own file, as the end of a message, such as " (line 7 of
-    rewards.py)". Return "" if no line of the traceback is in this file."""
+def _file_of(function: Callable[..., Any]) -> str | None:
+    """Return the file of a function's code; None if it has none."""
     code = getattr(inspect.unwrap(_run_by(function)), "__code__", None)
-    file = code and code.co_filename
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" (line {lines[-1]} of {Path(str(file)).name})" if lines else ""
+    return None if code is None else str(code.co_filename)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

@@ -18,9 +18,12 @@ the working directory, because relative paths do not start there (`files.py`).
 import os
 import signal
 import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from oat.errors import OatError, described, is_signal, warn
@@ -61,26 +64,28 @@ os.register_at_fork(after_in_child=_begin_alone)
 Refuse = Callable[[str], OatError]
 """Type of a function that makes an error from a description of the failure, such as "raised ValueError: no
 number"."""
-Place = Callable[[BaseException], str]
-"""Type of a function that returns the place of an exception, as text that is appended to the description of
-the failure."""
+_INSTALLED = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
+    f"{Path(__file__).parent.parent}/",
+)
 
 
-def guarded(name: str, refuse: Refuse, place: Place | None = None) -> AbstractContextManager[None, None]:
+def guarded(name: str, refuse: Refuse, own: str | None = None) -> AbstractContextManager[None, None]:
     """A context in which a user's code runs. It puts back the state of the process, and turns exceptions of
     the code into an `OatError`. Two kinds of exceptions pass through unchanged: `OatError`, and exceptions
-    that come from a signal such as Ctrl-C.
+    that come from a signal such as Ctrl-C. The description of an exception ends with its place in the user's
+    files (`last_place`), such as " (line 7 of rewards.py)".
 
     Args:
         name: name of the code, for messages.
         refuse: makes the error.
-        place: returns the place of an exception; None: the error does not name a place.
+        own: a file that counts as the user's even if it is installed; None: there is none.
 
     Raises:
         OatError: the code raised another exception, or left a state that cannot be put back. `refuse` makes
             the error.
     """
-    return _Guarded(refuse, place, name)
+    return _Guarded(refuse, own, name)
 
 
 def raising(refuse: Refuse) -> AbstractContextManager[None, None]:
@@ -94,6 +99,24 @@ def restoring(name: str, refuse: Refuse) -> AbstractContextManager[None, None]:
     return _Restoring(refuse, None, name)
 
 
+def last_place(error: BaseException, is_own: Callable[[str], bool]) -> str | None:
+    """Return the place of the innermost frame of an error's traceback that is in a user's file, such as "line
+    7 of file.py"; None if there is no such frame.
+
+    Args:
+        is_own: returns True if a file, given by its path, is the user's.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [(line, frame.f_code.co_filename) for frame, line in frames]
+    line, file = next(((line, file) for line, file in reversed(places) if is_own(file)), (0, None))
+    return f"line {line} of {Path(file).name}" if file is not None else None
+
+
+def is_installed(file: str) -> bool:
+    """Return True if a file belongs to Python, to an installed package, or to `oat`."""
+    return file.startswith(_INSTALLED) or "/site-packages/" in file or "/dist-packages/" in file
+
+
 def bare(what: str) -> str:
     """Return a description of a failure without the word "raised" at its beginning, for a sentence that
     already says that the code failed."""
@@ -105,22 +128,24 @@ class _Raising(AbstractContextManager[None, None]):
     because of StopIteration: if `refuse` makes a RuntimeError, a context made by `contextlib.contextmanager`
     would let the StopIteration pass unchanged."""
 
-    def __init__(self, refuse: Refuse, place: Place | None):
-        self._refuse, self._place = refuse, place
+    def __init__(self, refuse: Refuse, own: str | None):
+        self._refuse, self._own = refuse, own
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, OatError) and not is_signal(error):
-            raise self._refuse(
-                f"raised {described(error)}{self._place(error) if self._place else ''}"
-            ) from error
+            place = last_place(error, self._is_own)
+            raise self._refuse(f"raised {described(error)}{f' ({place})' if place else ''}") from error
+
+    def _is_own(self, file: str) -> bool:
+        return file == self._own or not (file.startswith("<") or is_installed(file))
 
 
 class _Guarded(_Raising):
-    def __init__(self, refuse: Refuse, place: Place | None, name: str):
-        super().__init__(refuse, place)
+    def __init__(self, refuse: Refuse, own: str | None, name: str):
+        super().__init__(refuse, own)
         self._name = name
 
     def __enter__(self) -> None:

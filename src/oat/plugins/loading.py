@@ -5,11 +5,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-import sysconfig
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -17,7 +14,7 @@ from typing import Any
 
 from oat.errors import ConfigError, did_you_mean
 from oat.files import seen
-from oat.plugins.calls import bare, guarded
+from oat.plugins.calls import bare, guarded, is_installed, last_place
 
 given: dict[str, Any] = {}
 """The objects that `python:Name` names, by `Name`."""
@@ -36,10 +33,6 @@ _seen: dict[str, tuple[Any, Path, str]] = {}
 `own_files` first found this spec. A new import of the module makes a new spec."""
 _installed: dict[str, ModuleType] = {}
 """Imported modules that `own_files` has found to be installed, by their names in `sys.modules`."""
-_INSTALLED = (
-    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
-    f"{Path(__file__).parent.parent}/",
-)
 
 
 @contextmanager
@@ -140,7 +133,7 @@ def own_files(base: Path) -> dict[str, str]:
         place = getattr(module, "__file__", None)
         if not isinstance(place, str) or unique.startswith((_PREFIX, "__main")):
             continue
-        if _is_installed(place):
+        if is_installed(place):
             _installed[unique] = module
             continue
         spec = getattr(module, "__spec__", None)
@@ -161,17 +154,13 @@ def shown_name(path: Path, base: Path) -> str | None:
       followed by the path in the folder;
     * for any other file: None.
     """
-    if _is_installed(str(path)):
+    if is_installed(str(path)):
         return None
     above = set(path.parents)
     if base in above:
         return path.relative_to(base).as_posix()
     folder = next((folder for folder in _folders if folder in above), None)
     return None if folder is None else (folder.name / path.relative_to(folder)).as_posix()
-
-
-def _is_installed(place: str) -> bool:
-    return place.startswith(_INSTALLED) or "/site-packages/" in place or "/dist-packages/" in place
 
 
 def _hash(content: bytes) -> str:
@@ -215,7 +204,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         )
 
     try:
-        with guarded(str(path), refuse, partial(_line, file=found.origin)):
+        with guarded(str(path), refuse, found.origin):
             found.loader.exec_module(module)
     except BaseException:
         del sys.modules[unique]
@@ -239,18 +228,10 @@ def place_of(error: BaseException) -> str | None:
     """Find the last frame of an error's traceback that is in the user's code, and return its place, such as
     "line 7 of file.py"; None if there is no such frame. The user's code is the files that `load_symbol` has
     loaded, and all files below their folders, without installed packages."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(Path(frame.filename))]
-    return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else None
+    return last_place(error, lambda file: _is_named(Path(file)))
 
 
 def _is_named(file: Path) -> bool:
-    return not _is_installed(str(file)) and (
+    return not is_installed(str(file)) and (
         file.resolve() in _named or any(file.is_relative_to(folder) for folder in _folders)
     )
-
-
-def _line(error: BaseException, file: str | None) -> str:
-    """Return the last line in `file` of an error's traceback, such as " (line 7)"; "" if no frame is in this
-    file."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" (line {lines[-1]})" if lines else ""
