@@ -88,7 +88,7 @@ def test_a_default_follows_from_the_run_and_is_said() -> None:
         ),
         (
             ["--algorithm.name", "mine.py:Broken"],
-            "`checks` of mine.py:Broken raised KeyError: 'no'; repair it",
+            "`checks` of mine.py:Broken raised KeyError: 'no' (line 37 of mine.py); repair it",
         ),
     ],
 )

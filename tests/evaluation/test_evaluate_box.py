@@ -358,18 +358,26 @@ def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
     if what == "file":
         (run_dir / "evaluations" / ".new-step_00000002.jsonl").mkdir()  # where the file is to be made
     assert oat("train", config) == 0
+
+    def at(error: str) -> str:
+        source = Path(judges).read_text().splitlines()
+        return f"line {next(n for n, line in enumerate(source, 1) if f'raise {error}(' in line)}"
+
     expected = {
         "environment": (
             "failed",
             {0, 1, 2, 4},
-            "the environment Refusing raised KeyError: 'target', in an episode from record 1; repair it",
+            (
+                f"the environment Refusing raised KeyError: 'target' ({at('KeyError')} of judges.py), in an "
+                "episode from record 1; repair it"
+            ),
         ),
         "price": (
             "failed",
             {0, 1, 2, 4},
             (
-                f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted, asked "
-                "about eval/0/0"
+                f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted "
+                f"({at('ZeroDivisionError')} of judges.py), asked about eval/0/0"
             ),
         ),
         "price of the second": (
