@@ -358,26 +358,18 @@ def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
     if what == "file":
         (run_dir / "evaluations" / ".new-step_00000002.jsonl").mkdir()  # where the file is to be made
     assert oat("train", config) == 0
-
-    def at(error: str) -> str:
-        source = Path(judges).read_text().splitlines()
-        return f"line {next(n for n, line in enumerate(source, 1) if f'raise {error}(' in line)}"
-
     expected = {
         "environment": (
             "failed",
             {0, 1, 2, 4},
-            (
-                f"the environment Refusing raised KeyError: 'target' ({at('KeyError')} of judges.py), in an "
-                "episode from record 1; repair it"
-            ),
+            "the environment Refusing raised KeyError: 'target' (line ... of judges.py), ... from record 1",
         ),
         "price": (
             "failed",
             {0, 1, 2, 4},
             (
                 f"`price` of oracle {judges}:Unpriced raised ZeroDivisionError: no tokens counted "
-                f"({at('ZeroDivisionError')} of judges.py), asked about eval/0/0"
+                "(line ... of judges.py), asked about eval/0/0"
             ),
         ),
         "price of the second": (
@@ -396,7 +388,7 @@ def test_what_is_the_users_fails_an_evaluation_and_not_the_run(
     }
     metric, steps, words = expected[what]
     assert evaluated(run_dir, f"eval/{metric}").keys() == steps
-    assert [warning for warning in recwarn if words in str(warning.message)]
+    assert [said for said in recwarn if all(part in str(said.message) for part in words.split("..."))]
     assert evaluated(run_dir).keys() == (set() if metric == "failed" else {0, 1, 2, 4}) | (
         {0, 1, 4} if what == "file" else set()
     )

@@ -215,7 +215,7 @@ def test_answers_by_name(judges: str, name: str, text: str, answer: object) -> N
 def test_answers_that_no_vote_can_count(judges: str) -> None:
     with pytest.raises(
         OracleError,
-        match=r"judges.py:broken raised ValueError: no answer at all \(line \d+ of judges\.py\), asked for the .* 'ab'",
+        match=r"judges.py:broken raised ValueError: no answer at all \(line \d+ of judges\.py\), asked",
     ):
         load_extractor(f"{judges}:broken")("ab")
     with pytest.raises(OracleError, match=r"judges.py:listed raised TypeError: unhashable"):

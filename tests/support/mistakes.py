@@ -369,7 +369,7 @@ COLUMNS = {
     ),
     "the reference's": wrong(
         ("key: answer", "key: anser"),
-        said=("train.jsonl:1: ", "'anser'", "set `reference_key`", "@path: train.jsonl"),
+        said=("train.jsonl:1: ", "'anser' (prompts.reference_key)", "@path: train.jsonl"),
     ),
     "the held-out reference's": wrong(
         said=("held_out.jsonl:2: ", "'answer'", "evaluation.path"),
