@@ -315,7 +315,7 @@ def test_every_metric_is_in_the_list_and_every_name_is_used(world: World, tmp_pa
         "oracle/cost",
     }
     proven_by_algorithms = {
-        name for name in NAMES if name.startswith(("kto/", "vine/", "pairs/held_out"))
+        name for name in NAMES if name.startswith(("kto/", "vine/", "episode/", "pairs/held_out"))
     } | {
         "pairs/brier",
         "pairs/confidence",
