@@ -100,10 +100,10 @@ OTHERWISE = {
     r"run\.collector\.prompts\._(turns|pools\[\d\]\._order)\[\d\]": (
         "a cache: the order of the prompts is a function of the seed"
     ),
-    r"run\.collector\.(actor|prompts\.fit)\.renderer\._last\[.*": (
+    r"run\.(collector\.(actor|prompts\.fit)|tracking\.turns)\.renderer\._last\[.*": (
         "a cache: the prompt that was rendered last, and its tokens"
     ),
-    r"run\.collector\.(actor|prompts\.fit)\.renderer\._tails.*": (
+    r"run\.(collector\.(actor|prompts\.fit)|tracking\.turns)\.renderer\._tails.*": (
         "a cache: messages of an environment, and their tokens"
     ),
     r"run\.collector\.actor\.environment\._loop\._loop": (
