@@ -203,25 +203,36 @@ class PPO(PolicyGradient):
         start: StartValues,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the critic's targets, the advantages, and the weights of V-trace or None, (L,) each."""
-        c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
+        c = self.config
         if c.advantage == "vtrace":
             ratios_L = self._ratios(start, states)
-            return vtrace(rewards_L, values_L, ratios_L, row_of_L, gamma=c.gamma, lam=c.lam)
+            return vtrace(rewards_L, values_L, ratios_L, states.row_of_L, gamma=c.gamma, lam=c.lam)
+        advantages_L = self._advantages(scored, rewards_L, values_L, states, start)
+        return advantages_L + values_L, advantages_L, None
+
+    def _advantages(
+        self,
+        scored: ScoredRows,
+        rewards_L: torch.Tensor,
+        values_L: torch.Tensor,
+        states: FinalStates,
+        start: StartValues,
+    ) -> torch.Tensor:
+        """Return the advantages of `gae` or of the user's estimator, (L,)."""
+        c, row_of_L, num_rows = self.config, states.row_of_L, len(states.has_end_N)
         if self.of_tokens is None and c.turn_gamma == 1:
-            advantages_L = gae(rewards_L, values_L, row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
-            return advantages_L + values_L, advantages_L, None
+            return gae(rewards_L, values_L, row_of_L, num_rows, gamma=c.gamma, lam=c.lam)
         discounts_L = self._discounts(scored, states)
         next_L = torch.nn.functional.pad(values_L[1:], (0, min(1, len(values_L))))
         if self.of_tokens is None:
-            advantages_L = affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
-            return advantages_L + values_L, advantages_L, None
+            return affine_scan(rewards_L + discounts_L * next_L - values_L, discounts_L * c.lam)
         is_last_L = torch.ones_like(row_of_L, dtype=torch.bool)
         is_last_L[:-1] = row_of_L[1:] != row_of_L[:-1]
         next_L = torch.where(is_last_L, 0.0, next_L)
         ratios_L = self._ratios(start, states)
-        places = Places(rewards_L, values_L, next_L, discounts_L, ratios_L, c.lam, row_of_L, num_rows)
-        advantages_L = self.of_tokens(places)
-        return advantages_L + values_L, advantages_L, None
+        return self.of_tokens(
+            Places(rewards_L, values_L, next_L, discounts_L, ratios_L, c.lam, row_of_L, num_rows)
+        )
 
     def _ratios(self, start: StartValues, states: FinalStates) -> torch.Tensor:
         """Return the old probability of each token divided by the one with which it was sampled, (L,); 1 for
