@@ -25,6 +25,7 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
 from hypothesis import settings
 from suites import mark_slow
 
+gc.disable()  # no garbage collection finds anything before `pytest_collection_finish`
 jaxtyping.install_import_hook("oat.functional", "beartype.beartype")
 torch.set_num_threads(1)
 # a shell makes what it starts in the background deaf to it
@@ -77,6 +78,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     sys.dont_write_bytecode = True
 
 

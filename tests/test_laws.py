@@ -102,16 +102,15 @@ def is_for_types_only(node: ast.AST) -> bool:
 
 
 def walk(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
-    """Yield every node. With `at_import`, leave out expressions and code that does not run when the module is
-    imported."""
-    if not at_import:
-        yield from ast.walk(tree)
-        return
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.expr | ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types_only(node):
-            continue
-        yield node
-        yield from walk(node, at_import=True)
+    """Yield every node but expressions. With `at_import`, also leave out code that does not run when the
+    module is imported."""
+    waiting = [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types_only(node)
+            if not (isinstance(node, ast.expr) or (at_import and is_later)):
+                yield node
+                waiting.append(node)
 
 
 @functools.cache

@@ -56,6 +56,7 @@ def test_the_run_as_it_stands_is_read_as_before(run_dir: Path) -> None:
     assert_same(of_begun(run_dir, Path("model before")), EXPECTED["begun"], is_exact=True)
 
 
+@pytest.mark.sample("wire", seconds=0.8)
 @pytest.mark.parametrize("flags", [(), ("--compute.serialise", "true")], ids=["plain", "wire"])
 @pytest.mark.filterwarnings("ignore:after")
 def test_the_run_continues_as_before(run_dir: Path, flags: tuple[str, ...]) -> None:

@@ -211,6 +211,7 @@ def test_a_schedule_keeps_the_end_it_was_given(
     assert train(config, "--stop.max_steps", "3", "--learner.schedule_steps", "1") == 0
 
 
+@pytest.mark.slow(instead="tests/learner/test_buffer.py::test_a_replay_of_its_ledger_is_the_run", seconds=1.8)
 def test_without_checkpoints_a_run_replays_its_ledger(world: World, tmp_path: Path) -> None:
     """Without checkpoints, a run is replayed from its ledger, as the message about damaged checkpoints
     promises. If trajectories were dropped, an error says so."""

@@ -419,7 +419,7 @@ def test_an_environment_that_fails_in_training_ends_the_run(
     assert "in an episode from record" in error
 
 
-@pytest.mark.sample("True-*", seconds=1.0)
+@pytest.mark.slow(instead="test_a_killed_run_makes_the_same_evaluations", seconds=2.0)
 @pytest.mark.parametrize(("after", "failed"), [(False, {}), (True, {2: 1.0})])
 def test_a_kill_while_an_evaluation_fails(
     world: World, tmp_path: Path, judges: str, after: bool, failed: dict[int, float]

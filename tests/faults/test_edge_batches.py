@@ -36,16 +36,12 @@ TEACH_NOTHING = {"empty responses only", "all masked", "nothing"}
 
 @pytest.mark.sample(
     "dpo",
-    "ipo",
     "kto",
-    "bnf",
     "aot",
     "sft",
     "reward_model",
     "grpo",
-    "gspo",
     "reinforce_pp",
-    "luspo",
     "rloo",
     "ppo",
     seconds=5.1,

@@ -169,7 +169,7 @@ every tensor are enough for the others."""
 WITHOUT_COLUMNS = {"sft", "simpo", "cpo", "orpo", "reward_model"}
 
 
-@pytest.mark.sample("dpo-gradients", "grpo-*", seconds=0.9)
+@pytest.mark.sample("dpo-gradients", "grpo-columns of a batch", seconds=3.5)
 @pytest.mark.fault("R20")
 @pytest.mark.parametrize("what", GUARDED)
 @pytest.mark.parametrize("algorithm", ["dpo", "grpo"])

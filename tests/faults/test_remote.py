@@ -81,7 +81,7 @@ def labels(run_dir: Path, last: int = 4) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("brief_waits")
-@pytest.mark.sample("500", "NaN", seconds=7.6)
+@pytest.mark.sample("500", seconds=8.8)
 @pytest.mark.fault("R12")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_changes_nothing_of_a_run(

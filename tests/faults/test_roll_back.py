@@ -104,7 +104,7 @@ def unbroken(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return make
 
 
-@pytest.mark.sample("True", seconds=3.9)
+@pytest.mark.slow(instead="test_a_rolled_back_run_that_is_cut_off_is_the_unbroken_run", seconds=7.7)
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
     world: World, tmp_path: Path, is_gone: bool
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_passed_over_alike_however_the_run_is_cut_off(
         assert digest_run(run_dir) == expected
 
 
-@pytest.mark.sample("raised, nothing taken back", "before the next checkpoint is published", seconds=9.8)
+@pytest.mark.sample("before the next checkpoint is published", seconds=11.6)
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
 def test_a_rolled_back_run_that_is_cut_off_is_the_unbroken_run(
     world: World, tmp_path: Path, unbroken: Any, moment: Moment

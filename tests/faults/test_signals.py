@@ -186,7 +186,7 @@ sys.exit(main(sys.argv[1:]))
 exception cannot pass through C++, and would abort the process."""
 
 
-@pytest.mark.sample("train-*", seconds=1.4)
+@pytest.mark.slow(instead="test_it_hears_signals_while_torch_is_imported", seconds=3.1)
 @pytest.mark.parametrize(("command", "how"), [("train", "goes on where it stopped"), ("eval", "begins anew")])
 def test_a_signal_within_the_import_of_torch_aborts_nothing(
     world: World, tmp_path: Path, command: str, how: str

@@ -216,6 +216,7 @@ def walks(
     return walk_of
 
 
+@pytest.mark.slow(instead="test_a_checkpoint_holds_all_state", seconds=14.0)
 def test_every_exception_is_needed(walks: Callable[[str], Walked]) -> None:
     needed = {
         pattern for name in RUNS for path in walks(name).all_differences(2) for pattern in exceptions(path)
@@ -223,6 +224,15 @@ def test_every_exception_is_needed(walks: Callable[[str], Walked]) -> None:
     assert needed == set(OTHERWISE)
 
 
+@pytest.mark.sample(
+    "*-dpo",
+    "*-grpo, a lagging sampler",
+    "*-grpo, without a wire",
+    "*-episodes of several turns",
+    "*-ppo, whose policy waits",
+    "*-a reward model",
+    seconds=7.0,
+)
 @pytest.mark.fault("R3")
 @pytest.mark.inventory(114)
 @pytest.mark.parametrize("name", RUNS)
@@ -318,7 +328,7 @@ def test_hidden_state_is_found(
     figure("1 of 1 states hidden from checkpoints detected")
 
 
-@pytest.mark.sample("*-learner", "*-ensemble", seconds=2.0)
+@pytest.mark.sample("*-learner", seconds=2.9)
 @pytest.mark.fault("R3")
 @pytest.mark.parametrize("part", ["learner", "weights", "prompts", "ensemble"])
 def test_a_part_left_out_is_found(

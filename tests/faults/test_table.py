@@ -125,6 +125,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow(instead="the other tests of the table in this file", seconds=3.3)
 def test_rows_are_run_once_and_written(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.main(["--workers", "0"]) == 1
     page = (project / "docs/faults.md").read_text()

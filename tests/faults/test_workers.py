@@ -135,7 +135,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.sample(
-    slow=("endless sleep", "a child that goes on", "catastrophic regex"),
+    slow=("endless sleep", "a child that goes on", "catastrophic regex", "an alarm that is not heard"),
     instead="test_what_a_call_started_ends_with_it, and the other tests of calls that run too long",
     seconds=8.1,
 )

@@ -244,6 +244,9 @@ def test_a_fork_that_changes_nothing_and_a_longer_run_are_the_run(
     )
 
 
+@pytest.mark.slow(
+    instead="tests/faults/test_state.py walks over a buffer; tests/golden over the wire", seconds=0.8
+)
 def test_values_on_a_wire_give_the_same_run(run: Path, tmp_path: Path) -> None:
     assert (
         oat("train", run / "config.yaml", "--run_dir", tmp_path / "run", "--compute.serialise", "true") == 0

@@ -75,7 +75,6 @@ def gradient(learner: Learner, objective: Any) -> tuple[float, torch.Tensor]:
 @pytest.mark.sample(
     "dpo-float64-*",
     "kto-float64-*",
-    "grpo-float64-*",
     "grpo-token-float64-*",
     "rloo-corrected-float64-*",
     "reinforce_pp-kl-float64-*",

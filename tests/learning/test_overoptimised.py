@@ -68,7 +68,7 @@ def test_the_proxy_rises_while_the_gold_falls(world: World, tmp_path: Path) -> N
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 2 * len(curve)
 
 
-@pytest.mark.sample("roll_back", seconds=1.3)
+@pytest.mark.slow(instead="tests/control/test_alarms.py", seconds=2.8)
 @pytest.mark.parametrize("action", ["stop", "roll_back"])
 def test_an_alarm_stops_it_near_the_peak(action: str, world: World, tmp_path: Path) -> None:
     """The alarm `gold` is raised when the gold score is more than 0.2 below its best. A run that rolls back

@@ -283,6 +283,9 @@ def test_killed_and_continued(
     assert "what is read of it is not what this run began with:\n  weights: " in said
 
 
+@pytest.mark.slow(
+    instead="tests/algorithms/test_ppo_runs.py::test_a_critic_leaves_less_memory_for_a_pass", seconds=1.7
+)
 def test_the_memory_of_a_critic(world: World, tmp_path: Path) -> None:
     """The estimate counts the weights of a larger critic, their gradients and their moments, and no head."""
     make_model(tmp_path / "large", hidden=64, layers=3)

@@ -362,7 +362,9 @@ def test_an_exported_adapter_is_the_policy(
     assert "trained every weight, so there is no adapter" in capsys.readouterr().err
 
 
-@pytest.mark.sample("2", seconds=2.9)
+@pytest.mark.slow(
+    instead="tests/learner/test_reference_update.py::test_killed_and_continued, with an adapter", seconds=5.0
+)
 @pytest.mark.parametrize("sync_every", [1, 2])
 def test_a_killed_run_is_the_unbroken_run(world: World, tmp_path: Path, sync_every: int) -> None:
     """A run with bfloat16 and gradient checkpointing is killed between two syncs, and ends bitwise like the

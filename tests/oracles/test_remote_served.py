@@ -1,4 +1,4 @@
-"""A reward server with two processes, a token and limits, which all tests here share: its answers and its
+"""A reward server with one process, a token and limits, which all tests here share: its answers and its
 access control. No malformed request ends it."""
 
 import math
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Yield a server with two processes, a token, and limits that tests can reach."""
+    """Yield a server with one process, a token, and limits that tests can reach."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "token").write_text(f"{TOKEN}\n")
     limits = ["--max-body-bytes", "20000", "--max-responses", "8"]
@@ -42,7 +42,7 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "--model",
         model,
         "--devices",
-        "cpu,cpu",
+        "cpu",
         "--token-file",
         str(folder / "token"),
         *limits,
@@ -72,11 +72,6 @@ def test_rewards_are_a_list_also_for_one(server: Served, model: str) -> None:
         assert (status, reply["batch_first_win_prob"]) == (200, [])
         assert isinstance(reply["batch_score"], list)
         assert reply["batch_score"] == pytest.approx(expected[:count], abs=1e-4)
-
-
-@pytest.mark.inventory(81)
-def test_there_is_a_process_a_device(server: Served) -> None:
-    assert len(server.workers) == 2
 
 
 def test_the_oracle_remote_asks_it(server: Served, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

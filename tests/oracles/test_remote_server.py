@@ -113,11 +113,13 @@ def test_it_leaves_nothing_however_it_ends(number: signal.Signals, model: str, t
 
 
 @pytest.mark.slow
+@pytest.mark.inventory(81)
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
 def test_a_worker_that_dies_is_replaced(devices: str, model: str, tmp_path: Path) -> None:
     """A worker is killed, and another one replaces it, even if it was the only one. Requests meanwhile get
     503 or 504, and clients repeat them."""
     with served("--model", model, "--devices", devices, "--timeout-s", "2", log=tmp_path / "log") as server:
+        assert len(server.workers) == devices.count("cpu")
         (victim, *_), statuses = server.workers, list[int]()
         os.kill(victim, signal.SIGKILL)
 

@@ -213,6 +213,7 @@ def test_gae(kind: str) -> None:
     assert row["spread"][0] <= row["ratio"] <= row["spread"][1]
 
 
+@pytest.mark.slow(instead="the tests of tests/ledger", seconds=3.0)
 def test_ledger(tmp_path: Path) -> None:
     from ledger import opening, rate, share
 

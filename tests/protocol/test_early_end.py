@@ -100,7 +100,7 @@ def test_without_a_target_every_step_is_made(bench: Bench, tmp_path: Path) -> No
     assert not {"optim/left_out", "kl/old"} & {name for row in rows for name in row}
 
 
-@pytest.mark.sample("6", seconds=2.5)
+@pytest.mark.slow(instead="tests/faults/test_inner_kills.py::test_killed_inside_an_update", seconds=3.4)
 @pytest.mark.parametrize("call", [3, 6, 8])
 def test_a_kill_inside_an_update_changes_nothing(config: Path, tmp_path: Path, call: int) -> None:
     assert_a_kill_changes_nothing(

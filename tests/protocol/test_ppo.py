@@ -245,6 +245,10 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_close(found, dict(critic.named_parameters()), dict(critic_start.named_parameters()))
 
 
+@pytest.mark.slow(
+    instead="tests/learner/test_critic.py; tests/faults/test_state.py walks over a run of PPO over the wire",
+    seconds=1.1,
+)
 def test_over_the_wire(config: Path, run: Path) -> None:
     other = run.with_name("wire")
     assert oat("train", config, "--run_dir", other, "--compute.serialise", "true") == 0
@@ -263,7 +267,9 @@ def die_in_a_save() -> None:
     kill_at(Checkpoints, "_publish", 2)
 
 
-@pytest.mark.sample("die_in_an_epoch", seconds=2.4)
+@pytest.mark.slow(
+    instead="tests/faults/test_inner_kills.py::test_killed_inside_an_update, in a run of PPO", seconds=3.8
+)
 @pytest.mark.parametrize("arm", [die_in_an_epoch, die_in_a_save])
 def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None]) -> None:
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)

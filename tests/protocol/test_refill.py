@@ -123,7 +123,7 @@ def in_ask(call: int) -> Callable[[], None]:
     return lambda: kill_at(Ledger, "ask", call)
 
 
-@pytest.mark.sample("after the second round", "before a take", seconds=8.7)
+@pytest.mark.sample("after the second round", seconds=9.6)
 @pytest.mark.parametrize(
     "arm",
     [

@@ -26,10 +26,11 @@ from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
 from oat.build.learner import EnsembleParts, make_ensemble, make_learner
 from oat.build.models import load_models, load_slots
-from oat.build.outline import ModelOutline, keys_of
+from oat.build.outline import ModelOutline
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
 from oat.config.settings import Config
+from oat.engines.cache_trial import keys_of
 from oat.engines.paged_cache import cache_dtype
 from oat.engines.pages import PAGE
 from oat.engines.shapes import filled_up, fixed_rows

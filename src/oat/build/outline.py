@@ -6,10 +6,9 @@ The checks get these numbers and not the model, so that a run keeps no model for
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from oat.build import models
-from oat.engines.decoding import blaming_model
+from oat.engines.cache_trial import keys_of
 from oat.engines.paged_cache import cache_dtype_on
 from oat.engines.pages import PAGE
 from oat.models.causal_lm import CausalLM
@@ -64,31 +63,3 @@ def outline_of(lm: CausalLM, profile: str) -> ModelOutline:
         keys=keys_of(lm),
         context_length=lm.context_length,
     )
-
-
-def keys_of(lm: CausalLM) -> int:
-    """Return the number of elements that the keys and values of one token have in all layers together. They
-    are counted in a forward pass over one token.
-
-    Raises:
-        ModelError: see `outline_of`.
-    """
-    keys = _Keys()
-    with torch.no_grad(), blaming_model(lm):
-        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
-        lm.hidden(one, positions=one, layout=keys)
-    return keys.numbers
-
-
-class _Keys:
-    """An attention layout that computes nothing. It returns zeros, and counts the numbers in the keys and
-    values that it gets."""
-
-    def __init__(self) -> None:
-        self.numbers = 0
-
-    def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
-    ) -> Tensor:
-        self.numbers += key.numel() + value.numel()
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])

@@ -15,7 +15,6 @@ kept pages: if the cache is full, pages are dropped, and the tokens are computed
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice, takewhile
 
 import numpy as np
@@ -29,7 +28,7 @@ from oat.engines.equal_rows import EqualRows
 from oat.engines.kept import Kept
 from oat.engines.paged_cache import PagedCache, cache_dtype
 from oat.engines.shapes import filled_up, passes
-from oat.errors import EngineError, ModelError, NonFiniteError
+from oat.errors import EngineError, NonFiniteError
 from oat.functional.logprobs import token_logps
 from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
 from oat.hardware.roofline import Meter
@@ -485,16 +484,3 @@ class Decoding:
         if keeps_R.any():
             self._cache.park(rows[keeps_R])
             self._parked.extend(rows[keeps_R].tolist())
-
-
-@contextmanager
-def blaming_model(lm: CausalLM) -> Iterator[None]:
-    """A context in which errors of a model's code become a `ModelError`. In it the model runs with a layout,
-    such as `cached_attention.Step`, which takes the place of the model's own attention."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise ModelError(
-            f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain "
-            "attention model"
-        ) from error

@@ -24,24 +24,20 @@ import torch
 from torch import Tensor
 
 from oat.engines.base import checksum
-from oat.engines.cached_attention import Filling, Step
-from oat.engines.decoding import Decode, Decoding, blaming_model
+from oat.engines.cache_trial import page_bytes_of
+from oat.engines.decoding import Decode, Decoding
 from oat.engines.kept import Kept
-from oat.engines.paged_cache import PagedCache, cache_dtype
 from oat.engines.pages import PAGE
 from oat.engines.scoring import score
 from oat.engines.shapes import fixed_rows, fixed_width
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
-from oat.errors import EngineError, ModelError, WeightsError, did_you_mean
+from oat.errors import EngineError, WeightsError, did_you_mean
 from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
-from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
-from oat.models.packing import pack
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _DETERMINISTIC_THREADS = 2
-_CACHE_TOLERANCE, _CACHE_TOLERANCE_HALF = 1e-4, 5e-2
 _GB = 10**9
 _MEASURED_TOKENS = 16
 """Tokens of each prompt and of each response in the measurement that chooses the number of threads."""
@@ -425,46 +421,6 @@ def _same_memory(held: Tensor, sent: Tensor) -> bool:
         sent.device,
         sent.stride(),
     )
-
-
-@torch.inference_mode()
-def page_bytes_of(lm: CausalLM) -> int:
-    """Return the bytes of a page of the KV cache, over all layers. Also test the cache on a row of 9 tokens
-    and a row of 1 token: if the model has weights, the logits must be those of full passes.
-
-    Raises:
-        ModelError: the logits differ, or the model cannot run with the cache.
-    """
-    ids = np.arange(PAGE + 2) % lm.vocab_rows
-    lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
-    cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
-    with blaming_model(lm):
-        for row in rows:
-            cache.admit([int(row)], int(lengths[row]))
-            ids_1T, positions_1T, spans = pack([ids[: lengths[row]]], lm.device)
-            sources = np.arange(lengths[row])
-            places = cache.places(np.full(lengths[row], row), sources, sources, lm.device)
-            lm.hidden(ids_1T, positions=positions_1T, layout=Filling(cache, Packed(spans), places))
-        cache.extend(rows)
-        next_R1, positions_R1 = (
-            torch.from_numpy(values)[:, None].to(lm.device)
-            for values in (ids[lengths].astype(np.int64), lengths)
-        )
-        cached_RV = lm.head(
-            lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0]
-        )
-    if not lm.has_weights:  # there are no values to compare
-        return cache.page_bytes
-    whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
-    with lm.as_seen():
-        plain_RV = torch.stack([lm.module(input_ids=row).logits[0, -1] for row in whole])
-    difference = ((cached_RV - plain_RV).abs().max() / plain_RV.abs().max().clamp(min=1.0)).item()
-    if not difference <= (_CACHE_TOLERANCE if plain_RV.dtype == torch.float32 else _CACHE_TOLERANCE_HALF):
-        raise ModelError(
-            f"a `{lm.model_type}` gives other logits with this engine's cache than without it (relative "
-            f"difference {difference:.3g}); give a plain attention model"
-        )
-    return cache.page_bytes
 
 
 def _check_sizes(slot: str, lm: CausalLM, num_tokens: int, context_length: int | None) -> None:

@@ -1,0 +1,99 @@
+"""The trial of a model with the engine's KV cache, and the size of its cached keys and values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oat.engines.cached_attention import Filling, Step
+from oat.engines.paged_cache import PagedCache, cache_dtype
+from oat.engines.pages import PAGE
+from oat.errors import ModelError
+from oat.models.attention import Packed
+from oat.models.causal_lm import CausalLM
+from oat.models.packing import pack
+
+_TOLERANCE, _TOLERANCE_HALF = 1e-4, 5e-2
+
+
+@torch.inference_mode()
+def page_bytes_of(lm: CausalLM) -> int:
+    """Return the bytes of a page of the KV cache, over all layers. A model with weights also runs with the
+    cache, on a row of 9 tokens and a row of 1 token; its logits must be those of full passes.
+
+    Raises:
+        ModelError: the logits differ, or the model cannot run with the cache.
+    """
+    if not lm.has_weights:  # there are no values to compare
+        return PAGE * keys_of(lm) * cache_dtype(lm).itemsize
+    ids = np.arange(PAGE + 2) % lm.vocab_rows
+    lengths, rows = np.array([PAGE + 1, 1]), np.arange(2)
+    cache = PagedCache(lengths + 1, readers=1, pages=8, dtype=cache_dtype(lm))
+    with blaming_model(lm):
+        for row in rows:
+            cache.admit([int(row)], int(lengths[row]))
+            ids_1T, positions_1T, spans = pack([ids[: lengths[row]]], lm.device)
+            sources = np.arange(lengths[row])
+            places = cache.places(np.full(lengths[row], row), sources, sources, lm.device)
+            lm.hidden(ids_1T, positions=positions_1T, layout=Filling(cache, Packed(spans), places))
+        cache.extend(rows)
+        next_R1, positions_R1 = (
+            torch.from_numpy(values)[:, None].to(lm.device)
+            for values in (ids[lengths].astype(np.int64), lengths)
+        )
+        cached_RV = lm.head(
+            lm.hidden(next_R1, positions=positions_R1, layout=Step(cache, rows, lm.device))[:, 0]
+        )
+    whole = [torch.from_numpy(ids[: length + 1].astype(np.int64))[None].to(lm.device) for length in lengths]
+    with lm.as_seen():
+        plain_RV = torch.stack([lm.module(input_ids=row).logits[0, -1] for row in whole])
+    difference = ((cached_RV - plain_RV).abs().max() / plain_RV.abs().max().clamp(min=1.0)).item()
+    if not difference <= (_TOLERANCE if plain_RV.dtype == torch.float32 else _TOLERANCE_HALF):
+        raise ModelError(
+            f"a `{lm.model_type}` gives other logits with this engine's cache than without it (relative "
+            f"difference {difference:.3g}); give a plain attention model"
+        )
+    return cache.page_bytes
+
+
+def keys_of(lm: CausalLM) -> int:
+    """Return the number of elements that the keys and values of one token have in all layers together. They
+    are counted in a forward pass over one token.
+
+    Raises:
+        ModelError: the model does not run with a layout of attention.
+    """
+    keys = _Keys()
+    with torch.no_grad(), blaming_model(lm):
+        one = torch.zeros(1, 1, dtype=torch.long, device=lm.device)
+        lm.hidden(one, positions=one, layout=keys)
+    return keys.numbers
+
+
+class _Keys:
+    """An attention layout that computes nothing. It returns zeros, and counts the numbers in the keys and
+    values that it gets."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def attend(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float
+    ) -> Tensor:
+        self.numbers += key.numel() + value.numel()
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+@contextmanager
+def blaming_model(lm: CausalLM) -> Iterator[None]:
+    """A context in which errors of a model's code become a `ModelError`. In it the model runs with a layout,
+    such as `cached_attention.Step`, which takes the place of the model's own attention."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise ModelError(
+            f"a `{lm.model_type}` cannot be decoded with this engine's cache ({error}); give a plain "
+            "attention model"
+        ) from error
