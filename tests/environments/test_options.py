@@ -1,5 +1,6 @@
 """An environment is named with its options: in a file, by flags, and from Python."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,13 @@ def test_options_reach_the_environment(config: Callable[..., Path]) -> None:
     assert read_metrics(Path("run/metrics.jsonl"))[1]["reward/mean"] >= 3 * 0.25
     kept = package.load_run("run").config.sampling.environment
     assert kept == Component("game.py:Steps", {"turns": 3, "pay": 0.25})
+
+
+def test_a_check_counts_episodes(config: Callable[..., Path], capsys: Any) -> None:
+    assert oat("check", config("game.py:Steps")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\d+ prompts x \d+ = \d+ episodes of turns of at most \d+ tokens", said), said
+    assert not re.search(r"\d responses", said), said
 
 
 def test_the_same_run_goes_on_with_either_form(config: Callable[..., Path], capsys: Any) -> None:

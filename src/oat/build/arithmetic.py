@@ -32,23 +32,25 @@ def step_lines(resolved: Resolved, run: Run, dearest: Price) -> Lines:
     samples = _samples(resolved, run)
     responses = plan.prompts * samples
     queries = plan.questions * dearest.queries
-    of = "recorded" if recorded else f"of at most {config.sampling.max_new_tokens} tokens"
+    one = _sampled(resolved)
+    turns = "turns " if one == "episode" else ""
+    of = "recorded" if recorded else f"of {turns}of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
     yield (
         "a step",
-        f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, 'response')} {of}; {asked}",
+        f"{many(plan.prompts, 'prompt')} x {samples} = {many(responses, one)} {of}; {asked}",
     )
     yield from _branch_lines(plan)
     if (rounds := resolved.most_rounds) > 1:
         yield (
             "",
             f"up to {many(rounds - 1, 'further round')} in place of questions that teach nothing: in all at "
-            f"most {many(rounds * plan.prompts, 'prompt')}, {many(rounds * responses, 'response')}, "
+            f"most {many(rounds * plan.prompts, 'prompt')}, {many(rounds * responses, one)}, "
             f"{many(rounds * plan.questions, 'question')}, {_queries(rounds * queries)}",
         )
     epochs, minibatches = resolved.step.epochs, resolved.step.minibatches
     is_pair = resolved.requires.feedback == "compare"
-    units, unit = (plan.questions, "pair") if is_pair else (responses, "response")
+    units, unit = (plan.questions, "pair") if is_pair else (responses, one)
     size, tokens = config.learner.micro_batch_size, run.learner.micro_batch_tokens
     most = " and ".join(
         [*([many(size, "row")] if size else []), *([many(tokens, "token")] if tokens else [])]
@@ -193,7 +195,7 @@ def _all_steps(
     dearest = min(steps * queries, math.ceil(most_prompts / a_step) * queries // rounds)
     taken = (
         f"{_span(prompts, most_prompts, 'prompt')} ({times}), "
-        f"{_span(prompts * samples, most_prompts * samples, 'response')}, "
+        f"{_span(prompts * samples, most_prompts * samples, _sampled(resolved))}, "
         f"{_queries(int(min(dearest, budget)))}{beside}"
     )
     updates = resolved.optimiser_steps(last) - resolved.optimiser_steps(min(begun.steps, last))
@@ -268,7 +270,8 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
     questions = resolved.most_rounds * plan.questions
     online = questions * (2 if is_pair else plan.responses) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
-    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {many(responses, 'response')}{learned}"
+    sampled = many(responses, _sampled(resolved))
+    yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {sampled}{learned}"
     for purpose, (address, oracle) in run_inputs.evaluation_oracles.items():
         is_free = resolved.evaluation_oracles[purpose].name in BUILTIN
         one = 0 if is_free else queries_of_a_response(oracle, address, purpose, run_inputs.held_out)
@@ -307,6 +310,10 @@ def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
         f"the newest {many(min(buffer.questions, fullest * questions), 'question')}{cleared}: up to "
         f"{steps} a step"
     )
+
+
+def _sampled(resolved: Resolved) -> str:
+    return "response" if resolved.config.sampling.environment is None else "episode"
 
 
 def _samples(resolved: Resolved, run: Run) -> int:
