@@ -33,8 +33,8 @@ def step_lines(resolved: Resolved, run: Run, dearest: Price) -> Lines:
     responses = plan.prompts * samples
     queries = plan.questions * dearest.queries
     one = _sampled(resolved)
-    turns = "turns " if one == "episode" else ""
-    of = "recorded" if recorded else f"of {turns}of at most {config.sampling.max_new_tokens} tokens"
+    turns = "of turns " if one == "episode" else ""
+    of = "recorded" if recorded else f"{turns}of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
     yield (
         "a step",
