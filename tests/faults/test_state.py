@@ -231,7 +231,9 @@ def test_every_exception_is_needed(walks: Callable[[str], Walked]) -> None:
     "*-episodes of several turns",
     "*-ppo, whose policy waits",
     "*-a reward model",
-    seconds=7.0,
+    "*-dpo, a buffer",
+    "*-a reference that follows, with an adapter",
+    seconds=4.0,
 )
 @pytest.mark.fault("R3")
 @pytest.mark.inventory(114)

@@ -239,7 +239,8 @@ def die_in_an_update() -> None:
 
 @pytest.mark.slow(
     instead=(
-        "tests/protocol/test_ppo.py kills a run with a critic; tests/models/test_lora.py one with an adapter"
+        "tests/faults/test_inner_kills.py kills a run of PPO; "
+        "tests/learner/test_reference_update.py kills one with an adapter"
     ),
     seconds=4,
 )

@@ -278,7 +278,7 @@ def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow(
-    instead="tests/learning, for models without an adapter; test_a_killed_run_is_the_unbroken_run",
+    instead="tests/learning, for models without an adapter; test_an_exported_adapter_is_the_policy",
     seconds=1.3,
 )
 def test_an_adapter_learns(finished: Path) -> None:

@@ -277,9 +277,7 @@ def configuration(world: World, folder: Path) -> Path:
     return world.config("grpo", folder, {**changes, "learner.learning_rate": 0.03})
 
 
-@pytest.mark.slow(
-    instead="tests/models/test_lora.py::test_a_killed_run_is_the_unbroken_run, for an adapter", seconds=2.5
-)
+@pytest.mark.slow(instead="tests/learner/test_reference_update.py::test_killed_and_continued", seconds=2.5)
 def test_a_killed_run_is_the_unbroken_one(world: World, finished: Path, tmp_path: Path) -> None:
     config = configuration(world, tmp_path)
 

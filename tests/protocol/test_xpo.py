@@ -147,9 +147,7 @@ def die_in_an_epoch() -> None:
     kill_at(Learner, "_step", 10)
 
 
-@pytest.mark.slow(
-    instead="tests/protocol/test_ppo.py::test_killed_and_continued, at the same moments", seconds=1.7
-)
+@pytest.mark.slow(instead="tests/faults/test_inner_kills.py::test_killed_inside_an_update", seconds=1.7)
 @pytest.mark.parametrize("arm", [die_behind_a_save, die_in_an_epoch])
 def test_killed_and_continued(config: Path, run: Path, tmp_path: Path, arm: Callable[[], None]) -> None:
     assert_a_kill_changes_nothing(config, run, tmp_path, arm)

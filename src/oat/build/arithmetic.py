@@ -32,7 +32,7 @@ def step_lines(resolved: Resolved, run: Run, dearest: Price) -> Lines:
     samples = _samples(resolved, run)
     responses = plan.prompts * samples
     queries = plan.questions * dearest.queries
-    one = _sampled(resolved)
+    one = _unit_sampled(resolved)
     turns = "of turns " if one == "episode" else ""
     of = "recorded" if recorded else f"{turns}of at most {config.sampling.max_new_tokens} tokens"
     asked = f"{many(plan.questions, 'question')}, {_queries(queries)}"
@@ -195,7 +195,7 @@ def _all_steps(
     dearest = min(steps * queries, math.ceil(most_prompts / a_step) * queries // rounds)
     taken = (
         f"{_span(prompts, most_prompts, 'prompt')} ({times}), "
-        f"{_span(prompts * samples, most_prompts * samples, _sampled(resolved))}, "
+        f"{_span(prompts * samples, most_prompts * samples, _unit_sampled(resolved))}, "
         f"{_queries(int(min(dearest, budget)))}{beside}"
     )
     updates = resolved.optimiser_steps(last) - resolved.optimiser_steps(min(begun.steps, last))
@@ -270,7 +270,7 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
     questions = resolved.most_rounds * plan.questions
     online = questions * (2 if is_pair else plan.responses) if e.online else 0
     learned = f", and the step's own {online}" if online else ""
-    sampled = many(responses, _sampled(resolved))
+    sampled = many(responses, _unit_sampled(resolved))
     yield "evaluation", f"{when}{times}; each {prompts} x ({parts}) = {sampled}{learned}"
     for purpose, (address, oracle) in run_inputs.evaluation_oracles.items():
         is_free = resolved.evaluation_oracles[purpose].name in BUILTIN
@@ -312,7 +312,8 @@ def _buffered(resolved: Resolved, buffer: BufferConfig) -> str:
     )
 
 
-def _sampled(resolved: Resolved) -> str:
+def _unit_sampled(resolved: Resolved) -> str:
+    """Return what one sample of the run is called."""
     return "response" if resolved.config.sampling.environment is None else "episode"
 
 
