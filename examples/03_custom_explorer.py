@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from oat.explore.base import Scores
+from oat.explore.base import Round
 from oat.types import UNASKED, Group, Key, Kind, Plan, Question
 
 CONFIG = f"""
@@ -62,13 +62,11 @@ class FarApart:
         """Return the algorithm's plan with the number of samples from which `choose` chooses."""
         return replace(plan, samples={"sampler": self.config.samples})
 
-    def choose(
-        self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
-    ) -> list[Question]:
-        """Return at most one question per group. Random choices use only `generator`."""
+    def choose(self, round: Round) -> list[Question]:
+        """Return at most one question per group. Random choices use only `round.generator`."""
         return [
             self.ask(group, key, logps_G)
-            for group, key, logps_G in zip(groups, keys, scores["sampler"], strict=True)
+            for group, key, logps_G in zip(round.groups, round.keys, round.scores["sampler"], strict=True)
         ]
 
     def ask(self, group: Group, key: Key, logps_G: np.ndarray) -> Question:

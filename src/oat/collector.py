@@ -4,16 +4,18 @@ training.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from oat.errors import warn
-from oat.explore.base import Explorer
+from oat.explore.base import Explorer, Round
+from oat.explore.candidates import candidates_of
 from oat.protocols import Actor, Ledger, Plans, PromptSource
 from oat.seeds import Seeds
-from oat.types import UNASKED, IsUsable, Key, Plan, Prompt, Work
+from oat.types import UNASKED, Group, IsUsable, Key, Plan, Prompt, Work
 
 MAX_ROUNDS = 100
 """Largest number of rounds that a step tries before it goes on with the questions that it has."""
@@ -43,6 +45,7 @@ class Collector:
             last.
         max_outstanding: largest number of questions that are asked ahead of those that are due.
         refill: None: no dynamic sampling. With it, `max_outstanding` is 0.
+        reads_text: True if the oracle of training reads texts (`is_same`).
 
     Attributes:
         is_usable: that of `refill`; None without it.
@@ -63,6 +66,7 @@ class Collector:
         last: int | None,
         max_outstanding: int,
         refill: Refill | None = None,
+        reads_text: bool = True,
     ):
         self.prompts = prompts
         self.actor = actor
@@ -75,7 +79,9 @@ class Collector:
         self.max_outstanding = max_outstanding
         self.refill = refill
         self.is_usable = refill.is_usable if refill else None
+        self.reads_text = reads_text
         self.due = 0
+        self._explore_s = 0.0
         self._has_warned = False
 
     @property
@@ -111,9 +117,11 @@ class Collector:
 
         Returns:
             "roofline/decode" and "roofline/padded_keys"; a metric is absent if no sampling was measured for
-            it.
+            it. "time/explore_s", if the explorer chose: the seconds in which samples were scored and
+            questions chosen.
         """
         before = self.actor.work()
+        self._explore_s = 0.0
         self.due += plan.questions
         if self.ledger.has_taken(step):
             self._replay(step, plan)
@@ -123,7 +131,8 @@ class Collector:
             self._ask_until_usable(step, plan, self.refill)
         if self.refill is not None:
             self.due = self.ledger.asked(step + 1, 0)
-        return _reached(self.actor.work().since(before))
+        took = {"time/explore_s": self._explore_s} if self._explore_s else {}
+        return {**_reached(self.actor.work().since(before)), **took}
 
     def _replay(self, step: int, plan: Plan) -> None:
         """Take the prompts of the recorded rounds of a step whose feedback is recorded."""
@@ -232,11 +241,22 @@ class Collector:
         groups = self.actor.sample(batch, plan.samples, address)
         if plan.branching is not None:
             groups = self.actor.branch(groups, plan.branching, address)
-        keys = [Key("train", step, round, prompt.occurrence) for prompt in batch]
-        scores = self.actor.score(groups, sorted(self.explorer.needs))
-        chosen = self.explorer.choose(groups, keys, scores, self.seeds.at("explore", step, round))
+        begin = time.perf_counter()
+        chosen = self.explorer.choose(self._round_of(step, round, groups))
+        self._explore_s += time.perf_counter() - begin
         questions = [each if each.oracle else replace(each, oracle=self.oracle) for each in chosen]
         self.ledger.ask(step, round, groups, questions)
+
+    def _round_of(self, step: int, round: int, groups: Sequence[Group]) -> Round:
+        """Return what the explorer chooses from."""
+        return Round(
+            groups,
+            [Key("train", step, round, group.prompt.occurrence) for group in groups],
+            self.actor.score(groups, sorted(self.explorer.needs)),
+            [candidates_of(group, reads_text=self.reads_text) for group in groups],
+            self.ledger.pairs_before(step),
+            self.seeds.at("explore", step, round),
+        )
 
 
 def _reached(work: Work) -> dict[str, float]:

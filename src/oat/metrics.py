@@ -44,6 +44,10 @@ NAMES = {
         "response"
     ),
     "ensemble/pairs": "pairs in the ensemble's buffer",
+    "ensemble/reward_chosen": (
+        "mean over the ensemble's training pairs of the mean reward over members of the chosen response"
+    ),
+    "ensemble/reward_rejected": "as ensemble/reward_chosen, but of the rejected response",
     "episode/turns": "mean number of the model's turns in an episode (sampling.environment)",
     "eval/failed": "1 if an evaluation was due and failed; training goes on",
     "eval/gold_agreement": (
@@ -98,6 +102,50 @@ NAMES = {
     ),
     **{f"eval/sampled_{name}": f"sampled responses: {meaning}" for name, meaning in _OF_RESPONSES.items()},
     "eval/skipped": "1 if an evaluation was due and its budget did not suffice",
+    "explorer/agreement": (
+        "share of the pairs that the oracle labelled in which the ensemble, before it learned from them, "
+        "gave the winner the higher mean reward"
+    ),
+    "explorer/audit_accuracy": (
+        "share of audited pairs in which the oracle confirms the ensemble's label "
+        "(explorer.model_labels.audit)"
+    ),
+    "explorer/audit_win_prob": (
+        "mean over audited pairs of the oracle's probability that the response wins that the ensemble prefers"
+    ),
+    "explorer/clash_frac": "share of the prompts for which the rule chose one response twice",
+    "explorer/clash_second_std": (
+        "as explorer/second_std, but over the prompts for which the rule chose one response twice"
+    ),
+    "explorer/model_belief": (
+        "mean over the pairs chosen for the ensemble's label of the probability that its preferred response "
+        "wins, itself a mean over members"
+    ),
+    "explorer/model_belief_max": "as explorer/model_belief, but the largest one",
+    "explorer/model_belief_min": "as explorer/model_belief, but the smallest one",
+    "explorer/model_frac": (
+        "share of the step's pairs that were chosen for the ensemble's label, audited ones included "
+        "(explorer.model_labels)"
+    ),
+    "explorer/model_pair_variance": "as explorer/pair_variance, but over the pairs of explorer/model_frac",
+    "explorer/model_pair_variance_std": "standard deviation over these pairs of that variance",
+    "explorer/model_prompt_variance": (
+        "as explorer/prompt_variance, but over the prompts of the pairs of explorer/model_frac"
+    ),
+    "explorer/model_prompt_variance_std": "standard deviation over these pairs of that variance",
+    "explorer/model_reward_chosen": (
+        "mean over the pairs of explorer/model_frac of the mean reward over members of the preferred response"
+    ),
+    "explorer/model_reward_rejected": "as explorer/model_reward_chosen, but of the other response",
+    "explorer/pair_variance": (
+        "mean over pairs of the variance over the ensemble's members of the difference of their two rewards"
+    ),
+    "explorer/prompt_variance": (
+        "mean over prompts of that variance, averaged over all pairs of different responses"
+    ),
+    "explorer/second_std": (
+        "mean over pairs of the standard deviation over members of the second response's reward"
+    ),
     "kl/coef": "coefficient of the KL to the reference in this step (algorithm.kl_target)",
     "kl/old": (
         "mean over trained tokens of the k3 estimate of KL(old policy || policy), nats, before each "
@@ -149,7 +197,8 @@ NAMES = {
     "loss/policy": "policy-gradient term, averaged",
     "loss/preference": "preference term, averaged",
     "loss/prior": (
-        "mean squared distance of the ensemble's parameters to their initial values, before its coefficient"
+        "distance of the ensemble's parameters to their initial values, before its coefficient "
+        "(explorer.ensemble.prior_form)"
     ),
     "loss/reward": "loss of the reward model, averaged",
     "loss/sft": (
@@ -194,6 +243,10 @@ NAMES = {
     "oracle/position_bias": (
         "probability that the response shown first wins, minus one half: a judge's mean so far in this "
         "process, over pairs shown in both orders"
+    ),
+    "oracle/pairs": (
+        "compared pairs for which steps of training took paid answers so far; a pair counts once, whatever "
+        "the oracle charges for it"
     ),
     "oracle/queries": "priced items in the answers that steps of training have taken so far",
     "oracle/reasked": "questions asked again after a restart, so far in the run",
@@ -298,6 +351,7 @@ NAMES = {
     ),
     "sft/solved_frac": "share of the step's prompts with an accepted response",
     "time/evaluate_s": "seconds of the evaluation",
+    "time/explore_s": "seconds in which the explorer scored samples and chose questions",
     "time/learn_s": "seconds of prepare and update",
     "time/sample_s": "seconds of generation and asking",
     "time/save_s": (
@@ -348,6 +402,7 @@ _UNITS = {
         "alarms/raised",
         "answers/expired",
         "ensemble/pairs",
+        "oracle/pairs",
         "optim/left_out",
         "optim/skipped",
         "optim/steps",
@@ -370,6 +425,10 @@ _UNITS = {
         "vine/steps",
     ),
     "": (
+        "ensemble/reward_*",
+        "explorer/*reward_*",
+        "explorer/*std",
+        "explorer/*variance",
         "kl/coef",
         "policy/entropy_coef",
         "correction/weight",

@@ -191,6 +191,10 @@ class Ledger(Protocol):
             is_evaluated: True if the row has an evaluation. Then the evaluation's answers count too.
         """
 
+    def pairs_before(self, step: int) -> int:
+        """Return the number of compared pairs for which the steps of training before `step` took paid
+        answers."""
+
     def drop(self, step: int) -> None:
         """Delete trajectories that the run does not need if it continues from `step` or a later step."""
 

@@ -243,10 +243,7 @@ def choose(
         Prompt(1, 0, (Message("user", "p"),)),
         tuple(Trajectory(slot, row, "stop", text) for row, text in zip(rows, texts, strict=True)),
     )
-    (question,) = NoExploration("compare", reads_text=reads_text).choose(
-        [group], [Key("train", 0, 0, 0)], {}, np.random.default_rng(0)
-    )
-    return question.oracle
+    return NoExploration("compare", reads_text=reads_text).ask(group, Key("train", 0, 0, 0)).oracle
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_tie_by_hand() -> None:
     batch, _, _ = prepared(algorithm, item(0, ("a", "b")), item(1, ("a", "b"), None, "tie"))
     raw = batch.columns["reference_logps_K"] + torch.tensor([np.log(3), 0.0, 0.0, -np.log(3)])
     won, tied = -np.log(3 / 4), -(np.log(3 / 4) + np.log(1 / 4)) / 2
-    assert batch.columns["halved_U"].tolist() == [0, 1]
+    assert batch.columns["turned_U"].tolist() == [0, 0.5]
     assert total(algorithm, batch, {"policy": {"raw": raw}}).item() == pytest.approx((won + tied) / 2)
 
 
@@ -87,7 +87,7 @@ def test_which_pairs_count_one_half(mark: Mark, probability: float, counted_by: 
         assert batch.metrics["pairs/halved_frac"] == (0.5 if is_counted else 0.0)
     batch, _, _ = prepared(objective(DPO), *pairs)
     assert (batch.metrics["rows/trained"], batch.metrics["pairs/halved_frac"]) == (2, 0.0)
-    assert "halved_U" not in batch.columns
+    assert "turned_U" not in batch.columns
 
 
 def test_equal_texts_and_empty_responses_are_always_left_out() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from oat.collector import Collector
 from oat.errors import ConfigError
+from oat.explore.base import Round
+from oat.explore.candidates import candidates_of
 from oat.explore.none import NoExploration
 from oat.seeds import Seeds
 from oat.types import UNASKED, Group, Key, Message, Plan, Prompt, Question, Segment, Trajectory
@@ -21,7 +23,8 @@ def group(occurrence, *texts):
 
 def choose(kind, *groups):
     keys = [Key("train", 3, 0, one.prompt.occurrence) for one in groups]
-    return NoExploration(kind).choose(groups, keys, {}, np.random.default_rng(0))
+    candidates = [candidates_of(one, reads_text=True) for one in groups]
+    return NoExploration(kind).choose(Round(groups, keys, {}, candidates, 0, np.random.default_rng(0)))
 
 
 def test_a_question_without_an_address_goes_to_the_oracle_of_training() -> None:
@@ -30,7 +33,9 @@ def test_a_question_without_an_address_goes_to_the_oracle_of_training() -> None:
     groups, plan = [group(0, "a", "b"), group(1, "a", "a")], Plan(2, {"sampler": 2}, 2)
     asked: list[Question] = []
     actor = SimpleNamespace(sample=lambda *arguments: groups, score=lambda *arguments: {})
-    ledger = SimpleNamespace(ask=lambda step, round, groups, questions: asked.extend(questions))
+    ledger = SimpleNamespace(
+        ask=lambda step, round, groups, questions: asked.extend(questions), pairs_before=lambda step: 0
+    )
     boxes: Any = (None, actor, NoExploration("compare"), "mine", ledger, Seeds(0))
     collector = Collector(*boxes, plans=lambda step: plan, last=1, max_outstanding=0)
     collector._ask(0, 0, [each.prompt for each in groups], plan)

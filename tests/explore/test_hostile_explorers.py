@@ -18,6 +18,7 @@ from oat import Trainer
 from oat.build.explorers import GuardedExplorer
 from oat.commands.export import digest_run
 from oat.errors import ContractError, OatWarning
+from oat.explore.base import Round
 from oat.explore.none import NoExploration
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
@@ -33,8 +34,8 @@ class Mine(NoExploration):
         super().__init__("compare")
         self.change, self.widens = change, widens
 
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        return self.change(groups, keys, super().choose(groups, keys, scores, generator))
+    def choose(self, round: Any) -> Any:
+        return self.change(round.groups, round.keys, super().choose(round))
 
     def widen(self, plan: Plan) -> Any:
         return self.widens(plan)
@@ -44,7 +45,8 @@ def ask(change: Change) -> list[Question]:
     generator = np.random.default_rng(0)
     groups = [make_group(number, PLAN.samples, generator) for number in range(PLAN.prompts)]
     keys = [Key("train", 4, 0, number) for number in range(PLAN.prompts)]
-    return GuardedExplorer(Mine(change), "compare", "mine.py:Mine").choose(groups, keys, {}, generator)
+    round = Round(groups, keys, {}, [], 0, generator)
+    return GuardedExplorer(Mine(change), "compare", "mine.py:Mine").choose(round)
 
 
 def each(**changes: Any) -> Change:

@@ -21,19 +21,17 @@ def test_ours_passes(kind: Any) -> None:
     check_explorer(NoExploration, kind)
 
 
-@pytest.mark.parametrize("name", ["apl.py:APL", "mixed.py:Mixed"])
-def test_those_of_the_protocol_tests_pass(name: str) -> None:
-    check_explorer(f"{PROTOCOL / name}", samples=5)
-    check_explorer(f"{PROTOCOL / name}", plan=Plan(12, {"sampler": 2}, 12))
+@pytest.mark.parametrize("name", [f"{PROTOCOL / 'apl.py'}:APL", "oat.explore.ensemble:EnsembleExplorer"])
+def test_other_explorers_pass(name: str) -> None:
+    check_explorer(name, samples=5)
+    check_explorer(name, plan=Plan(12, {"sampler": 2}, 12))
 
 
 class Broken(NoExploration):
     """Compares the first two responses. Subclasses add a fault."""
 
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        return [
-            self.spoilt(question, generator) for question in super().choose(groups, keys, scores, generator)
-        ]
+    def choose(self, round: Any) -> Any:
+        return [self.spoilt(question, round.generator) for question in super().choose(round)]
 
     def spoilt(self, question: Question, generator: np.random.Generator) -> Question:
         return question
@@ -84,39 +82,39 @@ class NeverBelieved(Broken):
 
 
 class Twice(Broken):
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        return 2 * super().choose(groups, keys, scores, generator)
+    def choose(self, round: Any) -> Any:
+        return 2 * super().choose(round)
 
 
 class NewKeys(Broken):
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        return super().choose(groups, [replace(key, round=1) for key in keys], scores, generator)
+    def choose(self, round: Any) -> Any:
+        return super().choose(replace(round, keys=[replace(key, round=1) for key in round.keys]))
 
 
 class Nothing(Broken):
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
+    def choose(self, round: Any) -> Any:
         return []
 
 
 class Sorting(Broken):
     needs = frozenset({"sampler"})
 
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        for logps in scores["sampler"]:
+    def choose(self, round: Any) -> Any:
+        for logps in round.scores["sampler"]:
             logps.sort()
-        return super().choose(groups, keys, scores, generator)
+        return super().choose(round)
 
 
 class Annotating(Broken):
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        for group in groups:
+    def choose(self, round: Any) -> Any:
+        for group in round.groups:
             group.prompt.columns["seen"] = True
-        return super().choose(groups, keys, scores, generator)
+        return super().choose(round)
 
 
 class Failing(Broken):
-    def choose(self, groups: Any, keys: Any, scores: Any, generator: np.random.Generator) -> Any:
-        return scores["sampler"]
+    def choose(self, round: Any) -> Any:
+        return round.scores["sampler"]
 
 
 class Unknown(Broken):
@@ -166,7 +164,7 @@ def turned(question: Question) -> Question:
         (
             Unknown,
             (
-                r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, policy, reference, "
+                r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, features, "
                 r"sampler"
             ),
         ),

@@ -271,6 +271,7 @@ def answer_metrics(feedback: Feedback) -> dict[str, float]:
         "answers/unpaid_frac": share["unpaid"],
         "answers/expired": float(feedback.expired),
         "oracle/queries": float(feedback.queries),
+        **({"oracle/pairs": float(feedback.pairs)} if feedback.pairs else {}),
         **({"oracle/cost": feedback.cost} if feedback.cost else {}),
     }
 

@@ -50,7 +50,7 @@ import torch
 from oat.algorithms.base import OF_RESPONSES, Forward, Objective, Outputs, View, is_even
 from oat.errors import ConfigError
 from oat.functional import preference
-from oat.types import UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
+from oat.types import ENSEMBLE, UNASKED, Batch, Feedback, Item, Loss, Mark, Plan, Requires, Trajectory
 
 Undecided = Literal["mask", "half"]
 """Treatment of a pair without a winner. `mask`: the pair is left out. `half`: its loss is the mean of two
@@ -200,10 +200,10 @@ class Direct(Objective):
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         losses = self.pair_losses(outputs, view)
-        if "halved_U" not in view.columns:
+        if "turned_U" not in view.columns:
             return losses
         turned = self.pair_losses(outputs, replace(view, row_of_K=view.row_of_K ^ 1))
-        weight_U = 0.5 * view["halved_U"]
+        weight_U = view["turned_U"]
         return {
             name: replace(loss, terms=(1 - weight_U) * loss.terms + weight_U * turned[name].terms)
             for name, loss in losses.items()
@@ -235,7 +235,7 @@ class Direct(Objective):
             "logps/rejected": logps_N[1::2],
         }
         is_learned_U = view.columns.get("mask_U", torch.ones_like(chosen_U)) > 0
-        has_winner_U = is_learned_U & (view.columns.get("halved_U", torch.zeros_like(chosen_U)) == 0)
+        has_winner_U = is_learned_U & (view.columns.get("turned_U", torch.zeros_like(chosen_U)) != 0.5)
         moved = (
             {"logps/reference_gap": (reference_gap(outputs, view), "K")}
             if "reference_logps_K" in view.columns
@@ -396,7 +396,10 @@ def pair_batch(
     `reference_logps_K` has the raw log-probabilities under the reference, nats.
 
     A halved pair is a learned pair without a winner: its loss is the mean of two losses, one for each
-    response as the chosen one. Column `halved_U` is 1 for a halved pair. A pair in which a response has no
+    response as the chosen one. A pair with a soft label is one that an ensemble answered with a probability:
+    its loss is the mean of the two losses, each weighted with the probability of its winner. Column
+    `turned_U` is the weight of the loss with the rejected response as the chosen one: 1/2 for a halved pair.
+    It is left out if it would be 0 for all pairs, and ties are not learned. A pair in which a response has no
     trained token counts as a pair without a winner, and is never halved.
 
     Args:
@@ -419,8 +422,9 @@ def pair_batch(
     metrics["pairs/empty_frac"] = sum(empty[first:]) / max(1, len(feedback.items))
     metrics["pairs/halved_frac"] = sum(is_halved[first:]) / max(1, len(feedback.items))
     columns = {"mask_U": torch.tensor([float(is_learned[number]) for number in kept])} if keep_ties else {}
-    if halved:
-        columns["halved_U"] = torch.tensor([float(is_halved[number]) for number in kept])
+    turned = [0.5 if is_halved[number] else 1 - believed_share(items[number]) for number in kept]
+    if halved or any(turned):
+        columns["turned_U"] = torch.tensor(turned)
     if rows and reference:
         columns["reference_logps_K"] = forward("reference", rows, {"raw"})["raw"]
     units = np.arange(len(kept)).repeat(2)
@@ -435,6 +439,15 @@ def teaches(item: Item, halved: Collection[Mark] = ()) -> bool:
         halved: as in `pair_batch`.
     """
     return _counts_half(item, halved) or (item.label is not None and not _is_empty(item))
+
+
+def believed_share(item: Item) -> float:
+    """Return the probability that the chosen response of a pair wins, as an ensemble stated it. If an oracle
+    labelled the pair, return 1."""
+    if item.question.oracle != ENSEMBLE or item.label is None:
+        return 1.0
+    p = item.answer.values[0]
+    return p if item.label == 0 else 1 - p
 
 
 def _is_empty(item: Item) -> bool:

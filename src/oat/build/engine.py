@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from oat.build.models import load_slots
 from oat.build.resolved import Resolved
 from oat.config.settings import Config
+from oat.engines.records import Pooling
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.models.causal_lm import CausalLM
@@ -30,20 +31,29 @@ def run_engine(
     """
     compute, options = resolved.config.compute, resolved.engine
     threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
-    engine = make_engine(load_slots(resolved, lms, seeds, load), renderer, options, threads)
+    features = resolved.features
+    pooling = None
+    if features is not None and features.backbone == "policy":
+        pooling = Pooling(features.layer, takes_last=features.pooling == "last")
+    engine = make_engine(load_slots(resolved, lms, seeds, load), renderer, options, threads, pooling)
     if threads is None and compute.profile == "cpu" and lms["policy"].has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine
 
 
 def make_engine(
-    slots: Mapping[str, CausalLM], renderer: Renderer, options: TorchEngineConfig, threads: int | None
+    slots: Mapping[str, CausalLM],
+    renderer: Renderer,
+    options: TorchEngineConfig,
+    threads: int | None,
+    pooling: Pooling | None = None,
 ) -> TorchEngine:
     """Make the torch engine.
 
     Args:
         slots: the model of each slot.
         threads: number of torch's threads while the engine works; None: the number does not change.
+        pooling: the features that the engine keeps; None: none.
     """
     return TorchEngine(
         slots,
@@ -54,6 +64,7 @@ def make_engine(
         cache_gb=options.cache_gb,
         deterministic=options.deterministic,
         threads=threads,
+        pooling=pooling,
     )
 
 

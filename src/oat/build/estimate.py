@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
-from oat.build.learner import EnsembleParts, make_ensemble, make_learner
+from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
+from oat.build.learner import make_learner
 from oat.build.models import load_models, load_slots
 from oat.build.outline import ModelOutline
 from oat.build.resolved import Resolved
@@ -170,7 +171,7 @@ def _imitated(resolved: Resolved) -> _Imitated:
     config, load = resolved.config, resolved.outlines.fake
     seeds = Seeds(config.seed)
     lms = load_models(config, resolved.models, seeds, load)
-    ensemble = make_ensemble(resolved.explorer, lms, seeds)
+    ensemble = make_ensemble(resolved.explorer, make_features(resolved, lms), seeds)
     learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
     sampler = load_slots(resolved, lms, seeds, load)["sampler"]
     is_late = config.learner.sync_every > 1

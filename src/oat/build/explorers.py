@@ -2,14 +2,15 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from oat.errors import ContractError
-from oat.explore.base import Explorer, Scores
-from oat.explore.contract import needs_faults, plan_faults, question_faults
+from oat.explore.base import Explorer, Round
+from oat.explore.contract import choose_of, needs_faults, plan_faults, question_faults
 from oat.plugins.calls import raising, restoring
-from oat.types import Group, Key, Kind, Plan, Question
+from oat.types import Group, Kind, Plan, Question
 
 
 class GuardedExplorer:
@@ -51,24 +52,25 @@ class GuardedExplorer:
         self._refuse(plan_faults(widened), "widen ")
         return widened
 
-    def choose(
-        self, groups: Sequence[Group], keys: Sequence[Key], scores: Scores, generator: np.random.Generator
-    ) -> list[Question]:
+    def choose(self, round: Round) -> list[Question]:
         """Return the questions that the explorer chooses.
 
         Raises:
             ContractError: the result is not a sequence of questions about these groups, or the explorer
                 changed the groups' tokens, or changed the process in a way that cannot be undone.
         """
-        before = _checksum(groups)
+        before = _checksum(round.groups)
+        given = replace(round, groups=list(round.groups), keys=list(round.keys))
         with restoring(self._name, self._failed):
-            chosen = self._explorer.choose(list(groups), list(keys), scores, generator)
+            chosen = choose_of(self._explorer)(given)
             questions = list(chosen) if isinstance(chosen, Sequence | Iterator) else chosen
         self._refuse(
-            question_faults(questions, dict(zip(keys, groups, strict=True)), self._kind, self.needs),
+            question_faults(
+                questions, dict(zip(round.keys, round.groups, strict=True)), self._kind, self.needs
+            ),
             "choose ",
         )
-        if _checksum(groups) != before:
+        if _checksum(round.groups) != before:
             raise self._failed("choose changed the tokens that it was given")
         return questions
 

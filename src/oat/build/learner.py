@@ -1,38 +1,25 @@
-"""Functions that make a run's learner, and the parts of an ensemble reward model."""
+"""Functions that make a run's learner."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from oat.algorithms.ensemble import EnsembleConfig, EnsembleLearning
 from oat.build.engine import make_sampling
+from oat.build.ensemble import EnsembleParts, ensemble_optimiser
 from oat.build.models import critic_model, has_own_critic
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, LearnerConfig
-from oat.errors import ConfigError
-from oat.explore.base import Explorer
 from oat.learner.learner import Learner
 from oat.learner.limits import Limits, measure_tokens
 from oat.learner.models import Critic, LanguageModel, Model, RewardModel
 from oat.learner.moving_reference import Following
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
-from oat.models.ensemble import Ensemble
 from oat.models.sequence_classifier import check_backbone
 from oat.models.value_head import read_value_head
-from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE
-
-
-class EnsembleParts(NamedTuple):
-    """The parts of an ensemble: its objective, the learner's model, and the actor's copy of this model."""
-
-    objective: EnsembleLearning
-    model: Ensemble
-    scorer: EnsembleScorer
 
 
 def make_learner(
@@ -63,7 +50,8 @@ def make_learner(
     optimisers = {name: _optimiser(c, name) for name in objective.wants}
     if ensemble:
         models[ENSEMBLE] = ensemble.model
-        optimisers[ENSEMBLE] = ensemble_optimiser(ensemble.objective.config)
+        if ensemble.objective is not None:
+            optimisers[ENSEMBLE] = ensemble_optimiser(ensemble.objective.config)
     learner = Learner(
         models,
         optimisers,
@@ -115,42 +103,3 @@ def _optimiser(c: LearnerConfig, model: str) -> OptimiserSettings:
         schedule_steps=own("schedule_steps") or 1,
         max_grad_norm=own("max_grad_norm"),
     )
-
-
-def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
-    """Return the settings of the ensemble's optimiser: Adam at a constant learning rate, as in the papers'
-    code (`oat.algorithms.ensemble`)."""
-    norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
-    return OptimiserSettings(
-        config.learning_rate,
-        config.betas,
-        config.weight_decay,
-        config.eps,
-        decoupled=False,
-        max_grad_norm=norm,
-    )
-
-
-def make_ensemble(explorer: Explorer, lms: Mapping[str, CausalLM], seeds: Seeds) -> EnsembleParts | None:
-    """Make the ensemble's objective, the learner's ensemble, and the actor's copy of it. Return None if the
-    explorer needs no ensemble.
-
-    Raises:
-        ConfigError: the explorer has no settings for its ensemble.
-    """
-    if ENSEMBLE not in explorer.needs:
-        return None
-    settings = getattr(getattr(explorer, "config", None), "ensemble", None)
-    if not isinstance(settings, EnsembleConfig):
-        raise ConfigError(
-            "an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, "
-            "and keeps it as `config`"
-        )
-    backbone = lms["reference"]
-    width = backbone.module.get_output_embeddings().in_features
-
-    def fresh() -> Ensemble:
-        shape = {"features": width, "members": settings.members, "hidden": settings.hidden}
-        return Ensemble(**shape, activation=settings.activation, generator=seeds.at("init", ENSEMBLE))
-
-    return EnsembleParts(EnsembleLearning(settings), fresh(), EnsembleScorer(backbone, fresh()))

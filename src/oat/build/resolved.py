@@ -18,10 +18,11 @@ from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
 from oat.engines.torch_config import TorchEngineConfig
 from oat.explore.base import Explorer
+from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
 from oat.models.outline import Outlines
 from oat.tracking.sinks import refuse_missing
-from oat.types import ENSEMBLE, Plan, Requires
+from oat.types import Plan, Requires
 from oat.types.budget import Budget
 from oat.types.part import Check
 
@@ -119,14 +120,20 @@ class Resolved:
         `ENSEMBLE` is among them."""
         e = self.config.answering
         evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
-        return frozenset({*self.requires.slots, *self.explorer.needs, *evaluated})
+        return frozenset({*self.requires.slots, *self.explorer.needs, *evaluated} - {"features"})
 
     @cached_property
     def models(self) -> frozenset[str]:
-        """Names of the models that the run has. If there is an ensemble, the reference is among them, since
-        it computes the ensemble's features."""
-        backbone = {"reference"} if ENSEMBLE in self.explorer.needs else set()
+        """Names of the models that the run has. The reference is among them if it computes the features that
+        the explorer reads."""
+        features = self.features
+        backbone = {"reference"} if features is not None and features.backbone == "reference" else set()
         return frozenset({*self.requires.models, *self.slots, *backbone})
+
+    @cached_property
+    def features(self) -> FeaturesConfig | None:
+        """The settings of the features that the explorer reads; None if it reads none."""
+        return features_of(self.explorer)
 
     @cached_property
     def watched(self) -> frozenset[str]:

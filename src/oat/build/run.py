@@ -16,10 +16,11 @@ from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import make_sampling, run_engine
+from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
-from oat.build.learner import EnsembleParts, make_ensemble, make_learner
+from oat.build.learner import make_learner
 from oat.build.models import (
     check_critic,
     check_reference,
@@ -52,10 +53,11 @@ from oat.loop import Run
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
 from oat.oracles.base import Oracle
-from oat.oracles.builtin import KnownOracle
+from oat.oracles.builtin import BUILTIN, BeliefOracle
 from oat.protocols import Plans
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
+from oat.rollout.features import Features
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
@@ -81,6 +83,7 @@ class _Computing:
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
         context: largest number of tokens of an episode; None: no limit.
         scorer: computes the ensemble's scores; None if there is no ensemble.
+        features: the backbone of features; None if nothing reads them.
         has_weights: False if the models are made without weights.
     """
 
@@ -90,6 +93,7 @@ class _Computing:
     context: int | None
     objectives: list[Objective]
     scorer: EnsembleScorer | None
+    features: Features | None
     has_weights: bool
 
 
@@ -166,7 +170,8 @@ def _computing(
             longest = _longest(resolved, run_inputs, lms["policy"])
             check_critic(lms["critic"], critic_model(config.model).path, renderer, longest)
     with resolved.blame("explorer.name"):
-        ensemble = make_ensemble(resolved.explorer, lms, seeds)
+        features = make_features(resolved, lms)
+        ensemble = make_ensemble(resolved.explorer, features, seeds)
     with resolved.blame("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
         engine = run_engine(resolved, lms, renderer, seeds, load)
@@ -175,8 +180,9 @@ def _computing(
         own_learner=learner,
         engine=_wired(config, engine),
         context=_context(resolved, lms),
-        objectives=[resolved.objective, ensemble.objective] if ensemble else [resolved.objective],
+        objectives=[resolved.objective, *_own_objective(ensemble)],
         scorer=ensemble.scorer if ensemble else None,
+        features=features,
         has_weights=lms["policy"].has_weights,
     )
 
@@ -215,8 +221,13 @@ def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> 
     has its own copies of the objectives. So it cannot read what `prepare` stored in the run's objectives."""
     if not config.compute.serialise:
         return learner
-    believed = [EnsembleLearning(ensemble.objective.config)] if ensemble else []
-    return over_wire(learner, own=[make_objective(config), *believed])
+    own = [EnsembleLearning(each.config, each.features) for each in _own_objective(ensemble)]
+    return over_wire(learner, own=[make_objective(config), *own])
+
+
+def _own_objective(ensemble: EnsembleParts | None) -> list[EnsembleLearning]:
+    """Return the objective of the ensemble, in a list that is empty if there is none."""
+    return [ensemble.objective] if ensemble is not None and ensemble.objective is not None else []
 
 
 def _asking(
@@ -240,6 +251,7 @@ def _asking(
         environment=run_inputs.environment,
         context=computing.context,
         scorer=computing.scorer,
+        features=computing.features,
         records_text_ends=run_inputs.has_character_steps,
     )
     collector = Collector(
@@ -253,6 +265,7 @@ def _asking(
         last=stop.last,
         max_outstanding=config.oracle.max_outstanding,
         refill=_refill(resolved),
+        reads_text=config.oracle.name not in BUILTIN,
     )
     pairs = held_out_pairs(resolved, run_inputs, computing.learner, seeds)
     evaluation = make_evaluation(
@@ -270,7 +283,7 @@ def _ledger(
     resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, *, has_ensemble: bool
 ) -> Ledger:
     config, o = resolved.config, resolved.config.oracle
-    believed = {ENSEMBLE: KnownOracle(ENSEMBLE, "compare")} if has_ensemble else {}
+    believed = {ENSEMBLE: BeliefOracle()} if has_ensemble else {}
     asked: dict[str, Oracle] = {**run_inputs.oracles, **believed}
     return Ledger(
         Store(home.directory / "ledger.sqlite"),

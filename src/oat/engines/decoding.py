@@ -27,15 +27,16 @@ from oat.engines.cached_attention import Continuing, Filling, Step
 from oat.engines.equal_rows import EqualRows
 from oat.engines.kept import Kept
 from oat.engines.paged_cache import PagedCache, cache_dtype
+from oat.engines.records import Pooling, Records
 from oat.engines.shapes import filled_up, passes
-from oat.errors import EngineError, NonFiniteError
+from oat.errors import NonFiniteError
 from oat.functional.logprobs import token_logps
-from oat.functional.sampling import inverse_cdf, kept_ids, truncated_logits
+from oat.functional.sampling import inverse_cdf, truncated_logits
 from oat.hardware.roofline import Meter
 from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
 from oat.models.packing import pack
-from oat.types import KEPT_LIMIT, Completion, FinishReason, KeptSets, Request
+from oat.types import Completion, FinishReason, Request
 
 _ENTER_SHARE = 1 / 16
 """Waiting rows enter the running batch if at least this share of its `max_rows` places is free, or if it is
@@ -65,6 +66,7 @@ class Decoding:
             at once, no row leaves, and no page is shared or kept. None: prompts are packed, and rows enter
             and leave.
         kept: pages of earlier turns, which the batch takes over; None: there are none.
+        pooling: the features that completions have; None: none.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Decoding:
         meter: Meter,
         prompt_width: int | None = None,
         kept: Kept | None = None,
+        pooling: Pooling | None = None,
     ):
         self._requests = list(requests)
         self._lm = lm
@@ -103,13 +106,10 @@ class Decoding:
             torch.tensor([sampling.min_p for sampling in samplings], dtype=torch.float64),
         )
         self._watches_N = np.array([bool(sampling.stop) for sampling in samplings])
-        self._keeps_N = np.array([sampling.keep_sets for sampling in samplings])
-        self._kept: dict[int, list[np.ndarray]] = {int(row): [] for row in np.flatnonzero(self._keeps_N)}
-        shape = len(requests), int(self._rooms_N.max())
-        self._ids_NT = np.zeros(shape, np.int32)
-        self._raw_NT = np.zeros(shape, np.float32)
-        self._sampled_NT = np.zeros(shape, np.float32)
-        self._made_N = np.zeros(len(requests), dtype=np.int64)
+        self._pooling = pooling
+        self._also = None if pooling is None else pooling.layer
+        self._records = Records(requests, int(self._rooms_N.max()), pooling)
+        self._ids_NT, self._made_N = self._records.ids_NT, self._records.made_N
         self._live_N = self._rooms_N > 0
         self._keeps_pages_N = np.array([request.keeps and not self._fixed for request in requests])
         old_N = kept.rows_of(requests) if kept else np.full(len(requests), -1)
@@ -151,15 +151,7 @@ class Decoding:
         Args:
             index: index that the completion reports for its request.
         """
-        made = self._made_N[row]
-        kept = None
-        if self._keeps_N[row]:
-            offsets = np.cumsum([0] + [len(ids) for ids in self._kept[row]])
-            kept = KeptSets(np.concatenate(self._kept.pop(row)), offsets)
-        ids, raw, sampled = (
-            values[row, :made].copy() for values in (self._ids_NT, self._raw_NT, self._sampled_NT)
-        )
-        return Completion(index, ids, raw, sampled, kept, reason, version)
+        return self._records.completion(row, index, reason, version)
 
     def kept(self) -> Kept | None:
         """Return the pages that the finished batch leaves; None if there are none."""
@@ -325,6 +317,7 @@ class Decoding:
                 ids_1T,
                 positions=positions_1T,
                 layout=Filling(self._cache, Packed(spans, width=self._prompt_width), places),
+                also=self._also,
             )
             lengths = np.array(
                 [
@@ -355,6 +348,7 @@ class Decoding:
                 torch.from_numpy(np.concatenate(ids).astype(np.int64))[None].to(device),
                 positions=layout.positions_1T,
                 layout=layout,
+                also=self._also,
             )
             pairs = (counts * (self._cache.lengths_N[held] - counts) + counts * (counts + 1) // 2).sum()
             self._meter.backbone(int(counts.sum()), pairs=int(pairs))
@@ -368,7 +362,8 @@ class Decoding:
     def _draw(self) -> Tensor:
         """Draw and record one token per row. Return the ids, (R,)."""
         rows = len(self._held_R)
-        logits_RV = self._lm.head(F.pad(self._hidden_RD, (0, 0, 0, filled_up(rows) - rows)))[:rows].float()
+        last_RD = self._hidden_RD if self._also is None else self._hidden_RD[:, : self._lm.width_of(-1)]
+        logits_RV = self._lm.head(F.pad(last_RD, (0, 0, 0, filled_up(rows) - rows)))[:rows].float()
         drawable_RV = logits_RV[:, : self._num_tokens]
         if self._truncates:
             drawable_RV = truncated_logits(drawable_RV, *self._settings_R)
@@ -390,27 +385,18 @@ class Decoding:
                 "the model's logits are not finite numbers, so nothing can be sampled; go back to weights "
                 "from before it diverged"
             )
-        places = held_R[live_R], self._made_N[held_R[live_R]]
-        for record_NT, column in ((self._ids_NT, drawn), (self._raw_NT, raw), (self._sampled_NT, sampled)):
-            record_NT[places] = column[live_R]
+        self._records.write(held_R[live_R], drawn[live_R], raw[live_R], sampled[live_R])
         self._meter.head(int(live_R.sum()))
-        keeping_R = np.flatnonzero(self._keeps_N[held_R] & live_R)
+        keeping_R = np.flatnonzero(self._records.keeping(held_R) & live_R)
         if len(keeping_R):
-            self._record_kept(
+            self._records.write_kept(
                 held_R[keeping_R], drawable_RV[torch.from_numpy(keeping_R).to(logits_RV.device)]
             )
+        if self._pooling is not None:
+            live = torch.from_numpy(np.flatnonzero(live_R)).to(logits_RV.device)
+            states_RD = self._lm.features(self._hidden_RD, self._pooling.layer)
+            self._records.write_states(held_R[live_R], states_RD[live])
         return ids_R
-
-    def _record_kept(self, rows: np.ndarray, logits_SV: Tensor) -> None:
-        ids, counts = (values.cpu().numpy() for values in kept_ids(logits_SV))
-        if counts.max() > KEPT_LIMIT:
-            raise EngineError(
-                f"a token keeps {counts.max()} ids and a recorded kept set holds at most {KEPT_LIMIT}; lower "
-                "sampling.top_k or sampling.top_p, or use a preference algorithm, which needs no kept sets"
-            )
-        ends = np.cumsum(counts)
-        for row, start, end in zip(rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
-            self._kept[row].append(ids[start:end].astype(np.int32))
 
     def _finished(self) -> list[tuple[int, FinishReason]]:
         rows = self._held_R[self._live_N[self._held_R]]
@@ -460,7 +446,7 @@ class Decoding:
         positions_C = torch.from_numpy(self._cache.lengths_N[rows_C] - 1).to(device)
         padding = 0, filled_up(len(rows_C)) - len(rows_C)
         ids_P1, positions_P1 = (F.pad(numbers_C, padding)[:, None] for numbers_C in (ids_C, positions_C))
-        hidden_P1D = self._lm.hidden(ids_P1, positions=positions_P1, layout=step)
+        hidden_P1D = self._lm.hidden(ids_P1, positions=positions_P1, layout=step, also=self._also)
         self._hidden_RD = hidden_P1D[torch.from_numpy(set_R).to(device), 0]
         computed = rows_C[self._live_N[rows_C]]
         self._meter.backbone(

@@ -28,6 +28,7 @@ from oat.engines.cache_trial import page_bytes_of
 from oat.engines.decoding import Decode, Decoding
 from oat.engines.kept import Kept
 from oat.engines.pages import PAGE
+from oat.engines.records import Pooling
 from oat.engines.scoring import score
 from oat.engines.shapes import fixed_rows, fixed_width
 from oat.engines.torch_config import TorchEngineConfig, torch_checks
@@ -68,6 +69,7 @@ class TorchEngine:
         deterministic: bool = False,
         context_length: int | None = None,
         threads: int | None = None,
+        pooling: Pooling | None = None,
     ):
         """
         Args:
@@ -80,6 +82,7 @@ class TorchEngine:
             deterministic: on a CPU, tokens and log-probabilities of a request are bitwise equal in any batch.
             context_length: largest number of tokens of a prompt with its response; None: the model's limit.
             threads: number of threads of the computation; None: torch's own number.
+            pooling: the features that completions have (`Completion.features`); None: none.
 
         Raises:
             EngineError: an argument is out of range.
@@ -98,6 +101,7 @@ class TorchEngine:
         self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
         self._meters = {id(lm): Meter(lm, self._page_bytes[id(lm)] / PAGE) for lm in slots.values()}
         self.threads = threads
+        self._pooling = pooling
         self._slots = dict(slots)
         self._versions = {id(lm): 0 for lm in slots.values()}
         self._kept: dict[int, Kept] = {}
@@ -313,6 +317,7 @@ class TorchEngine:
             meter=self._meters[id(lm)],
             prompt_width=width,
             kept=kept,
+            pooling=self._pooling,
         )
 
     def _batches(self, requests: Sequence[Request], rooms: Sequence[int]) -> Iterator[list[int]]:

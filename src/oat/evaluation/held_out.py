@@ -79,9 +79,8 @@ class HeldOutPairs:
         if self._feedback is None:
             groups = self.actor.sample(self.prompts, {}, ())
             keys = [Key("held_out", 0, 0, prompt.occurrence) for prompt in self.prompts]
-            questions = NoExploration("compare", reads_text=False).choose(
-                groups, keys, {}, self.seeds.at("explore", "held_out")
-            )
+            explorer = NoExploration("compare", reads_text=False)
+            questions = [explorer.ask(group, key) for group, key in zip(groups, keys, strict=True)]
             items = [
                 Item(group, question, _answer(question), _label(question))
                 for group, question in zip(groups, questions, strict=True)

@@ -1,16 +1,37 @@
 """Checks of what an explorer returns: its needs, plans and questions. A run makes these checks of a user's
 explorer (`oat.build.explorers`); `check_explorer` makes the same checks."""
 
-from collections.abc import Iterator, Mapping
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from oat.errors import shown
+from oat.explore.base import Round
 from oat.types import ENSEMBLE, Group, Key, Kind, Plan, Question
 
-SCORED = {"policy", "sampler", "reference", ENSEMBLE}
+SCORED = {"policy", "sampler", "reference", ENSEMBLE, "features"}
 """The names that an explorer may need."""
+
+
+_OLD_ARGUMENTS = 4
+"""Explorers of runs that began before `Round` existed take groups, keys, scores and generator."""
+
+
+def choose_of(explorer: Any) -> Callable[[Round], Any]:
+    """Return an explorer's method `choose`, as a function of a `Round`."""
+    choose = explorer.choose
+    given = [
+        each
+        for each in inspect.signature(choose).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
+    ]
+    if len(given) < _OLD_ARGUMENTS:
+        return choose
+    return lambda round: choose(round.groups, round.keys, round.scores, round.generator)
 
 
 def needs_faults(needs: Any) -> Iterator[str]:
@@ -85,5 +106,15 @@ def _faults(question: Question, group: Group, kind: Kind, needs: frozenset[str])
             f"is for the ensemble; put {ENSEMBLE!r} in `needs`, and its belief, one value a candidate, in "
             "`known`"
         )
+    if faults := [name for name, note in question.notes.items() if not _is_note(name, note)]:
+        yield (
+            f"has the note {shown(faults[0])}: {shown(question.notes[faults[0]])}; give names of letters, "
+            "digits and _, and finite numbers"
+        )
     if question.features is not None and np.shape(question.features)[:1] != (len(texts),):
         yield f"has features of shape {np.shape(question.features)}; give one row a candidate"
+
+
+def _is_note(name: Any, note: Any) -> bool:
+    is_number = isinstance(note, int | float) and math.isfinite(note)
+    return isinstance(name, str) and re.fullmatch(r"\w+", name) is not None and is_number

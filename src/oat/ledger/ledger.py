@@ -250,7 +250,15 @@ class Ledger:
         self._forget()
         price = self.store.take_price(purpose, step)
         expired_count = self.store.num_expired(purpose, step)
-        return Feedback(step, items, price.queries, expired_count, cost=price.cost, thrown_away=thrown_away)
+        return Feedback(
+            step,
+            items,
+            price.queries,
+            expired_count,
+            cost=price.cost,
+            thrown_away=thrown_away,
+            pairs=self.store.pairs_before(purpose, step + 1),
+        )
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
         """Return how often versions of oracles had changed before the takes that a row of metrics describes.
@@ -324,6 +332,11 @@ class Ledger:
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
         """Return the spending right after step `step - 1` took its answers; see `Spending.spent_before`."""
         return self.spending.spent_before(step, purpose)
+
+    def pairs_before(self, step: int) -> int:
+        """Return the number of compared pairs for which the steps of training before `step` took paid
+        answers."""
+        return self.store.pairs_before("train", step)
 
     def drop(self, step: int) -> None:
         """If `keep_groups` is True, do nothing. Otherwise drop the trajectories of rounds whose questions

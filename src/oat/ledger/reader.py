@@ -178,6 +178,12 @@ class Reader(Connection):
         sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
         return Price(*self.db.execute(sql, (purpose, step)).fetchone())
 
+    def pairs_before(self, purpose: str, step: int) -> int:
+        """Return the number of compared pairs for which the steps before `step` took paid answers."""
+        sql = "SELECT pairs FROM takes WHERE purpose = ? AND step < ? ORDER BY step DESC LIMIT 1"
+        (pairs,) = self.db.execute(sql, (purpose, step)).fetchone() or (0,)
+        return pairs
+
     def take_refused(self, purpose: str, step: int) -> Price | None:
         """Return the price of the cheapest unpaid question that a step took; None if all were paid."""
         (refused,) = self.db.execute(

@@ -17,13 +17,13 @@ from oat.types import Answer, Key, Mark, Message, Question, Steps, StepUnit
 
 NEW_QUESTION_COLUMNS = (
     "id, purpose, step, round, occurrence, number, position, member, kind, oracle, prompt, candidates, "
-    "picks, known, features, cached"
+    "picks, known, features, cached, notes"
 )
 """The columns that `new_question_row` fills."""
 
 QUESTION_COLUMNS = (
     f"q.id, {schema.KEY}, q.kind, q.oracle, q.prompt, q.candidates, q.picks, q.known, q.features, "
-    "q.member, q.ticket, q.sent, q.cached"
+    "q.member, q.ticket, q.sent, q.cached, q.notes"
 )
 """The columns that `question_of` reads, of the table `questions` under the alias `q`."""
 
@@ -49,7 +49,8 @@ def new_question_row(
     place = (intent.id, key.purpose, key.step, key.round, key.occurrence, key.index, position, intent.member)
     features = None if question.features is None else wire.encode(question.features)
     texts = (prompt, list_text(candidates), common_text(question.picks), list_text(question.known))
-    return (*place, question.kind, question.oracle, *texts, features, cached_text(intent.cached))
+    notes = dict_text(question.notes)
+    return (*place, question.kind, question.oracle, *texts, features, cached_text(intent.cached), notes)
 
 
 def as_read(question: Question, prompt: str) -> Question:
@@ -80,7 +81,7 @@ def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
         texts: the texts by name; those named by `text_names` must be present.
     """
     id, *address = row[:6]
-    kind, oracle, _, _, picks, known, features, member, ticket, sent, cached = row[6:]
+    kind, oracle, _, _, picks, known, features, member, ticket, sent, cached, notes = row[6:]
     prompt, *candidates = [texts[name] for name in text_names(row)]
     content = json.loads(prompt)
     question = Question(
@@ -95,6 +96,7 @@ def question_of(row: Sequence[Any], texts: Mapping[str, str]) -> Intent:
         list_values(known),
         None if features is None else wire.decode(features),
         content.get("is_chat", False),
+        notes=json.loads(notes) if notes != "{}" else {},
     )
     return Intent(id, question, member, ticket, sent, cached_values(cached, question.key.purpose))
 
@@ -152,8 +154,8 @@ def steps_of(text: str) -> tuple[tuple[Steps, ...], StepUnit]:
     return tuple(tuple((end, reward) for end, reward in steps) for steps in candidates), unit
 
 
-def dict_text(values: Mapping[str, Sequence[Any]]) -> str:
-    """Return a dict of lists as JSON text."""
+def dict_text(values: Mapping[str, Any]) -> str:
+    """Return a dict of lists or numbers as JSON text."""
     return json.dumps(values, ensure_ascii=False) if values else "{}"
 
 

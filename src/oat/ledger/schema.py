@@ -1,8 +1,11 @@
 """The schema of a run's ledger: its tables, the migration of older files, and its canonical form."""
 
-VERSION = 7
+VERSION = 8
 KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 """The columns that identify a question, in the table `questions` under the alias `q`."""
+
+PAIRS = "q.kind = 'compare' AND a.queries > 0"
+"""Is 1 for a question with its answer, `q` and `a`, if an oracle was paid to compare a pair."""
 
 TABLES = {
     "meta": "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -19,7 +22,7 @@ TABLES = {
     position INTEGER NOT NULL, member INTEGER NOT NULL, kind TEXT NOT NULL, oracle TEXT NOT NULL,
     prompt TEXT NOT NULL, candidates TEXT NOT NULL, picks TEXT NOT NULL, known TEXT NOT NULL,
     features BLOB, ticket TEXT, again INTEGER NOT NULL DEFAULT 0, cached TEXT NOT NULL DEFAULT '[]',
-    sent REAL,
+    sent REAL, notes TEXT NOT NULL DEFAULT '{}',
     UNIQUE (purpose, step, round, occurrence, number))""",
     "waiting": """CREATE TABLE waiting (
     question INTEGER PRIMARY KEY REFERENCES questions,
@@ -43,6 +46,7 @@ TABLES = {
     "takes": """CREATE TABLE takes (
     purpose TEXT, step INTEGER,
     queries INTEGER NOT NULL, tokens INTEGER NOT NULL DEFAULT 0, cost REAL NOT NULL DEFAULT 0, refused TEXT,
+    pairs INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (purpose, step))""",
     "taken": """CREATE TABLE taken (
     purpose TEXT, step INTEGER, position INTEGER, question INTEGER UNIQUE REFERENCES questions,
@@ -69,6 +73,8 @@ TABLES = {
   `Answer.sources`. A row of `cache` has those of one value.
 * `taken` has the questions of each step. A step does not learn from a question at a position below 0: the
   question was too old, the step failed, or dynamic sampling threw the question away.
+* `takes` has running sums over the steps of a purpose: prices, and in `pairs` the number of compared pairs
+  that were paid (`PAIRS`).
 * `waves` has the first and the last question id of each wave, and the price of all answers before the wave.
   If the wave did not wait for these answers, the price is NULL.
 """
@@ -129,6 +135,18 @@ MIGRATIONS = {
         for table in ("answers", "cache")
         for column in ("steps TEXT NOT NULL DEFAULT '[]'", "sources TEXT NOT NULL DEFAULT '{}'")
     ),
+    7: (
+        "ALTER TABLE questions ADD COLUMN notes TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE takes ADD COLUMN pairs INTEGER NOT NULL DEFAULT 0",
+        f"""UPDATE takes SET pairs = s.pairs
+            FROM (
+                SELECT k.purpose, k.step,
+                    SUM(TOTAL({PAIRS})) OVER (PARTITION BY k.purpose ORDER BY k.step) AS pairs
+                FROM takes k LEFT JOIN taken t ON (t.purpose, t.step) = (k.purpose, k.step)
+                LEFT JOIN questions q ON q.id = t.question LEFT JOIN answers a ON a.question = t.question
+                GROUP BY k.purpose, k.step) s
+            WHERE (takes.purpose, takes.step) = (s.purpose, s.step)""",
+    ),
 }
 """By schema version, the statements that bring a ledger of this version to the next one."""
 
@@ -149,6 +167,7 @@ CANONICAL = (
     f"SELECT {KEY}, a.scores FROM {_TAKEN} AND a.scores != '[]' ORDER BY {KEY}",
     f"""SELECT {KEY}, a.steps, a.sources FROM {_TAKEN} AND (a.steps != '[]' OR a.sources != '{{}}')
         ORDER BY {KEY}""",
+    f"SELECT {KEY}, q.notes FROM questions q WHERE q.notes != '{{}}' ORDER BY {KEY}",
 )
 """The SQL queries whose results a digest covers. They leave out row numbers, tickets and clock times. They
 also leave out answers that no step or evaluation has taken, because chance decides which of these have come

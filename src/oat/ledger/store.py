@@ -75,7 +75,7 @@ class Store(Reader):
             "INSERT OR IGNORE INTO texts VALUES (?, ?)", [(name, text) for text, name in names.items()]
         )
         self.db.executemany(
-            f"INSERT INTO questions ({NEW_QUESTION_COLUMNS}) VALUES ({', '.join('?' * 16)})", rows
+            f"INSERT INTO questions ({NEW_QUESTION_COLUMNS}) VALUES ({', '.join('?' * 17)})", rows
         )
         self.db.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)", waiting)
         return intents
@@ -207,10 +207,15 @@ class Store(Reader):
         )
         self.db.execute(purse, (*took, purpose))
         so_far = self.taken_so_far(purpose)
+        pairs = self.pairs_before(purpose, step) + self._one(
+            f"SELECT COALESCE(SUM({schema.PAIRS}), 0) FROM taken t JOIN questions q ON q.id = t.question "
+            "JOIN answers a USING (question) WHERE (t.purpose, t.step) = (?, ?)",
+            (purpose, step),
+        )
         unpaid = None if refused is None else json.dumps([refused.queries, refused.tokens, refused.cost])
         self.db.execute(
-            "INSERT INTO takes VALUES (?, ?, ?, ?, ?, ?)",
-            (purpose, step, so_far.queries, so_far.tokens, so_far.cost, unpaid),
+            "INSERT INTO takes VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (purpose, step, so_far.queries, so_far.tokens, so_far.cost, unpaid, pairs),
         )
 
     def drop_groups(self, step: int) -> int:

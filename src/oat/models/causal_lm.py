@@ -7,7 +7,7 @@ A model that scales or caps its logits is refused when it is loaded (`compatibil
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from oat.models.attention import AttentionLayout, Packed
 from oat.models.linear import Linear
 from oat.models.packing import pack, pack_groups
 
+Layer = int | Literal["all"]
+"""A layer whose hidden states are read: -1 is the last one, 1 the first one, "all" every one."""
 NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """An attention mask with four axes. If transformers is given such a mask, it makes no mask of its own. Our
 attention (`oat.models.attention`) ignores it."""
@@ -108,7 +110,12 @@ class CausalLM:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def hidden(
-        self, input_ids: Tensor, *, positions: Tensor | None = None, layout: AttentionLayout | None = None
+        self,
+        input_ids: Tensor,
+        *,
+        positions: Tensor | None = None,
+        layout: AttentionLayout | None = None,
+        also: Layer | None = None,
     ) -> Tensor:
         """Compute the last hidden states of the backbone. Evaluation mode does not turn gradients off.
 
@@ -117,9 +124,11 @@ class CausalLM:
             positions: (R, L), the position of each token; None: 0 to L - 1 in each row.
             layout: the rule by which tokens attend to each other; only for a model that `takes_layouts`.
                 None: each token attends causally within its row.
+            also: append the hidden states of this layer, or of all layers, along the last axis. If this is
+                the last layer, nothing is appended (`width_of`).
 
         Returns:
-            (R, L, D), where D is the hidden size.
+            (R, L, D), where D is the hidden size; with `also`, D + `width_of(also)`.
         """
         inputs: dict[str, Any] = {"input_ids": input_ids}
         if positions is not None:
@@ -127,10 +136,34 @@ class CausalLM:
         if layout is not None:
             inputs |= {"layout": layout, "attention_mask": NO_MASK.to(input_ids.device)}
         with self.as_seen():
-            return self.module.base_model(**inputs, use_cache=False).last_hidden_state
+            if also is None or self.is_last(also):
+                return self.module.base_model(**inputs, use_cache=False).last_hidden_state
+            found = self.module.base_model(**inputs, use_cache=False, output_hidden_states=True)
+        return torch.cat([found.last_hidden_state, states_of(found.hidden_states, also)], dim=-1)
+
+    @property
+    def num_layers(self) -> int:
+        return self.module.config.get_text_config().num_hidden_layers
+
+    def is_last(self, layer: Layer) -> bool:
+        """Return True if this names the last layer alone."""
+        return layer in (-1, self.num_layers)
+
+    def width_of(self, layer: Layer) -> int:
+        """Return the number of hidden states of a token in this layer, or in all layers."""
+        own = self.module.get_output_embeddings().in_features
+        return own * (self.num_layers if layer == "all" else 1)
+
+    def features(self, hidden_xD: Tensor, layer: Layer) -> Tensor:
+        """Return, from the result of `hidden` with `also`, the hidden states of this layer."""
+        return hidden_xD if self.is_last(layer) else hidden_xD[..., -self.width_of(layer) :]
 
     def hidden_of(
-        self, sequences: Sequence[np.ndarray], prefixes: Sequence[int] | None = None
+        self,
+        sequences: Sequence[np.ndarray],
+        prefixes: Sequence[int] | None = None,
+        *,
+        also: Layer | None = None,
     ) -> tuple[Tensor, list[np.ndarray]]:
         """Compute the last hidden states of sequences of any lengths in one pass. If the model takes layouts,
         the sequences follow each other without padding. Otherwise each is padded on the right.
@@ -140,6 +173,7 @@ class CausalLM:
             prefixes: for each sequence, the length of its prefix, which may be the whole sequence; 0 for no
                 prefix. If the model takes layouts, equal prefixes are computed once. None: no sequence has
                 a prefix.
+            also: as in `hidden`.
 
         Returns:
             (T, D) last hidden states of the pass; and for each sequence, the indices of its tokens along T.
@@ -147,12 +181,12 @@ class CausalLM:
         if not self.takes_layouts:
             width = max(len(ids) for ids in sequences)
             ids_1T, _, spans = pack(sequences, self.device, width=width)
-            hidden_TD = self.hidden(ids_1T.view(-1, width)).flatten(0, 1)
+            hidden_TD = self.hidden(ids_1T.view(-1, width), also=also).flatten(0, 1)
             return hidden_TD, [np.arange(span.start, span.stop) for span in spans]
         ids_1T, positions_1T, spans, places = pack_groups(
             sequences, prefixes or [0] * len(sequences), self.device
         )
-        return self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans))[0], places
+        return self.hidden(ids_1T, positions=positions_1T, layout=Packed(spans), also=also)[0], places
 
     def head(self, hidden: Tensor) -> Tensor:
         """Compute the logits of hidden states, (..., D) to (..., V), in the precision of the model or of
@@ -223,6 +257,15 @@ class CausalLM:
         finally:
             for layer in layers:
                 layer._disable_adapters = False
+
+
+def states_of(hidden_states: Sequence[Tensor], layer: Layer) -> Tensor:
+    """Return the hidden states of one layer, or of all layers one after another along the last axis.
+
+    Args:
+        hidden_states: those of a module of transformers: of the embeddings, then of each layer.
+    """
+    return torch.cat(list(hidden_states[1:]), dim=-1) if layer == "all" else hidden_states[layer]
 
 
 def has_memory(tensor: Tensor) -> bool:

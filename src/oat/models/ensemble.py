@@ -17,6 +17,7 @@ import torch
 from oat.types import Trajectory
 
 Activation = Literal["relu", "swish"]
+PriorForm = Literal["mean", "map"]
 _ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
 
 
@@ -28,6 +29,7 @@ class Ensemble(torch.nn.Module):
         features: D.
         members: M.
         hidden: number of outputs of each of the two hidden layers.
+        prior_form: see `prior`.
         generator: draws the initial weights.
     """
 
@@ -38,14 +40,19 @@ class Ensemble(torch.nn.Module):
         members: int,
         hidden: int,
         activation: Activation,
+        prior_form: PriorForm = "mean",
         generator: np.random.Generator,
     ):
         super().__init__()
         self.activation = _ACTIVATIONS[activation]
+        self.prior_form = prior_form
+        self._stds: dict[str, float] = {}
         for layer, (inputs, outputs) in enumerate(
             ((features, hidden), (hidden, hidden), (hidden, 1)), start=1
         ):
-            start = _truncated_normal(generator, (members, inputs, outputs), 1 / (2 * math.sqrt(inputs)))
+            std = 1 / (2 * math.sqrt(inputs))
+            self._stds |= {f"weight{layer}": std, f"bias{layer}": std}
+            start = _truncated_normal(generator, (members, inputs, outputs), std)
             self.register_parameter(f"weight{layer}", torch.nn.Parameter(start))
             self.register_parameter(f"bias{layer}", torch.nn.Parameter(torch.zeros(members, 1, outputs)))
         for name, parameter in list(self.named_parameters()):
@@ -74,13 +81,21 @@ class Ensemble(torch.nn.Module):
         return x.squeeze(-1).transpose(0, 1)
 
     def prior(self) -> torch.Tensor:
-        """Return the squared difference of each parameter from its initial value, averaged over all
-        parameters of all members."""
-        moved = [
-            (parameter - getattr(self, f"anchor_{name}")).square().flatten()
+        """Return the distance of the parameters from their initial values, a scalar.
+
+        With `prior_form` "mean" it is the squared difference, averaged over all parameters of all members.
+        With "map" it is the negative logarithm of the prior density, up to a constant, of one member in the
+        mean: half the sum over its parameters of the squared difference, in units of the layer's initial
+        standard deviation (biases count in units of that of the weights).
+        """
+        moved = {
+            name: (parameter - getattr(self, f"anchor_{name}")).square()
             for name, parameter in self.named_parameters()
-        ]
-        return torch.cat(moved).mean()
+        }
+        if self.prior_form == "mean":
+            return torch.cat([square.flatten() for square in moved.values()]).mean()
+        sums = [square.sum() / (2 * self._stds[name] ** 2) for name, square in moved.items()]
+        return torch.stack(sums).sum() / len(self.weight1)
 
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]

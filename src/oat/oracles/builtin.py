@@ -3,14 +3,14 @@
 * `environment` answers with the rewards of episodes. An episode that has none, because the environment was
   late, gets the mark "failed".
 * `recorded` answers with the order, or the scores, that the data have.
-* `ensemble` answers questions about pairs that an ensemble has chosen, with the ensemble's own values.
+* `ensemble` answers questions about pairs with the belief of an ensemble.
 """
 
 from collections.abc import Sequence
 
 from oat.errors import OracleError
 from oat.oracles.base import Oracle
-from oat.types import Answer, Kind, Mark, Price, Question
+from oat.types import ENSEMBLE, Answer, Kind, Mark, Price, Question
 
 BUILTIN = ("environment", "recorded")
 """The names of oracles of this module that a configuration may use."""
@@ -61,3 +61,20 @@ class KnownOracle(Oracle):
             by=self.name,
             scores=known if self.name == "environment" else (),
         )
+
+
+class BeliefOracle(KnownOracle):
+    """The oracle that answers with an ensemble's belief: the first number of `Question.known` is the
+    probability that the first candidate wins."""
+
+    def __init__(self) -> None:
+        super().__init__(ENSEMBLE, "compare")
+
+    def _answer(self, question: Question) -> Answer:
+        values = [0.5 if value is None else value for value in question.known[:1]]
+        if len(values) != 1 or not 0 <= values[0] <= 1:
+            raise OracleError(
+                f"question {question.key} is for the ensemble, and `known` is {question.known}; an explorer "
+                "puts there the probability that each of the two candidates wins"
+            )
+        return Answer(question.key, (values[0],), ("ok",), queries=0, by=self.name)

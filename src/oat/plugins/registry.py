@@ -104,7 +104,10 @@ ALGORITHMS = Registry(
         "reward_model": "oat.algorithms.reward_model:RewardModelling",
     },
 )
-EXPLORERS = Registry("there is no explorer {name!r}; {nearest}", {"none": "oat.explore.none:NoExploration"})
+EXPLORERS = Registry(
+    "there is no explorer {name!r}; {nearest}",
+    {"none": "oat.explore.none:NoExploration", "ensemble": "oat.explore.ensemble:EnsembleExplorer"},
+)
 ENGINES = Registry(
     "there is no engine {name!r}; {nearest}", {"torch": "oat.engines.torch:TorchEngine"}, users=None
 )

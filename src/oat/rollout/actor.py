@@ -13,6 +13,7 @@ from oat.environments.batched import BatchedEnvironment
 from oat.errors import OatError, warn
 from oat.rollout.branching import branch, states_of
 from oat.rollout.ensemble_scorer import EnsembleScorer
+from oat.rollout.features import Features
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import (
@@ -51,6 +52,7 @@ class _Episode:
     reward: float | None = None
     text: str = ""
     finish_reason: FinishReason = "aborted"
+    features: np.ndarray | None = None
 
     def context(self, ids: np.ndarray) -> None:
         """Append a segment of context.
@@ -76,6 +78,7 @@ class _Episode:
         self.segments.append(response)
         self.ids = np.concatenate([self.ids, completion.ids])
         self.text, self.finish_reason = text, completion.finish_reason
+        self.features = completion.features
 
     def answer(self, turn: Turn) -> None:
         """Record the environment's answer to the last response."""
@@ -99,7 +102,8 @@ class Actor:
         environment: answers the responses within an episode; None: an episode is one response.
         context: largest number of tokens of an episode. An episode ends if the environment's message leaves
             no room for another token. None: no limit.
-        scorer: scores samples under the ensemble; None if the explorer does not need these scores.
+        scorer: scores samples under the ensemble; None if nothing needs these scores.
+        features: the backbone of features; None if nothing needs them.
         records_text_ends: True: record `Segment.text_ends` in training, because the oracle gives rewards of
             steps at offsets in characters.
     """
@@ -114,13 +118,15 @@ class Actor:
         environment: BatchedEnvironment | None = None,
         context: int | None = None,
         scorer: EnsembleScorer | None = None,
+        features: Features | None = None,
         records_text_ends: bool = False,
     ):
         self.renderer = renderer
         self.engine = engine
         self.sampling = sampling
         self.seeds = seeds
-        self.environment, self.context, self.scorer = environment, context, scorer
+        self.environment, self.context = environment, context
+        self.scorer, self.features = scorer, features
         self.records_text_ends = records_text_ends
         self._has_warned = False
 
@@ -209,14 +215,14 @@ class Actor:
         """Return the scores that an explorer needs, by name: for each name one float32 array per group.
 
         Args:
-            needs: slots, or "ensemble".
+            needs: slots, "ensemble", or "features".
 
         Returns:
             * For a slot, (G,): the sum of the raw log-probabilities of a sample's trained tokens, in nats.
               For "sampler" these are the recorded log-probabilities.
             * For "ensemble", (M, G): the reward of each sample by each member.
             * If "ensemble" is needed, also "features", (G, D): the feature of each sample, of D numbers, from
-              which the ensemble computes the rewards.
+              which the ensemble computes the rewards. "features" alone needs no ensemble.
         """
         scores: dict[str, list[np.ndarray]] = {}
         for name in needs:
@@ -225,6 +231,10 @@ class Actor:
                     "build/run.py gives the actor a scorer where the explorer needs the ensemble"
                 )
                 scores[name], scores["features"] = self.scorer.score(groups)
+            elif name == "features":
+                assert self.features is not None, "build/run.py gives the actor the features"
+                if ENSEMBLE not in needs:
+                    scores[name] = self.features.of(groups)
             else:
                 scores[name] = self._logps(groups, name)
         return scores
@@ -327,5 +337,10 @@ class Actor:
 
     def _trajectory(self, episode: _Episode, sampling: Sampling) -> Trajectory:
         return sampling.trajectory(
-            episode.slot, tuple(episode.segments), episode.finish_reason, episode.text, episode.reward
+            episode.slot,
+            tuple(episode.segments),
+            episode.finish_reason,
+            episode.text,
+            episode.reward,
+            episode.features,
         )

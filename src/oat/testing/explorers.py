@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from oat import wire
-from oat.explore.base import Explorer
-from oat.explore.contract import needs_faults, plan_faults, question_faults
+from oat.explore.base import Explorer, Round
+from oat.explore.candidates import candidates_of
+from oat.explore.contract import choose_of, needs_faults, plan_faults, question_faults
 from oat.plugins.loading import load_symbol
 from oat.testing.part import Part
 from oat.testing.samples import make_group
@@ -113,14 +114,14 @@ class _Check(Part):
         keys = [Key("train", step, 0, group.prompt.occurrence) for group in groups]
         explorer = self.fresh()
         scores = _scores(groups, explorer.needs, generator)
-        before = {
-            name: wire.encode(value)
-            for name, value in (("groups", groups), ("keys", keys), ("scores", scores))
-        }
+        candidates = [candidates_of(group, reads_text=True) for group in groups]
+        given = {"groups": groups, "keys": keys, "scores": scores, "candidates": candidates}
+        before = {name: wire.encode(value) for name, value in given.items()}
         chosen = []
         for each in (explorer, explorer, self.fresh()):
-            chosen.append(self.call("choose", each.choose, groups, keys, scores, np.random.default_rng(7)))
-            for name, value in (("groups", groups), ("keys", keys), ("scores", scores)):
+            round = Round(groups, keys, scores, candidates, 16 * step, np.random.default_rng(7))
+            chosen.append(self.call("choose", choose_of(each), round))
+            for name, value in given.items():
                 self.require(
                     wire.encode(value) == before[name],
                     f"choose changed the {name} that it was given; work on copies",
@@ -157,13 +158,13 @@ def _scores(
 ) -> dict[str, list[np.ndarray]]:
     """Return made-up scores by name, in the form of the result of `Actor.score`."""
     scores: dict[str, list[np.ndarray]] = {}
-    for name in sorted(needs):
+    for name in sorted(needs - {"features"}):
         shape = (_MEMBERS,) if name == ENSEMBLE else ()
         scores[name] = [
             generator.normal(-5.0, 2.0, size=(*shape, len(group.trajectories))).astype(np.float32)
             for group in groups
         ]
-    if ENSEMBLE in needs:
+    if needs & {ENSEMBLE, "features"}:
         scores["features"] = [
             generator.normal(size=(len(group.trajectories), _FEATURES)).astype(np.float32) for group in groups
         ]

@@ -61,6 +61,8 @@ class Question:
         ids: for each candidate, the ids after its prompt, (T,) int32; empty in a question that was read from
             the ledger.
         row: `Prompt.row` of the question's prompt, for messages; None if it is not known.
+        notes: numbers about the question from the explorer that chose it, by name (`Explorer.choose`). The
+            ledger records them.
     """
 
     key: Key
@@ -76,6 +78,7 @@ class Question:
     is_chat: bool = False
     ids: tuple[np.ndarray, ...] = field(default=(), compare=False)
     row: int | None = field(default=None, compare=False)
+    notes: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def size(self) -> int:
@@ -206,6 +209,7 @@ class Feedback:
         thrown_away: questions that the step takes but does not learn from (dynamic sampling,
             `sampling.refill_rounds`), in the order in which they were asked. They are unusable, or were asked
             after the last question that the step needed.
+        pairs: number of compared pairs for which this step and all earlier steps took paid answers.
     """
 
     step: int
@@ -215,6 +219,7 @@ class Feedback:
     older: tuple[Item, ...] = ()
     cost: float = 0.0
     thrown_away: tuple[Item, ...] = ()
+    pairs: int = 0
 
     @property
     def learned(self) -> tuple[Item, ...]:

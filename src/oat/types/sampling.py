@@ -72,9 +72,10 @@ class Sampling:
         finish_reason: FinishReason,
         text: str,
         reward: float | None = None,
+        features: np.ndarray | None = None,
     ) -> "Trajectory":
         """Make a trajectory from segments that were sampled with these settings."""
-        return Trajectory(slot, segments, finish_reason, text, self.temperature, reward)
+        return Trajectory(slot, segments, finish_reason, text, self.temperature, reward, features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,8 @@ class Completion:
         raw_logps, sampled_logps: (T,) float32 nats.
         kept: the kept sets if the settings record them and truncate; otherwise None.
         version: version of the weights that produced all tokens.
+        features: (D,) float32, made of the hidden states from which the tokens were drawn, if the engine
+            keeps features; otherwise None.
     """
 
     index: int
@@ -123,6 +126,7 @@ class Completion:
     kept: KeptSets | None
     finish_reason: FinishReason
     version: int
+    features: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,7 @@ class Trajectory:
         temperature: temperature of the sampled distribution.
         reward: the environment's reward of the episode, which is the sum of the rewards of its responses
             (`Segment.reward`), or a recorded reward; None if there is neither.
+        features: `Completion.features`. The ledger does not record them.
     """
 
     slot: str
@@ -204,6 +209,7 @@ class Trajectory:
     text: str
     temperature: float = 1.0
     reward: float | None = None
+    features: np.ndarray | None = None
 
     @cached_property
     def ids(self) -> np.ndarray:

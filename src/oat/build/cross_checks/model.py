@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from oat.build.models import has_own_reference
 from oat.build.resolved import Resolved
-from oat.types import ENSEMBLE
 from oat.types.part import Check
 
 
@@ -32,7 +31,9 @@ def weights(resolved: Resolved) -> Iterator[Check]:
     )
     yield Check(
         "model.reference_update",
-        model.reference_update is not None and ENSEMBLE in resolved.explorer.needs,
+        model.reference_update is not None
+        and resolved.features is not None
+        and resolved.features.backbone == "reference",
         "an ensemble's features are the reference's, and those that it has learned from would be of another "
         "reference; leave it frozen",
     )

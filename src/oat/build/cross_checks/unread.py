@@ -9,7 +9,6 @@ from oat.config.settings import EvaluationConfig
 from oat.control.alarms import METRICS
 from oat.errors import ConfigError
 from oat.oracles.builtin import BUILTIN
-from oat.types import ENSEMBLE
 
 _OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
 """Fields of the section `evaluation` that are read even if it has pairs and no prompts."""
@@ -66,7 +65,8 @@ def _of_model(resolved: Resolved) -> dict[tuple[str, str], bool]:
     e, requires = resolved.config.answering, resolved.requires
     evaluated = {e.slot, *(["reference"] if e.kl else [])} if e else set()
     named = requires.models | requires.slots | resolved.explorer.needs | evaluated
-    has_reference = bool({"reference", ENSEMBLE} & named)
+    features = resolved.features
+    has_reference = "reference" in named or (features is not None and features.backbone == "reference")
     return {
         ("model", "critic"): "critic" not in requires.models,
         ("model", "reference_update"): "reference" not in requires.models,

@@ -1,0 +1,107 @@
+"""Functions that make the parts of an ensemble reward model: its features, its networks, and its learning."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from oat.algorithms.ensemble import EnsembleLearning
+from oat.build.resolved import Resolved
+from oat.errors import ConfigError
+from oat.explore.base import Explorer
+from oat.explore.settings import FORMER_FEATURES, EnsembleConfig
+from oat.learner.models import frozen_checksum
+from oat.learner.optimiser import OptimiserSettings
+from oat.models.causal_lm import CausalLM
+from oat.models.ensemble import Ensemble
+from oat.rollout.ensemble_scorer import EnsembleScorer
+from oat.rollout.features import Features, FromSampling, SecondPass
+from oat.seeds import Seeds
+from oat.types import ENSEMBLE
+
+
+class EnsembleParts(NamedTuple):
+    """The parts of an ensemble.
+
+    Attributes:
+        objective: its learning; None if it stays as it starts.
+        model: the learner's networks.
+        scorer: the features, and the actor's copy of the networks.
+    """
+
+    objective: EnsembleLearning | None
+    model: Ensemble
+    scorer: EnsembleScorer
+
+
+def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
+    """Return the settings of the ensemble's optimiser: Adam at a constant learning rate, as in the papers'
+    code (`oat.algorithms.ensemble`)."""
+    norm = math.inf if config.max_grad_norm is None else config.max_grad_norm
+    return OptimiserSettings(
+        config.learning_rate,
+        config.betas,
+        config.weight_decay,
+        config.eps,
+        decoupled=False,
+        max_grad_norm=norm,
+    )
+
+
+def make_features(resolved: Resolved, lms: Mapping[str, CausalLM]) -> Features | None:
+    """Make the backbone of the features that the explorer reads. Return None if it reads none.
+
+    Raises:
+        ConfigError: the backbone has no such layer.
+    """
+    settings = resolved.features
+    if settings is None:
+        return None
+    lm = lms[settings.backbone]
+    if settings.layer != "all" and abs(settings.layer) > lm.num_layers:
+        raise ConfigError(
+            f"explorer.features.layer is {settings.layer}, and the {settings.backbone} has {lm.num_layers} "
+            "layers; give one of them, or all"
+        )
+    if settings.backbone == "policy":
+        return FromSampling(lm, settings.layer, settings.pooling)
+    weights = frozen_checksum(lm.module, ()) if lm.has_weights else 0
+    return SecondPass(
+        lm,
+        settings.layer,
+        settings.pooling,
+        name=settings.backbone,
+        weights=weights,
+        is_former=settings is FORMER_FEATURES,
+    )
+
+
+def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -> EnsembleParts | None:
+    """Make the ensemble's objective, the learner's networks, and the actor's copy of them. Return None if the
+    explorer needs no ensemble.
+
+    Raises:
+        ConfigError: the explorer has no settings for its ensemble.
+    """
+    if ENSEMBLE not in explorer.needs:
+        return None
+    settings = getattr(getattr(explorer, "config", None), "ensemble", None)
+    if not isinstance(settings, EnsembleConfig):
+        raise ConfigError(
+            "an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, "
+            "and keeps it as `config`"
+        )
+    assert features is not None, "an ensemble reads features"
+    width, identity = features.width, features.identity
+
+    def fresh() -> Ensemble:
+        return Ensemble(
+            features=width,
+            members=settings.members,
+            hidden=settings.hidden,
+            activation=settings.activation,
+            prior_form=settings.prior_form,
+            generator=seeds.at("init", ENSEMBLE),
+        )
+
+    objective = EnsembleLearning(settings, identity) if settings.learn else None
+    return EnsembleParts(objective, fresh(), EnsembleScorer(features, fresh()))

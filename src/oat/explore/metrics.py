@@ -1,0 +1,94 @@
+"""The metrics `explorer/*` of a step, from the notes of its questions (`Question.notes`).
+
+The explorers of this package write these notes about a pair:
+
+    belief             mean over members of the probability that the first candidate wins
+    reward_first, reward_second    mean over members of the candidate's reward
+    pair_variance      variance over members of the difference of rewards
+    prompt_variance    mean of this variance over all pairs of different candidates of the prompt
+    second_std         standard deviation over members of the second candidate's reward
+    clash              1 if the rule chose one candidate twice, else 0
+    model              1 if the pair was chosen for the ensemble's label
+
+Any other note, of a user's explorer, is reported as its mean under `user/explorer/`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from oat.types import ENSEMBLE, Feedback, Item
+
+OF_PAIRS = (
+    "belief",
+    "reward_first",
+    "reward_second",
+    "pair_variance",
+    "prompt_variance",
+    "second_std",
+    "clash",
+    "model",
+)
+"""The notes of this package's explorers."""
+
+
+def explorer_metrics(feedback: Feedback) -> dict[str, float]:
+    """Return the metrics of the questions that a step took. A metric is left out if no question has its
+    notes."""
+    noted = [item for item in feedback.asked if item.question.notes]
+    if not noted:
+        return {}
+    names = {name for item in noted for name in item.question.notes} - {*OF_PAIRS}
+    own = {f"user/explorer/{name}": _mean(_notes(noted, name)) for name in sorted(names)}
+    known = [item for item in noted if "belief" in item.question.notes]
+    return {**own, **(_of_pairs(known) if known else {})}
+
+
+def _of_pairs(items: Sequence[Item]) -> dict[str, float]:
+    model = [item for item in items if item.question.notes.get("model")]
+    clashing = [item for item in items if item.question.notes.get("clash")]
+    others = [item for item in items if not item.question.notes.get("clash")]
+    by_oracle = [item for item in items if item.label is not None and item.question.oracle != ENSEMBLE]
+    audited = [item for item in by_oracle if item.question.notes.get("model")]
+    found: dict[str, float | None] = {
+        "explorer/clash_frac": len(clashing) / len(items),
+        "explorer/clash_second_std": _mean(_notes(clashing, "second_std")),
+        "explorer/second_std": _mean(_notes(others, "second_std")),
+        "explorer/pair_variance": _mean(_notes(items, "pair_variance")),
+        "explorer/prompt_variance": _mean(_notes(items, "prompt_variance")),
+        "explorer/agreement": _mean([_agrees(item) for item in by_oracle]),
+    }
+    if model:
+        found |= {
+            "explorer/model_frac": len(model) / len(items),
+            "explorer/model_belief": _mean(_notes(model, "belief")),
+            "explorer/model_belief_min": min(_notes(model, "belief")),
+            "explorer/model_belief_max": max(_notes(model, "belief")),
+            "explorer/model_reward_chosen": _mean(_notes(model, "reward_first")),
+            "explorer/model_reward_rejected": _mean(_notes(model, "reward_second")),
+            "explorer/model_pair_variance": _mean(_notes(model, "pair_variance")),
+            "explorer/model_pair_variance_std": float(np.std(_notes(model, "pair_variance"))),
+            "explorer/model_prompt_variance": _mean(_notes(model, "prompt_variance")),
+            "explorer/model_prompt_variance_std": float(np.std(_notes(model, "prompt_variance"))),
+            "explorer/audit_accuracy": _mean([float(item.label == 0) for item in audited]),
+            "explorer/audit_win_prob": _mean([item.answer.values[0] for item in audited]),
+        }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _notes(items: Iterable[Item], name: str) -> list[float]:
+    return [notes[name] for notes in map(_notes_of, items) if name in notes]
+
+
+def _notes_of(item: Item) -> Mapping[str, float]:
+    return item.question.notes
+
+
+def _agrees(item: Item) -> float:
+    """Return 1 if the ensemble, before it learned from this pair, gave the winner the higher mean reward."""
+    notes = item.question.notes
+    return float((notes["reward_first"] > notes["reward_second"]) == (item.label == 0))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
