@@ -11,11 +11,10 @@ from itertools import count
 from typing import Any
 
 from oat.errors import warn
-from oat.explore.base import Explorer, Round
-from oat.explore.candidates import candidates_of
+from oat.explore.base import Explorer, Round, candidates_of
 from oat.protocols import Actor, Ledger, Plans, PromptSource
 from oat.seeds import Seeds
-from oat.types import UNASKED, Group, IsUsable, Key, Plan, Prompt, Work
+from oat.types import UNASKED, Feedback, Group, IsUsable, Key, Plan, Prompt, Work
 
 MAX_ROUNDS = 100
 """Largest number of rounds that a step tries before it goes on with the questions that it has."""
@@ -98,6 +97,10 @@ class Collector:
         if self.refill is None or not self.prompts.is_used_up:
             return None
         return "all prompts are used up (prompts.epochs)"
+
+    def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return the explorer's metrics of the questions that a step took."""
+        return self.explorer.metrics(feedback)
 
     def fill(self, step: int, plan: Plan) -> dict[str, float]:
         """Ask questions until the ledger has all that this step and earlier ones need, and those to be

@@ -24,7 +24,6 @@ from oat.algorithms.base import Objective, prepared, refill_metrics, step_metric
 from oat.control.interruption import Interruption
 from oat.control.silence import missing
 from oat.errors import AlarmError, DirectoryError, Interrupted, LedgerError, OatError, OutageError, warn
-from oat.explore.metrics import explorer_metrics
 from oat.metrics import Metrics
 from oat.protocols import (
     Alarms,
@@ -233,7 +232,7 @@ def learn(run: Run, row: Row) -> None:
     """For each objective, prepare a batch and let the learner update the models on it."""
     with clock(row.metrics, "time/learn_s"):
         feedback = run.buffer.fill(row.taken)
-        row.metrics.add({**step_metrics(row.taken), **explorer_metrics(row.taken)})
+        row.metrics.add({**step_metrics(row.taken), **run.collector.metrics(row.taken)})
         for objective in run.objectives:
             generator = run.seeds.at("prepare", objective.name, row.step)
             batch = prepared(objective, feedback, run.learner.forward, generator)

@@ -20,6 +20,8 @@ _OF_RESPONSES = {
     "win_rate_low": "lower end of the win rate's 95 % interval over prompts",
 }
 
+_OF_MODEL_PAIRS = ("pair_variance", "prompt_variance")
+
 NAMES = {
     "alarms/raised": "alarms raised so far, whatever their action (docs/alarms.md)",
     "alarms/rolled_back": "1 if an alarm restored the learned parts from a checkpoint in this step, else 0",
@@ -114,9 +116,7 @@ NAMES = {
         "mean over audited pairs of the oracle's probability that the response wins that the ensemble prefers"
     ),
     "explorer/clash_frac": "share of the prompts for which the rule chose one response twice",
-    "explorer/clash_second_std": (
-        "as explorer/second_std, but over the prompts for which the rule chose one response twice"
-    ),
+    "explorer/clash_second_std": "as explorer/second_std, but over the prompts of explorer/clash_frac",
     "explorer/model_belief": (
         "mean over the pairs chosen for the ensemble's label of the probability that its preferred response "
         "wins, itself a mean over members"
@@ -127,12 +127,8 @@ NAMES = {
         "share of the step's pairs that were chosen for the ensemble's label, audited ones included "
         "(explorer.model_labels)"
     ),
-    "explorer/model_pair_variance": "as explorer/pair_variance, but over the pairs of explorer/model_frac",
-    "explorer/model_pair_variance_std": "standard deviation over these pairs of that variance",
-    "explorer/model_prompt_variance": (
-        "as explorer/prompt_variance, but over the prompts of the pairs of explorer/model_frac"
-    ),
-    "explorer/model_prompt_variance_std": "standard deviation over these pairs of that variance",
+    **{f"explorer/model_{name}": f"as explorer/{name}, but over these pairs" for name in _OF_MODEL_PAIRS},
+    **{f"explorer/model_{name}_std": "standard deviation over these pairs" for name in _OF_MODEL_PAIRS},
     "explorer/model_reward_chosen": (
         "mean over the pairs of explorer/model_frac of the mean reward over members of the preferred response"
     ),

@@ -98,6 +98,9 @@ class Collector(Protocol):
         """Ask the questions that the ledger lacks for this step and earlier ones, or fewer if the prompts or
         the budget are used up. Return metrics of sampling."""
 
+    def metrics(self, feedback: Feedback) -> Mapping[str, float]:
+        """Return the explorer's metrics of the questions that a step took."""
+
     @property
     def ended(self) -> str | None:
         """The reason why no further step can be filled; None if there is none."""

@@ -301,7 +301,7 @@ def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     store.db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
     store.close()
     with pytest.raises(
-        LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 7; continue the run with"
+        LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 8; continue the run with"
     ):
         Store(path)
     database = sqlite3.connect(path)

@@ -2,10 +2,14 @@
 
 import sqlite3
 
-TO_6 = tuple(
-    f"ALTER TABLE {table} DROP COLUMN {column}"
-    for table in ("answers", "cache")
-    for column in ("steps", "sources")
+TO_7 = ("ALTER TABLE questions DROP COLUMN notes", "ALTER TABLE takes DROP COLUMN pairs")
+TO_6 = (
+    *TO_7,
+    *(
+        f"ALTER TABLE {table} DROP COLUMN {column}"
+        for table in ("answers", "cache")
+        for column in ("steps", "sources")
+    ),
 )
 TO_5 = (*TO_6, "DROP TABLE waves")
 TO_4 = (*TO_5, *(f"ALTER TABLE {table} DROP COLUMN scores" for table in ("answers", "cache")))
@@ -32,7 +36,7 @@ TO_3 = (
     ),
     *(f"ALTER TABLE takes DROP COLUMN {column}" for column in ("tokens", "cost", "refused")),
 )
-OLDER = {6: TO_6, 5: TO_5, 4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
+OLDER = {7: TO_7, 6: TO_6, 5: TO_5, 4: TO_4, 3: TO_3, 2: (*TO_3, "ALTER TABLE questions DROP COLUMN again")}
 """By schema version, the statements that remove what later versions added."""
 
 

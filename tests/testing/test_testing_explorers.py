@@ -165,7 +165,7 @@ def turned(question: Question) -> Question:
             Unknown,
             (
                 r"needs is frozenset\(\{'critic'\}\); make it a frozenset of ensemble, features, "
-                r"sampler"
+                r"policy, reference, sampler"
             ),
         ),
         (

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
-from oat.algorithms.direct import pair_batch, teaches
+from oat.algorithms.pairs import pair_batch, teaches
 from oat.errors import ConfigError
 from oat.functional import rewards
 from oat.types import Batch, Feedback, Item, Loss, Plan, Requires

@@ -9,8 +9,9 @@ import numpy as np
 from oat.errors import ContractError
 from oat.explore.base import Explorer, Round
 from oat.explore.contract import choose_of, needs_faults, plan_faults, question_faults
+from oat.explore.metrics import users_metrics
 from oat.plugins.calls import raising, restoring
-from oat.types import Group, Kind, Plan, Question
+from oat.types import Feedback, Group, Kind, Plan, Question
 
 
 class GuardedExplorer:
@@ -73,6 +74,10 @@ class GuardedExplorer:
         if _checksum(round.groups) != before:
             raise self._failed("choose changed the tokens that it was given")
         return questions
+
+    def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return the means of the notes of the explorer's questions."""
+        return users_metrics(feedback)
 
     def _refuse(self, faults: Iterator[str], method: str = "") -> None:
         with raising(lambda what: self._failed(f"{method}returned what cannot be looked at: it {what}")):

@@ -25,6 +25,7 @@ from oat.models.lora import described_adapter, is_adapter_directory
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.make import oracle_options
 from oat.plugins.calls import bare, guarded
+from oat.plugins.registry import EXPLORERS
 from oat.text.question_forms import FORMS
 from oat.tracking.sinks import with_sinks
 from oat.types import Requires
@@ -82,9 +83,9 @@ def make_objective(config: Config) -> Objective:
 
 
 def make_explorer(config: Config, requires: Requires) -> Explorer:
-    """Make the explorer of a configuration: `NoExploration`, or a user's class in a `GuardedExplorer`. A
-    user's class is called with the kind of feedback. If it has a dataclass `Config`, it is also called with
-    its settings.
+    """Make the explorer of a configuration. Its class is called with the kind of feedback. If it has a
+    dataclass `Config`, it is also called with its settings. A user's explorer is put into a
+    `GuardedExplorer`.
 
     Raises:
         ConfigError: the constructor of the user's class fails.
@@ -102,7 +103,7 @@ def make_explorer(config: Config, requires: Requires) -> Explorer:
         ),
     ):
         explorer = cls(requires.feedback, *given)
-    return GuardedExplorer(explorer, requires.feedback, name)
+    return explorer if name in EXPLORERS else GuardedExplorer(explorer, requires.feedback, name)
 
 
 def _with_adapter(config: Config, origins: Origins) -> Config:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from oat.types import Group, Key, Plan, Question
+from oat.types import Feedback, Group, Key, Plan, Question, Trajectory
 
 Scores = Mapping[str, Sequence[np.ndarray]]
 """The scores that an explorer reads, by name: for each name, one array per group. If the name is a slot, the
@@ -59,7 +59,42 @@ class Explorer(Protocol):
         The field `oracle` of a question is "" if the oracle of training shall answer it, "none" if no oracle
         shall answer it, and "ensemble" if the ensemble's belief is its answer.
 
-        The field `notes` of a question may have numbers, by name. A step reports, for each name, the mean
-        over its questions, as `explorer/NAME` for the names of `oat.metrics`, and as `user/explorer/NAME` for
-        any other.
+        The field `notes` of a question may have numbers, by name. For a user's explorer, a step reports the
+        mean over its questions of each note as `user/explorer/NAME`.
         """
+
+    def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return metrics of the questions that a step took, from what the ledger recorded of them. A user's
+        explorer need not have this method."""
+
+
+def is_same(first: Trajectory, second: Trajectory, *, reads_text: bool) -> bool:
+    """Return True if an oracle cannot tell two responses apart. Sampled responses count as equal if they have
+    the same text (if `reads_text` is False: the same tokens). Recorded responses count as equal if they have
+    the same tokens.
+
+    Args:
+        reads_text: True if the oracle reads texts. False if the values are recorded in the data, or are the
+            rewards of episodes.
+    """
+    if reads_text and "recorded" not in (first.slot, second.slot):
+        return first.text == second.text
+    return np.array_equal(first.ids, second.ids)
+
+
+def candidates_of(group: Group, *, reads_text: bool) -> np.ndarray:
+    """Return `Round.candidates` of one group: (G,) bool.
+
+    Args:
+        reads_text: as in `is_same`.
+    """
+    found_G = np.zeros(len(group.trajectories), dtype=bool)
+    seen: set[str | bytes] = set()
+    for place, trajectory in enumerate(group.trajectories):
+        by_text = reads_text and trajectory.slot != "recorded"
+        name = trajectory.text if by_text else trajectory.ids.tobytes()
+        is_whole = trajectory.finish_reason != "aborted" and trajectory.num_trained > 0
+        if is_whole and name not in seen:
+            seen.add(name)
+            found_G[place] = True
+    return found_G

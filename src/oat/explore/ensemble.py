@@ -17,11 +17,13 @@ import numpy as np
 
 from oat.errors import ConfigError
 from oat.explore.base import Round
+from oat.explore.find_rule import call_rule, find_rule
+from oat.explore.metrics import pair_metrics
 from oat.explore.model_labels import label_of, model_pairs
-from oat.explore.rules import READS_NO_REWARDS, RULES, Rule, call_rule
+from oat.explore.rules import READS_NO_REWARDS, RULES
 from oat.explore.settings import EnsembleExplorerConfig
 from oat.explore.uncertainty import logits_variance, sigmoid
-from oat.types import ENSEMBLE, UNASKED, Kind, Plan, Question
+from oat.types import ENSEMBLE, UNASKED, Feedback, Kind, Plan, Question
 from oat.types.part import Check, RunFacts
 
 
@@ -57,21 +59,20 @@ class EnsembleExplorer:
     """See the module's docstring.
 
     Raises:
-        ConfigError: the algorithm does not learn from comparisons.
+        ConfigError: the algorithm does not learn from comparisons, or there is no such rule or option.
     """
 
     Config = EnsembleExplorerConfig
     needs = frozenset({ENSEMBLE})
 
-    def __init__(self, kind: Kind, config: EnsembleExplorerConfig, rule: Rule | None = None):
+    def __init__(self, kind: Kind, config: EnsembleExplorerConfig):
         if kind != "compare":
             raise ConfigError(
                 "the explorer ensemble chooses pairs, and the algorithm learns from scores; take an "
                 "algorithm that learns from comparisons, such as dpo, or remove the section explorer"
             )
         self.config = config
-        self.name, self.options = rule_of(config.rule)
-        self.rule = rule or RULES[self.name]
+        self.rule = find_rule(*rule_of(config.rule))
 
     @staticmethod
     def checks(config: EnsembleExplorerConfig, run: RunFacts) -> list[Check]:
@@ -130,7 +131,7 @@ class EnsembleExplorer:
         if not round.groups:
             return []
         beliefs = _Beliefs.of(round)
-        pairs_B2 = call_rule(self.rule, beliefs.rewards_MBG, beliefs.valid_BG, round.generator, self.options)
+        pairs_B2 = call_rule(self.rule, beliefs.rewards_MBG, beliefs.valid_BG, round.generator)
         has_pair_B = beliefs.valid_BG.sum(axis=1) >= 2
         is_clash_B = (pairs_B2[:, 0] == pairs_B2[:, 1]) & has_pair_B
         if self.config.clash == "random":
@@ -157,6 +158,9 @@ class EnsembleExplorer:
                 question = replace(question, known=(p, 1 - p))
             questions.append(question)
         return questions
+
+    def metrics(self, feedback: Feedback) -> dict[str, float]:
+        return pair_metrics(feedback)
 
     def _label(self, round: Round, beliefs: _Beliefs, pairs_B2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Replace the pairs that the ensemble labels. Return `ModelPairs.is_chosen_B` and

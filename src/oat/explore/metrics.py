@@ -10,7 +10,7 @@ The explorers of this package write these notes about a pair:
     clash              1 if the rule chose one candidate twice, else 0
     model              1 if the pair was chosen for the ensemble's label
 
-Any other note, of a user's explorer, is reported as its mean under `user/explorer/`.
+The notes of a user's explorer are reported as their means.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,29 +19,19 @@ import numpy as np
 
 from oat.types import ENSEMBLE, Feedback, Item
 
-OF_PAIRS = (
-    "belief",
-    "reward_first",
-    "reward_second",
-    "pair_variance",
-    "prompt_variance",
-    "second_std",
-    "clash",
-    "model",
-)
-"""The notes of this package's explorers."""
+
+def pair_metrics(feedback: Feedback) -> dict[str, float]:
+    """Return the metrics of the questions that a step took, from the notes of this package's explorers. A
+    metric is left out if no question has its notes."""
+    known = [item for item in feedback.asked if "belief" in item.question.notes]
+    return _of_pairs(known) if known else {}
 
 
-def explorer_metrics(feedback: Feedback) -> dict[str, float]:
-    """Return the metrics of the questions that a step took. A metric is left out if no question has its
-    notes."""
+def users_metrics(feedback: Feedback) -> dict[str, float]:
+    """Return the mean over a step's questions of each note of a user's explorer."""
     noted = [item for item in feedback.asked if item.question.notes]
-    if not noted:
-        return {}
-    names = {name for item in noted for name in item.question.notes} - {*OF_PAIRS}
-    own = {f"user/explorer/{name}": _mean(_notes(noted, name)) for name in sorted(names)}
-    known = [item for item in noted if "belief" in item.question.notes]
-    return {**own, **(_of_pairs(known) if known else {})}
+    names = sorted({name for item in noted for name in item.question.notes})
+    return {f"user/explorer/{name}": float(np.mean(_notes(noted, name))) for name in names}
 
 
 def _of_pairs(items: Sequence[Item]) -> dict[str, float]:

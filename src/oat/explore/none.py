@@ -1,9 +1,8 @@
 """The explorer that asks about every group."""
 
 from oat.errors import ConfigError
-from oat.explore.base import Round
-from oat.explore.candidates import is_same
-from oat.types import UNASKED, Group, Key, Kind, Plan, Question
+from oat.explore.base import Round, is_same
+from oat.types import UNASKED, Feedback, Group, Key, Kind, Plan, Question
 
 
 class NoExploration:
@@ -32,6 +31,9 @@ class NoExploration:
             ConfigError: the kind of question is "compare", and a group does not have two samples.
         """
         return [self.ask(group, key) for group, key in zip(round.groups, round.keys, strict=True)]
+
+    def metrics(self, feedback: Feedback) -> dict[str, float]:
+        return {}
 
     def ask(self, group: Group, key: Key) -> Question:
         """Return the question about one group.

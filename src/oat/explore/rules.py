@@ -21,7 +21,7 @@ information-directed sampling (Russo and Van Roy, arXiv:1403.5556). Departures:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -206,23 +206,6 @@ def mean_best_worst(
 ) -> np.ndarray:
     """A control that explores nothing: the best against the worst candidate by the members' mean."""
     return _against(_mean_best(rewards_MBG, valid_BG), -rewards_MBG.mean(axis=0), valid_BG)
-
-
-def call_rule(
-    rule: Rule,
-    rewards_MBG: np.ndarray,
-    valid_BG: np.ndarray,
-    generator: np.random.Generator,
-    options: dict[str, Any],
-) -> np.ndarray:
-    """Return the pairs that a rule chooses. Prompts with fewer than two candidates are left out of the call;
-    their pair is (0, 0). The rule gets rewards of 0 for samples that are no candidates."""
-    pairs_B2 = np.zeros((len(valid_BG), 2), dtype=np.int64)
-    can_B = valid_BG.sum(axis=1) >= 2
-    if can_B.any():
-        given = np.where(valid_BG, rewards_MBG, 0.0)[:, can_B]
-        pairs_B2[can_B] = rule(given, valid_BG[can_B], generator, **options)
-    return pairs_B2
 
 
 def widest_pairs(rewards_BG: np.ndarray, valid_BG: np.ndarray) -> np.ndarray:

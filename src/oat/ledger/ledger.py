@@ -249,16 +249,8 @@ class Ledger:
         warn_of_silence(self.warned, purpose, step, items + thrown_away)
         self._forget()
         price = self.store.take_price(purpose, step)
-        expired_count = self.store.num_expired(purpose, step)
-        return Feedback(
-            step,
-            items,
-            price.queries,
-            expired_count,
-            cost=price.cost,
-            thrown_away=thrown_away,
-            pairs=self.store.pairs_before(purpose, step + 1),
-        )
+        too_late, pairs = self.store.num_expired(purpose, step), self.store.pairs_before(purpose, step + 1)
+        return Feedback(step, items, price.queries, too_late, (), price.cost, thrown_away, pairs)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
         """Return how often versions of oracles had changed before the takes that a row of metrics describes.

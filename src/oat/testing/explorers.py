@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from oat import wire
-from oat.explore.base import Explorer, Round
-from oat.explore.candidates import candidates_of
+from oat.explore.base import Explorer, Round, candidates_of
 from oat.explore.contract import choose_of, needs_faults, plan_faults, question_faults
 from oat.plugins.loading import load_symbol
 from oat.testing.part import Part
