@@ -169,10 +169,13 @@ def mean_best_improvement(
     rewards_MBG: np.ndarray, valid_BG: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """The best candidate by the members' mean, against the one with the largest expected improvement over it:
-    the mean over members of max(0, r_m[j] - r_m[first])."""
+    the mean over members of max(0, r_m[j] - r_m[first]). If no member expects any, the one with the largest
+    mean."""
     first_B = _mean_best(rewards_MBG, valid_BG)
     gain_MBG = rewards_MBG - np.take_along_axis(rewards_MBG, first_B[None, :, None], axis=2)
-    return _against(first_B, np.maximum(gain_MBG, 0.0).mean(axis=0), valid_BG)
+    improvement_BG = np.where(valid_BG, np.maximum(gain_MBG, 0.0).mean(axis=0), 0.0)
+    is_expected_B = improvement_BG.max(axis=1, keepdims=True) > 0
+    return _against(first_B, np.where(is_expected_B, improvement_BG, gain_MBG.mean(axis=0)), valid_BG)
 
 
 @rule
