@@ -30,7 +30,7 @@ out:
 
 {_CHANGING}
 
-The command `python tests/metrics_page.py` makes this page from `src/oat/metrics.py` and
+The command `python tests/metrics_page.py` makes this page from `src/oat/metrics/names.py` and
 `src/oat/reports/metric_names.py`; a test fails when the page is out of date.
 
 | name | unit | meaning |

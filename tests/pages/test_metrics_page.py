@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 import metrics_page
 import pytest
 
-from oat.metrics import _UNITS, NAMES, unit
+from oat.metrics import NAMES, unit
+from oat.metrics.units import _UNITS
 from oat.reports.metric_names import PREDECESSOR, TRL, ours
 
 GROUPS = {

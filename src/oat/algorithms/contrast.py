@@ -43,8 +43,8 @@ from oat.algorithms.direct import (
     WithReferenceConfig,
     check_beta,
     check_field,
-    halves,
 )
+from oat.algorithms.pairs import halves
 from oat.functional import contrast, preference
 from oat.functional.segments import segment_sum
 from oat.types import Batch, Feedback, Loss, Requires

@@ -261,10 +261,13 @@ def evaluation_lines(resolved: Resolved, run: Run, run_inputs: RunInputs, begun:
         )
     if run_inputs.held_out is None:
         return
-    responses = run_inputs.held_out.size * (e.samples + e.greedy)
-    parts = " + ".join(
-        [*([f"{e.samples} sampled"] if e.samples else []), *(["1 greedy"] if e.greedy else [])]
+    responses = run_inputs.held_out.size * (e.samples + e.greedy + bool(e.best_of))
+    kinds = (
+        (e.samples, f"{e.samples} sampled"),
+        (e.greedy, "1 greedy"),
+        (e.best_of, f"the best of {e.best_of}"),
     )
+    parts = " + ".join(text for is_there, text in kinds if is_there)
     prompts = many(run_inputs.held_out.size, "prompt")
     plan, is_pair = run.plans(0), resolved.requires.feedback == "compare"
     questions = resolved.most_rounds * plan.questions

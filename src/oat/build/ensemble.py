@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from oat.algorithms.ensemble import EnsembleLearning
+import torch
+
+from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.resolved import Resolved
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
@@ -13,6 +15,8 @@ from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import Ensemble
+from oat.models.ensemble_files import load_ensemble
+from oat.rollout.backbones import load_backbone
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features, FromSampling, SecondPass
 from oat.seeds import Seeds
@@ -52,10 +56,14 @@ def make_features(resolved: Resolved, lms: Mapping[str, CausalLM]) -> Features |
 
     Raises:
         ConfigError: the backbone has no such layer.
+        ModelError: a backbone of its own cannot be loaded.
     """
     settings = resolved.features
     if settings is None:
         return None
+    if settings.is_own:
+        device = str(lms["policy"].device) if lms["policy"].has_weights else "cpu"
+        return load_backbone(settings.backbone, settings.layer, settings.pooling, settings.max_tokens, device)
     lm = lms[settings.backbone]
     if settings.layer != "all" and abs(settings.layer) > lm.num_layers:
         raise ConfigError(
@@ -81,6 +89,7 @@ def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -
 
     Raises:
         ConfigError: the explorer has no settings for its ensemble.
+        OatError: the ensemble of `explorer.ensemble.start` cannot be used (`_start`).
     """
     if ENSEMBLE not in explorer.needs:
         return None
@@ -93,8 +102,10 @@ def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -
     assert features is not None, "an ensemble reads features"
     width, identity = features.width, features.identity
 
+    start = _start(settings, identity)
+
     def fresh() -> Ensemble:
-        return Ensemble(
+        ensemble = Ensemble(
             features=width,
             members=settings.members,
             hidden=settings.hidden,
@@ -102,6 +113,33 @@ def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -
             prior_form=settings.prior_form,
             generator=seeds.at("init", ENSEMBLE),
         )
+        if start is not None:
+            ensemble.start_from(start)
+        return ensemble
 
     objective = EnsembleLearning(settings, identity) if settings.learn else None
     return EnsembleParts(objective, fresh(), EnsembleScorer(features, fresh()))
+
+
+def _start(settings: EnsembleConfig, features: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+    """Return the weights from which the ensemble starts; None: random ones.
+
+    Args:
+        features: the identity of this run's features.
+
+    Raises:
+        ModelError: there is no ensemble in `explorer.ensemble.start`.
+        ConfigError: its shape is not that of the settings.
+        CheckpointError: it has learned from other features.
+    """
+    if settings.start is None:
+        return None
+    weights, description = load_ensemble(settings.start)
+    for name in ("members", "hidden", "activation"):
+        own, its = getattr(settings, name), getattr(description, name)
+        if own != its:
+            raise ConfigError(
+                f"explorer.ensemble.{name} is {own}, and that of {settings.start} is {its}; set it to this"
+            )
+    refuse_other_features(description.features, features, f"the ensemble of {settings.start}")
+    return weights

@@ -1,5 +1,6 @@
 """Functions that make the evaluations of a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from oat import protocols as boxes
@@ -7,8 +8,9 @@ from oat.build.engine import plain_sampling
 from oat.build.prompts import pair_columns
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
-from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics, Mode
+from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
+from oat.evaluation.modes import Mode
 from oat.evaluation.records import RecordFiles
 from oat.evaluation.trigger import Trigger
 from oat.learner.learner import Learner
@@ -52,6 +54,9 @@ def make_evaluation(
         modes.append(
             Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop))
         )
+    if e.best_of:
+        warmer = replace(sampling, temperature=e.best_of_temperature)
+        modes.append(Mode("best", 1, warmer, best_of=e.best_of))
     names = {"prompt_key": config.prompts.prompt_key, "generator": Path(config.run_dir).name}
     return Evaluation(
         held_out.all(),

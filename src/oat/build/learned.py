@@ -24,6 +24,7 @@ from oat.models.lora import load_model
 from oat.models.outline import Outlines
 from oat.rundir.checkpoints import Checkpoints
 from oat.text.renderer import Renderer
+from oat.types import ENSEMBLE
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     """Load the newest checkpoint of another run of the same model into this run, and return the checkpoint's
     step. If this run's reference follows the policy, the learner gets the complete state of the other run's
     learner. Otherwise it gets only the weights of the main model, which is the policy or the reward model.
-    The engine's slots get the weights that they had at the checkpoint.
+    An ensemble gets its weights too. The engine's slots get the weights that they had at the checkpoint.
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.
@@ -153,6 +154,13 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
         )
     else:
         run.learner.load_weights(name, weights)
+    ensemble = {
+        name.removeprefix(weights_prefix(ENSEMBLE)): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(weights_prefix(ENSEMBLE))
+    }
+    if ensemble and ENSEMBLE in own["frozen"]:
+        run.learner.load_weights(ENSEMBLE, ensemble)
     kept = {
         name.removeprefix("weights/"): tensor
         for name, tensor in tensors.items()

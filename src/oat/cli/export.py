@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from oat.cli.answering import checkpoint_of
+from oat.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the critic, as a sequence-classification model, instead of the policy",
     )
+    parser.add_argument(
+        "--ensemble",
+        action="store_true",
+        help="write the ensemble of the run's explorer, for explorer.ensemble.start, instead of the policy",
+    )
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
     from oat.commands.export import export_run
+    from oat.commands.export_ensemble import export_ensemble
 
     out = Path(arguments.out)
+    if arguments.ensemble:
+        if arguments.adapter or arguments.critic:
+            raise ConfigError("--ensemble writes neither an adapter nor a critic; give one of the three")
+        step = export_ensemble(Path(arguments.run), out, checkpoint_of(arguments.step))
+        print(f"oat export: the ensemble after {step} steps is in {arguments.out}")
+        return 0
     replaced = any((out / name).exists() for name in ("config.json", "adapter_config.json"))
     which = checkpoint_of(arguments.step)
     step = export_run(Path(arguments.run), out, which, adapter=arguments.adapter, critic=arguments.critic)

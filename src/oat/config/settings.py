@@ -329,6 +329,11 @@ class EvaluationConfig:
     """Responses per prompt, drawn with the settings of `sampling`; 0: none."""
     greedy: bool = True
     """Also evaluates the greedy response to each prompt."""
+    best_of: Count | None = None
+    """Also samples this number of responses per prompt, and evaluates, as `eval/best`, the one with the
+    highest mean reward over the members of the explorer's ensemble. None: no."""
+    best_of_temperature: NonNegative = 0.7
+    """Temperature of the responses of `best_of`."""
     max_prompts: Count | None = None
     """Number of records to read from the beginning of `path` and of `pairs`; None: all."""
     online: bool = False
@@ -378,7 +383,7 @@ class CheckpointConfig:
     keep_best: Whole = 0
     """Number of checkpoints with the highest `best_metric` that are kept in addition to the newest ones."""
     best_metric: str = "eval/sampled"
-    """A metric of src/oat/metrics.py, or your own under user/; higher is better. If the row of metrics of a
+    """A metric of docs/metrics.md, or your own under user/; higher is better. If the row of metrics of a
     checkpoint lacks this metric, the checkpoint is not ranked."""
     max_gb: Positive | None = None
     """Largest size of all checkpoints together, 10^9 bytes; None: no limit. Beyond the limit the oldest

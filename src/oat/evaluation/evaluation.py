@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from oat.errors import LedgerError, OatError, OracleError, warn
+from oat.evaluation.modes import Mode, best_of, learned_from
 from oat.evaluation.records import RecordFiles
 from oat.evaluation.statistics import (
     agreement,
@@ -28,29 +29,24 @@ from oat.evaluation.statistics import (
 from oat.evaluation.trigger import Trigger
 from oat.protocols import Actor, Ledger
 from oat.seeds import Seeds
-from oat.types import Feedback, Group, Item, Key, Kind, Mark, Price, Prompt, Question, Sampling, Trajectory
+from oat.types import (
+    ENSEMBLE,
+    Feedback,
+    Group,
+    Item,
+    Key,
+    Kind,
+    Mark,
+    Price,
+    Prompt,
+    Question,
+    Trajectory,
+)
 from oat.types.budget import Budget
 
 _Extracted = list[list[Hashable | None]]
 """The answers extracted from responses: B lists of G answers. An answer is None if none was found in the
 response, or if the evaluation extracts no answers."""
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A way to sample responses to the held-out prompts, or a set of existing responses.
-
-    Attributes:
-        name: "sampled", "greedy" or "online"; a part of the mode's metric names.
-        samples: number of responses to each prompt.
-        sampling: settings of sampling; None: the responses are `groups`.
-        groups: the existing responses; empty if responses are sampled.
-    """
-
-    name: str
-    samples: int
-    sampling: Sampling | None
-    groups: Sequence[Group] = ()
 
 
 @dataclass(frozen=True)
@@ -229,7 +225,9 @@ class Evaluation:
 
     def _sample(self, mode: Mode) -> Sequence[Group]:
         assert mode.sampling is not None, "only responses that training sampled have none"
-        return self.actor.sample(self.prompts, {self.slot: mode.samples}, ("eval", mode.name), mode.sampling)
+        samples = {self.slot: mode.best_of or mode.samples}
+        groups = self.actor.sample(self.prompts, samples, ("eval", mode.name), mode.sampling)
+        return best_of(groups, self.actor.score(groups, (ENSEMBLE,))[ENSEMBLE]) if mode.best_of else groups
 
     def _ask(
         self,
@@ -449,20 +447,6 @@ class Evaluation:
                         fields["answer"] = None if answer is None else str(answer)
                     lines.append(self.records.record(group.prompt, response, fields))
         self.records.write(step, lines)
-
-
-def learned_from(feedback: Feedback) -> list[Mode]:
-    """Return a list of one `Mode`, "online", with the responses that a step's questions were about. Each
-    group is cut to the size of the smallest group. Branches are left out. The list is empty if the step took
-    no feedback."""
-    rows_of = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.asked]
-    responses = [[row for row in rows if not row.branched_at] for rows in rows_of]
-    size = min(map(len, responses), default=0)
-    groups = [
-        Group(replace(item.group.prompt, occurrence=place), tuple(own[:size]))
-        for place, (item, own) in enumerate(zip(feedback.asked, responses, strict=True))
-    ]
-    return [Mode("online", size, None, groups)] if size else []
 
 
 def _fields(table: _Table, place: int, sample: int, value: str, mark: str) -> dict[str, object]:

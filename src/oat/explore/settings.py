@@ -82,7 +82,7 @@ class EnsembleConfig:
     buffer: int = 50_000
     """Largest number of pairs in the buffer. When the buffer is full, a new pair replaces the oldest one."""
     start: str | None = None
-    """Directory of an exported ensemble (`oat export --part ensemble`) from which the ensemble starts. Its
+    """Directory of an exported ensemble (`oat export RUN OUT --ensemble`) from which the ensemble starts. Its
     features must be those of this run. None: random initial weights."""
     learn: bool = True
     """False: the ensemble stays as it starts."""

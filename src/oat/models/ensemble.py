@@ -46,6 +46,7 @@ class Ensemble(torch.nn.Module):
         super().__init__()
         self.activation = _ACTIVATIONS[activation]
         self.prior_form = prior_form
+        self.members = members
         self._stds: dict[str, float] = {}
         for layer, (inputs, outputs) in enumerate(
             ((features, hidden), (hidden, hidden), (hidden, 1)), start=1
@@ -57,6 +58,13 @@ class Ensemble(torch.nn.Module):
             self.register_parameter(f"bias{layer}", torch.nn.Parameter(torch.zeros(members, 1, outputs)))
         for name, parameter in list(self.named_parameters()):
             self.register_buffer(f"anchor_{name}", parameter.detach().clone())
+
+    @torch.no_grad()
+    def start_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give all parameters, and the anchor, these values."""
+        for name, parameter in self.named_parameters():
+            parameter.copy_(tensors[name])
+            getattr(self, f"anchor_{name}").copy_(tensors[name])
 
     @property
     def module(self) -> torch.nn.Module:
@@ -95,7 +103,7 @@ class Ensemble(torch.nn.Module):
         if self.prior_form == "mean":
             return torch.cat([square.flatten() for square in moved.values()]).mean()
         sums = [square.sum() / (2 * self._stds[name] ** 2) for name, square in moved.items()]
-        return torch.stack(sums).sum() / len(self.weight1)
+        return torch.stack(sums).sum() / self.members
 
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]

@@ -236,5 +236,5 @@ def _of_row(by: str, step: int, row: Mapping[str, Any]) -> Iterator[_Claim]:
     if step > 0:
         spent = {"queries": queries} if isinstance(queries, int | float) else {}
         yield _Claim(by, "train", {"last": step - 1, **spent})
-    if "eval/sampled" in row or "eval/greedy" in row:
+    if {"eval/sampled", "eval/greedy", "eval/best"} & row.keys():
         yield _Claim(by, "eval", {"last": step})

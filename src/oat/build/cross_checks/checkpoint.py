@@ -1,6 +1,6 @@
 """Checks of `checkpoint.best_metric`, the metric by which checkpoints are ranked. The metric must be known,
-or begin with `user/`. If it begins with `eval/sampled`, `eval/greedy`, `eval/online` or `eval/pairs/`,
-evaluations must have these responses or pairs. If `checkpoint.keep_best` is 0, nothing is checked."""
+or begin with `user/`. If it is one of evaluations, such as `eval/sampled` or `eval/pairs/...`, evaluations
+must have these responses or pairs. If `checkpoint.keep_best` is 0, nothing is checked."""
 
 from collections.abc import Iterator
 
@@ -17,6 +17,7 @@ def ranking(resolved: Resolved) -> Iterator[Check]:
     given = {
         "eval/sampled": e is not None and e.samples > 0,
         "eval/greedy": e is not None and e.greedy,
+        "eval/best": e is not None and bool(e.best_of),
         "eval/online": e is not None and e.online,
         "eval/pairs/": config.evaluation is not None and config.evaluation.pairs is not None,
     }

@@ -6,6 +6,7 @@ from oat.build.resolved import Resolved, evaluation_budgets, evaluation_oracles_
 from oat.evaluation.records import RECORD, TURNS
 from oat.oracles.builtin import BUILTIN
 from oat.oracles.extraction import load_extractor
+from oat.types import ENSEMBLE
 from oat.types.part import Check
 
 
@@ -13,8 +14,14 @@ def has_responses(resolved: Resolved) -> Iterator[Check]:
     e = resolved.config.answering
     yield Check(
         "evaluation.samples",
-        e and not e.samples and not e.greedy,
+        e and not e.samples and not e.greedy and not e.best_of,
         "no responses to evaluate; set it, or evaluation.greedy",
+    )
+    yield Check(
+        "evaluation.best_of",
+        e and e.best_of and ENSEMBLE not in resolved.explorer.needs,
+        "the best response is that of the explorer's ensemble, and this run has none; remove it, or set "
+        "explorer: {name: ensemble}",
     )
 
 

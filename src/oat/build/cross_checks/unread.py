@@ -79,7 +79,11 @@ def _of_model(resolved: Resolved) -> dict[tuple[str, str], bool]:
 def _of_evaluation(resolved: Resolved) -> dict[tuple[str, str], bool]:
     e = resolved.config.answering
     if e is not None:
-        return {("evaluation", "success"): not e.pass_at, ("evaluation", "answers"): not e.majority_at}
+        return {
+            ("evaluation", "success"): not e.pass_at,
+            ("evaluation", "answers"): not e.majority_at,
+            ("evaluation", "best_of_temperature"): not e.best_of,
+        }
     if resolved.config.evaluation is None:
         return {}
     names = [field.name for field in dataclasses.fields(EvaluationConfig) if field.name not in _OF_PAIRS]

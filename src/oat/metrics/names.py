@@ -1,14 +1,8 @@
-"""The list of all metric names, and the collection of a step's numbers.
+"""The names of all metrics, with their meanings.
 
 A user's own objective may add names under `user/`. In the list, `@k` stands for `@` and any number, and
 `label` for the label of one source in a mixture of sources.
 """
-
-import fnmatch
-import re
-from collections.abc import Mapping
-
-from oat.errors import ConfigError, did_you_mean
 
 _OF_RESPONSES = {
     "high": "upper end of the mean's 95 % interval over prompts",
@@ -51,11 +45,20 @@ NAMES = {
     ),
     "ensemble/reward_rejected": "as ensemble/reward_chosen, but of the rejected response",
     "episode/turns": "mean number of the model's turns in an episode (sampling.environment)",
+    "eval/best": (
+        "mean score (or probability of winning) of the response that the ensemble finds best among several "
+        "to a held-out prompt (evaluation.best_of)"
+    ),
+    **{
+        f"eval/best_{name}": f"the best response of several: {meaning}"
+        for name, meaning in _OF_RESPONSES.items()
+    },
     "eval/failed": "1 if an evaluation was due and failed; training goes on",
     "eval/gold_agreement": (
         "share of pairs of responses that both oracles of an evaluation put in the same order; a pair is two "
         "responses to the same prompt, and counts only if neither oracle gives both the same score"
     ),
+    "eval/gold_best": "as eval/best, but measured by the second oracle",
     "eval/gold_failed": "1 if the second oracle of an evaluation failed",
     "eval/gold_greedy": "as eval/greedy, but measured by the second oracle (evaluation.gold)",
     "eval/gold_sampled": "as eval/sampled, but measured by the second oracle",
@@ -370,130 +373,3 @@ NAMES = {
     ),
     "weights/version": "version of the sampler's weights",
 }
-
-_UNITS = {
-    "s": ("time/*", "oracle/latency_s"),
-    "tokens": ("response/length", "response/tokens", "eval/*_length"),
-    "queries": ("oracle/queries",),
-    "money": ("oracle/cost",),
-    "0 or 1": ("alarms/rolled_back", "eval/*failed", "eval/*skipped", "logps/recomputed"),
-    "probability": ("oracle/position_bias",),
-    "share": (
-        "*_frac",
-        "*/accuracy",
-        "*/held_out_accuracy",
-        "*pairs/confidence",
-        "*win_rate*",
-        "eval/pass@k",
-        "eval/gold_agreement",
-        "roofline/*",
-    ),
-    "nats a token": ("kl/reference", "kl/old", "kl/old_k2", "loss/sft", "policy/entropy", "*/reference_gap"),
-    "nats": ("kl/response", "policy/response_entropy", "logps/*", "kto/baseline", "eval/kl"),
-    "ratio": ("policy/ratio_*",),
-    "steps": ("buffer/age",),
-    "turns": ("episode/turns",),
-    "version": ("weights/version", "lag/versions"),
-    "count": (
-        "alarms/raised",
-        "answers/expired",
-        "ensemble/pairs",
-        "oracle/pairs",
-        "optim/left_out",
-        "optim/skipped",
-        "optim/steps",
-        "oracle/reasked",
-        "pairs/held_out",
-        "prompts/*",
-        "oracle/changes",
-        "oracle/outages",
-        "oracle/retries",
-        "reference/updates",
-        "refill/rounds",
-        "refill/thrown_away",
-        "rows/trained",
-        "response/ended",
-        "sft/duplicates",
-        "kto/baseline_rows",
-        "buffer/questions",
-        "eval/pairs/count",
-        "vine/branches",
-        "vine/steps",
-    ),
-    "": (
-        "ensemble/reward_*",
-        "explorer/*reward_*",
-        "explorer/*std",
-        "explorer/*variance",
-        "kl/coef",
-        "policy/entropy_coef",
-        "correction/weight",
-        "value/explained_var",
-        "kto/*",
-        "loss/*",
-        "optim/*",
-        "pairs/*",
-        "eval/pairs/*",
-    ),
-    "score": ("eval/*", "reward/*", "value/mean", "oracle/source/*"),
-}
-"""Patterns of metric names, by unit. A name has the first unit with a matching pattern; "" is for numbers
-without a unit."""
-
-UNREPEATABLE = (
-    "time/",
-    "roofline/",
-    "oracle/reasked",
-    "oracle/invalid_frac",
-    "oracle/latency_s",
-    "oracle/outages",
-    "oracle/position_bias",
-    "oracle/retries",
-    "oracle/source/",
-)
-"""Beginnings of the names of metrics that depend on clocks, machines or restarts. Digests leave these metrics
-out. In rows of earlier versions, `oracle/source/` depended on restarts."""
-
-
-def listed(name: str) -> str:
-    """Return a metric's name in the form of `NAMES`: `eval/pass@k` for `eval/pass@8`, `oracle/source/label`
-    for `oracle/source/gsm8k`."""
-    return re.sub(r"@[0-9]+$", "@k", "oracle/source/label" if name.startswith("oracle/source/") else name)
-
-
-def unit(name: str) -> str:
-    """Return the unit of a metric; "" for a metric without a unit, and for every metric under `user/`."""
-    return next(
-        (
-            unit
-            for unit, patterns in _UNITS.items()
-            if any(fnmatch.fnmatchcase(listed(name), pattern) for pattern in patterns)
-        ),
-        "",
-    )
-
-
-class Metrics:
-    """One row of metrics: its numbers, by name."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def add(self, values: Mapping[str, float]) -> None:
-        """Add numbers, by name. A number replaces an earlier number of the same name.
-
-        Raises:
-            ConfigError: a name is neither in `NAMES` nor under `user/`.
-        """
-        for name, value in values.items():
-            if listed(name) not in NAMES and not name.startswith("user/"):
-                raise ConfigError(
-                    f"an objective reports {name!r}, which no list knows; {did_you_mean(name, NAMES)[:80]}; "
-                    f"or name your own user/{name}"
-                )
-            self.values[name] = float(value)
-
-
-def repeatable(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the numbers that are the same in two equal runs: all except the `UNREPEATABLE` ones."""
-    return {name: value for name, value in values.items() if not name.startswith(UNREPEATABLE)}

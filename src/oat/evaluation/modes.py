@@ -1,0 +1,54 @@
+"""The modes of an evaluation: which responses to the held-out prompts it measures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from oat.types import Feedback, Group, Sampling
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to sample responses to the held-out prompts, or a set of existing responses.
+
+    Attributes:
+        name: "sampled", "greedy", "best" or "online"; a part of the mode's metric names.
+        samples: number of responses to each prompt that are evaluated.
+        sampling: settings of sampling; None: the responses are `groups`.
+        groups: the existing responses; empty if responses are sampled.
+        best_of: number of sampled responses, of which the ensemble's best one is evaluated; 0: all sampled
+            responses are evaluated.
+    """
+
+    name: str
+    samples: int
+    sampling: Sampling | None
+    groups: Sequence[Group] = ()
+    best_of: int = 0
+
+
+def best_of(groups: Sequence[Group], rewards: Sequence[np.ndarray]) -> list[Group]:
+    """Return the groups, each with only the response of the highest mean reward.
+
+    Args:
+        rewards: for each group, the rewards that an ensemble's members give its responses, (M, G).
+    """
+    return [
+        replace(group, trajectories=(group.trajectories[int(rewards_MG.mean(axis=0).argmax())],))
+        for group, rewards_MG in zip(groups, rewards, strict=True)
+    ]
+
+
+def learned_from(feedback: Feedback) -> list[Mode]:
+    """Return a list of one `Mode`, "online", with the responses that a step's questions were about. Each
+    group is cut to the size of the smallest group. Branches are left out. The list is empty if the step took
+    no feedback."""
+    rows_of = [[item.group.trajectories[pick] for pick in item.question.picks] for item in feedback.asked]
+    responses = [[row for row in rows if not row.branched_at] for rows in rows_of]
+    size = min(map(len, responses), default=0)
+    groups = [
+        Group(replace(item.group.prompt, occurrence=place), tuple(own[:size]))
+        for place, (item, own) in enumerate(zip(feedback.asked, responses, strict=True))
+    ]
+    return [Mode("online", size, None, groups)] if size else []

@@ -1,0 +1,64 @@
+"""Files of an exported ensemble: `ensemble.safetensors` with its weights, and `ensemble.json` with its shape
+and the identity of the features that it reads."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from oat.errors import ModelError
+from oat.files import parse_json, seen
+
+WEIGHTS, DESCRIPTION = "ensemble.safetensors", "ensemble.json"
+
+
+@dataclass(frozen=True)
+class EnsembleDescription:
+    """The facts about an exported ensemble.
+
+    Attributes:
+        members, hidden, activation: as in `EnsembleConfig`.
+        features: the identity of the features (`oat.rollout.features.Features`).
+        step: the step of the run after which it was exported.
+    """
+
+    members: int
+    hidden: int
+    activation: str
+    features: dict[str, Any]
+    step: int
+
+
+def save_ensemble(
+    folder: Path, weights: Mapping[str, torch.Tensor], description: EnsembleDescription
+) -> None:
+    """Write the files of an ensemble.
+
+    Args:
+        weights: by the names of `Ensemble.tensors`.
+    """
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
+    text = json.dumps(asdict(description), indent=1, sort_keys=True) + "\n"
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+
+
+def load_ensemble(path: str) -> tuple[dict[str, torch.Tensor], EnsembleDescription]:
+    """Read an exported ensemble.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    folder = seen(path)
+    try:
+        fields = parse_json((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        return load_file(folder / WEIGHTS), EnsembleDescription(**fields)
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{path} has no ensemble that can be read ({error}); give a directory that `oat export RUN OUT "
+            "--ensemble` wrote"
+        ) from error

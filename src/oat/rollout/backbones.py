@@ -1,0 +1,186 @@
+"""Backbones that are loaded for features alone: a causal model, an encoder, or a PairRM. They read the texts
+of prompt and response in their own tokens.
+
+* A causal model reads the prompt as its chat template renders it, if it has one, and then the response.
+* An encoder, such as BERT or DeBERTa, reads prompt and response as a pair of texts.
+* A PairRM reads each behind a marker. The feature is the two markers' last hidden states, one after the
+  other (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
+
+A prompt and a response that are too long together lose the beginning of the prompt; PairRM cuts them at the
+end, as its authors do.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
+
+from oat.errors import ConfigError, TemplateError
+from oat.models.causal_lm import Layer, states_of
+from oat.models.loading import load_config, load_module, load_tokenizer
+from oat.models.pairrm import SOURCE_TOKENS, PairRMModel, is_pairrm
+from oat.models.scoring import batches, hash_of_files
+from oat.rollout.features import Features, by_group
+from oat.text.renderer import Renderer
+from oat.types import Group, Message, Trajectory
+
+_BATCH_TOKENS = 16_384
+"""Largest number of tokens in a forward pass, padding included."""
+_PAIRRM_MARKERS = ("source_prefix_id", "cand_prefix_id")
+
+
+class _Row(NamedTuple):
+    """A prompt with a response as a backbone reads it.
+
+    Attributes:
+        ids: of all tokens.
+        read: indices of the tokens whose hidden states make the feature.
+    """
+
+    ids: list[int]
+    read: np.ndarray
+
+
+def load_backbone(path: str, layer: Layer, pooling: str, max_tokens: int, device: str) -> Features:
+    """Load a backbone.
+
+    Args:
+        path: a directory, or `org/name`.
+
+    Raises:
+        ModelError: there is no such model or tokenizer.
+        ConfigError: the backbone has no such layer, or is a PairRM and another layer or pooling is wanted.
+    """
+    config = load_config(path)
+    if is_pairrm(config):
+        if layer != -1 or pooling != "mean":
+            raise ConfigError(
+                f"{path} is a PairRM, whose features are the last hidden states of its markers; remove "
+                "explorer.features.layer and pooling"
+            )
+        return PairRMFeatures(path, max_tokens, device)
+    return OwnBackbone(path, config, layer, pooling, max_tokens, device)
+
+
+class OwnBackbone:
+    """Features of a causal model or an encoder. See the module's docstring and `oat.rollout.features`."""
+
+    def __init__(self, path: str, config: Any, layer: Layer, pooling: str, max_tokens: int, device: str):
+        layers, width = config.get_text_config().num_hidden_layers, config.get_text_config().hidden_size
+        if layer != "all" and abs(layer) > layers:
+            raise ConfigError(
+                f"explorer.features.layer is {layer}, and {path} has {layers} layers; give one of them, or "
+                "all"
+            )
+        self.layer, self.pooling, self.max_tokens = layer, pooling, max_tokens
+        self.width = width * (layers if layer == "all" else 1)
+        self.identity = {
+            "backbone": hash_of_files(path),
+            "layer": layer,
+            "pooling": pooling,
+            "max_tokens": max_tokens,
+            "width": self.width,
+        }
+        self.is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
+            type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+        )
+        self.tokenizer = load_tokenizer(path)
+        template = "tokenizer" if self.tokenizer.chat_template else None
+        self.renderer = Renderer(self.tokenizer, template=template) if self.is_causal else None
+        self.module = load_module(path, config, MODEL_MAPPING, "float32").to(device)
+        self.device = torch.device(device)
+
+    def of(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        encode = self._encode_causal if self.is_causal else self._encode_pair
+        rows = [
+            encode(group.prompt.messages, trajectory) for group in groups for trajectory in group.trajectories
+        ]
+        return by_group(_in_batches(rows, self._features, self.width), groups)
+
+    def _encode_causal(self, messages: Sequence[Message], trajectory: Trajectory) -> _Row:
+        assert self.renderer is not None, "a causal model has one"
+        prompt = self.renderer.prompt(messages).tolist()
+        own = self.tokenizer(
+            trajectory.text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )["input_ids"][: self.max_tokens - 1]
+        prompt = prompt[max(0, len(prompt) + len(own) - self.max_tokens) :]
+        ids = [*prompt, *own]
+        if self.pooling == "last" or not own:
+            return _Row(ids, np.array([len(ids) - 1]))
+        return _Row(ids, np.arange(len(prompt) - 1, len(ids) - 1))
+
+    def _encode_pair(self, messages: Sequence[Message], trajectory: Trajectory) -> _Row:
+        texts = "\n".join(message.content for message in messages)
+        self.tokenizer.truncation_side = "left"
+        pair = self.tokenizer(
+            texts,
+            trajectory.text,
+            split_special_tokens=True,
+            truncation="only_first",
+            max_length=self.max_tokens,
+            verbose=False,
+        )
+        of_response = np.flatnonzero([part == 1 for part in pair.sequence_ids()])
+        if self.pooling == "last" or not len(of_response):
+            return _Row(pair["input_ids"], np.array([0]))
+        return _Row(pair["input_ids"], of_response)
+
+    @torch.no_grad()
+    def _features(self, rows: Sequence[_Row]) -> Tensor:
+        ids_NT, mask_NT = _padded([row.ids for row in rows], self.tokenizer.pad_token_id or 0, self.device)
+        found = self.module(input_ids=ids_NT, attention_mask=mask_NT, output_hidden_states=True)
+        states_NTD = (
+            found.last_hidden_state if self.layer == -1 else states_of(found.hidden_states, self.layer)
+        )
+        return torch.stack(
+            [
+                states_TD[torch.from_numpy(row.read).to(self.device)].float().mean(dim=0)
+                for states_TD, row in zip(states_NTD, rows, strict=True)
+            ]
+        ).cpu()
+
+
+class PairRMFeatures:
+    """Features of a PairRM: the last hidden states of the markers of prompt and response."""
+
+    def __init__(self, path: str, max_tokens: int, device: str):
+        self.model = PairRMModel(path, "float32", device, _PAIRRM_MARKERS)
+        self.max_tokens = max_tokens
+        self.width = 2 * self.model.config.hidden_size
+        self.identity = {"backbone": hash_of_files(path), "max_tokens": max_tokens, "width": self.width}
+
+    def of(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        rows = [self._encode(group, trajectory) for group in groups for trajectory in group.trajectories]
+        return by_group(_in_batches(rows, self._features, self.width), groups)
+
+    def _encode(self, group: Group, trajectory: Trajectory) -> _Row:
+        messages = group.prompt.messages
+        if len(messages) != 1:
+            raise TemplateError(
+                f"features of PairRM are of one text as the prompt, and a prompt has {len(messages)} "
+                "messages; use another backbone"
+            )
+        most = min(SOURCE_TOKENS, self.max_tokens // 2)
+        source = self.model.piece("source_prefix_id", messages[0].content, most)
+        response = self.model.piece("cand_prefix_id", trajectory.text, self.max_tokens - len(source))
+        return _Row([*source, *response], np.zeros(0, dtype=np.int64))
+
+    def _features(self, rows: Sequence[_Row]) -> Tensor:
+        return torch.cat(self.model.marked([row.ids for row in rows], _PAIRRM_MARKERS), dim=-1).cpu()
+
+
+def _in_batches(rows: Sequence[_Row], features: Callable[[Sequence[_Row]], Tensor], width: int) -> np.ndarray:
+    found_ND = torch.zeros(len(rows), width)
+    for batch in batches([len(row.ids) for row in rows], _BATCH_TOKENS):
+        found_ND[batch] = features([rows[number] for number in batch])
+    return found_ND.numpy()
+
+
+def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield ids padded on the right, and the attention mask, (N, T) each."""
+    width = max(map(len, rows))
+    yield torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=device)
+    yield torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)

@@ -1,0 +1,164 @@
+"""Backbones that are loaded for features alone, compared with transformers' own models of one row."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import build_config, build_tokenizer, save_model
+from tokenizers import processors
+from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+
+from oat.errors import ConfigError
+from oat.rollout.backbones import load_backbone
+from oat.testing.samples import make_group
+from oat.types import Group
+
+SPECIAL = ["[CLS]", "[SEP]", "[PAD]", "<|source|>", "<|candidate1|>", "<|candidate2|>", "<|candidate|>"]
+WIDTH, LAYERS = 16, 2
+
+
+def tokenizer_with_pairs(folder: Path) -> Any:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens(
+        {
+            "additional_special_tokens": SPECIAL,
+            "pad_token": "[PAD]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+        }
+    )
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    generator = np.random.default_rng(1)
+    return [make_group(number, {"sampler": 3}, generator) for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = tokenizer_with_pairs(folder)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=128,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pairrm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("pairrm")
+    tokenizer = tokenizer_with_pairs(folder)
+    markers = {
+        "source_prefix_id": "<|source|>",
+        "cand1_prefix_id": "<|candidate1|>",
+        "cand2_prefix_id": "<|candidate2|>",
+        "cand_prefix_id": "<|candidate|>",
+    }
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=128,
+        n_tasks=2,
+        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in markers.items()},
+    )
+    config.save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        backbone = DebertaV2Model(config).state_dict()
+    tensors = {f"pretrained_model.{name}": tensor.clone() for name, tensor in backbone.items()}
+    sizes = {"1.weight": (WIDTH, 2 * WIDTH), "1.bias": (WIDTH,), "4.weight": (2, WIDTH), "4.bias": (2,)}
+    tensors |= {f"head_layer.{name}": torch.zeros(size) for name, size in sizes.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def each(groups: list[Group], found: list[np.ndarray]) -> list[tuple[str, str, np.ndarray]]:
+    return [
+        (group.prompt.messages[0].content, row.text, features_GD[sample])
+        for group, features_GD in zip(groups, found, strict=True)
+        for sample, row in enumerate(group.trajectories)
+    ]
+
+
+@pytest.mark.parametrize(("layer", "pooling"), [(-1, "mean"), (1, "mean"), ("all", "mean"), (-1, "last")])
+@torch.no_grad()
+def test_an_encoder_reads_prompt_and_response_as_a_pair(
+    encoder: str, groups: list[Group], layer: Any, pooling: str
+) -> None:
+    backbone = load_backbone(encoder, layer, pooling, 128, "cpu")
+    module, tokenizer = AutoModel.from_pretrained(encoder), tokenizer_of(encoder)
+    for prompt, text, features_D in each(groups, backbone.of(groups)):
+        pair = tokenizer(prompt, text, return_tensors="pt")
+        states = module(**pair, output_hidden_states=True).hidden_states
+        states_TD = torch.cat(states[1:], dim=-1)[0] if layer == "all" else states[layer][0]
+        of_response = [place for place, part in enumerate(pair.sequence_ids(0)) if part == 1]
+        expected = states_TD[0] if pooling == "last" else states_TD[of_response].mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(features_D), expected, rtol=1e-4, atol=1e-5)
+    assert backbone.width == WIDTH * (LAYERS if layer == "all" else 1)
+
+
+@pytest.mark.parametrize(("layer", "pooling"), [(-1, "mean"), ("all", "mean"), (-1, "last")])
+@torch.no_grad()
+def test_a_causal_model_reads_prompt_and_response_in_its_own_tokens(
+    tmp_path: Path, groups: list[Group], layer: Any, pooling: str
+) -> None:
+    path = save_model(tmp_path / "model", build_config("llama"))
+    backbone = load_backbone(path, layer, pooling, 64, "cpu")
+    module, tokenizer = AutoModel.from_pretrained(path), tokenizer_of(path)
+    for prompt, text, features_D in each(groups, backbone.of(groups)):
+        first = tokenizer(prompt)["input_ids"]
+        own = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[*first, *own]])
+        states = module(input_ids=ids, output_hidden_states=True).hidden_states
+        states_TD = torch.cat(states[1:], dim=-1)[0] if layer == "all" else states[layer][0]
+        expected = states_TD[-1] if pooling == "last" else states_TD[len(first) - 1 : -1].mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(features_D), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_pairrm_gives_the_states_of_its_two_markers(pairrm: str, groups: list[Group]) -> None:
+    backbone = load_backbone(pairrm, -1, "mean", 128, "cpu")
+    tokenizer = tokenizer_of(pairrm)
+    module = backbone.model.modules[0]  # type: ignore[attr-defined]
+    for prompt, text, features_D in each(groups, backbone.of(groups)):
+        source = tokenizer("<|source|>" + prompt)["input_ids"]
+        ids = torch.tensor([[*source, *tokenizer("<|candidate|>" + text)["input_ids"]]])
+        states_TD = module(input_ids=ids).last_hidden_state[0]
+        expected = torch.cat([states_TD[1], states_TD[len(source) + 1]])
+        torch.testing.assert_close(torch.from_numpy(features_D), expected, rtol=1e-4, atol=1e-5)
+    assert backbone.width == 2 * WIDTH
+
+
+def test_what_a_backbone_lacks_is_refused(encoder: str, pairrm: str) -> None:
+    with pytest.raises(ConfigError, match=r"layer is 9, and .* has 2 layers"):
+        load_backbone(encoder, 9, "mean", 128, "cpu")
+    with pytest.raises(ConfigError, match="is a PairRM, whose features are"):
+        load_backbone(pairrm, "all", "mean", 128, "cpu")
+
+
+def tokenizer_of(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
