@@ -1,0 +1,1 @@
+"""A duelling-bandit laboratory: worlds, agents and rules of exploration, without a language model."""

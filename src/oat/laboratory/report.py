@@ -1,0 +1,316 @@
+"""`oat bench explore`: run trials of the laboratory, and write their curves (CSV and PNG) and a table.
+
+The table says how many queries a rule needs to bring the regret down to `THRESHOLD`, relative to `passive`.
+The threshold must be reached in two rounds in a row. A trial that never reaches it counts with all of its
+queries (censored). The number is the median over seeds of the rule, divided by that of `passive`, with a 95 %
+bootstrap interval: seeds are drawn with replacement, the same ones for both.
+
+Trials that the CSV file has already are not run again.
+"""
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oat.errors import ConfigError, DataError, did_you_mean
+from oat.explore.find_rule import find_rule
+from oat.explore.settings import ModelLabelsConfig
+from oat.laboratory.agents import AGENTS
+from oat.laboratory.trial import RATES, Curve, learn_policy, learn_rewards
+from oat.laboratory.worlds import WORLDS
+
+ROUNDS = 60
+FIRST_SEED, TUNING_SEED, TUNING_SEEDS = 1000, 0, 4
+"""Seeds of figures count from `FIRST_SEED`. Those with which anything is tuned count from `TUNING_SEED`."""
+THRESHOLD = 0.2
+BASELINE = "passive"
+_RESAMPLES = 2000
+_FIELDS = ("world", "agent", "rule", "share", "rate", "seed", "clashes", "queries", "regrets")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trial.
+
+    Attributes:
+        share: None: the agent learns rewards (`learn_rewards`). A number: a policy learns too
+            (`learn_policy`), and the agent labels a pair of this share of the prompts.
+        rate: the policy's learning rate; None without a policy.
+    """
+
+    world: str
+    agent: str
+    rule: str
+    seed: int
+    share: float | None = None
+    rate: float | None = None
+
+    @property
+    def arm(self) -> str:
+        """Name of the rule, with its model labels."""
+        return self.rule + (f" + labels {self.share:g}" if self.share else "")
+
+    def run(self) -> Curve:
+        rule = find_rule(self.rule, {})
+        if self.share is None or self.rate is None:
+            return learn_rewards(self.world, self.agent, rule, self.seed, ROUNDS)
+        labels = ModelLabelsConfig(self.share) if self.share else None
+        return learn_policy(self.world, self.agent, rule, self.seed, ROUNDS, labels, self.rate)
+
+
+def cases_of(
+    worlds: Sequence[str],
+    agents: Sequence[str],
+    rules: Sequence[str],
+    seeds: int,
+    shares: Sequence[float] = (),
+) -> list[Case]:
+    """Return the trials of all combinations. With `shares`, a policy learns in all of them; its learning rate
+    is not set yet.
+
+    Raises:
+        ConfigError: there is no such world, agent or rule.
+    """
+    for kind, names, known in (("world", worlds, WORLDS), ("agent", agents, AGENTS)):
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"there is no {kind} {name!r}; {did_you_mean(name, known)}")
+    for name in rules:
+        find_rule(name, {})
+    return [
+        Case(world, agent, rule, FIRST_SEED + seed, share)
+        for world in worlds
+        for agent in agents
+        for rule in rules
+        for share in (shares or (None,))
+        for seed in range(seeds)
+    ]
+
+
+def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]:
+    """Run the trials that a CSV file lacks, append them to it, and return all of these trials.
+
+    Args:
+        jobs: number of processes.
+
+    Raises:
+        DataError: the file is none that this function wrote.
+    """
+    known = read_curves(file) if file.exists() else {}
+    missing = [case for case in cases if case not in known]
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(",".join(_FIELDS) + "\n", encoding="utf-8")
+    with file.open("a", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        for case, curve in _each(missing, jobs):
+            writer.writerow(_row(case, curve))
+            stream.flush()
+            known[case] = curve
+    return {case: known[case] for case in cases}
+
+
+def _each(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Curve]]:
+    if jobs <= 1 or len(cases) <= 1:
+        for case in cases:
+            yield case, case.run()
+        return
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            yield from zip(cases, pool.map(Case.run, cases, chunksize=4), strict=True)
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def with_rates(cases: Sequence[Case], file: Path, jobs: int) -> list[Case]:
+    """Return the trials with a policy, each with the learning rate that is best for its arm, world and agent:
+    the one with the smallest mean regret over the rounds of `TUNING_SEEDS` other seeds."""
+    arms = {replace(case, seed=0): None for case in cases}
+    seeds = range(TUNING_SEED, TUNING_SEED + TUNING_SEEDS)
+    tried = [replace(arm, seed=seed, rate=rate) for arm in arms for rate in RATES for seed in seeds]
+    found = run_cases(tried, file, jobs)
+
+    def regret(arm: Case, rate: float) -> float:
+        curves = [found[replace(arm, seed=seed, rate=rate)].regrets for seed in seeds]
+        return float(np.mean(curves))
+
+    best = {arm: min(RATES, key=lambda rate: regret(arm, rate)) for arm in arms}
+    return [replace(case, rate=best[replace(case, seed=0)]) for case in cases]
+
+
+def read_curves(file: Path) -> dict[Case, Curve]:
+    """Read the trials in a CSV file.
+
+    Raises:
+        DataError: the file is none that `run_cases` wrote.
+    """
+    found = {}
+    with file.open(encoding="utf-8", newline="") as stream:
+        for number, row in enumerate(csv.DictReader(stream), start=2):
+            try:
+                case = Case(
+                    row["world"],
+                    row["agent"],
+                    row["rule"],
+                    int(row["seed"]),
+                    float(row["share"]) if row["share"] else None,
+                    float(row["rate"]) if row["rate"] else None,
+                )
+                found[case] = Curve(
+                    [int(each) for each in row["queries"].split(" ")],
+                    [float(each) for each in row["regrets"].split(" ")],
+                    float(row["clashes"]),
+                )
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise DataError(
+                    f"{file}:{number}: is no trial of the laboratory ({error}); remove the line, or give "
+                    "another --out"
+                ) from error
+    return found
+
+
+def _row(case: Case, curve: Curve) -> list[Any]:
+    share, rate = ("" if each is None else f"{each:g}" for each in (case.share, case.rate))
+    queries = " ".join(map(str, curve.queries))
+    regrets = " ".join(f"{regret:.4f}" for regret in curve.regrets)
+    return [
+        case.world,
+        case.agent,
+        case.rule,
+        share,
+        rate,
+        case.seed,
+        f"{curve.clashes:.4f}",
+        queries,
+        regrets,
+    ]
+
+
+def queries_to(curve: Curve, threshold: float) -> int:
+    """Return the number of queries after which the regret is at most the threshold in two rounds in a row.
+    Return the number of all queries if this never happens."""
+    below = np.array(curve.regrets) <= threshold
+    at = np.flatnonzero(below[:-1] & below[1:])
+    return curve.queries[at[0]] if len(at) else curve.queries[-1]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The queries of an arm, relative to those of the baseline.
+
+    Attributes:
+        queries: median over seeds of the arm's queries to the threshold.
+        ratio, low, high: the ratio of medians, and its 95 % bootstrap interval.
+        censored: number of seeds whose trial never reached the threshold.
+    """
+
+    queries: float
+    ratio: float
+    low: float
+    high: float
+    censored: int
+
+
+def ratios(
+    found: dict[Case, Curve], world: str, agent: str, threshold: float = THRESHOLD
+) -> dict[str, Ratio]:
+    """Return the ratios of all arms in a world with an agent, by arm. The baseline must be among them."""
+    by_arm: dict[str, dict[int, Curve]] = {}
+    for case, curve in found.items():
+        if (case.world, case.agent) == (world, agent):
+            by_arm.setdefault(case.arm, {})[case.seed] = curve
+    seeds = sorted(by_arm[BASELINE])
+    needed = {
+        arm: np.array([queries_to(curves[seed], threshold) for seed in seeds])
+        for arm, curves in by_arm.items()
+    }
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(len(seeds), size=(_RESAMPLES, len(seeds)))
+    base = np.median(needed[BASELINE][drawn], axis=1)
+    rows = {}
+    for arm, queries in needed.items():
+        low, high = np.quantile(np.median(queries[drawn], axis=1) / base, [0.025, 0.975])
+        reached = [min(by_arm[arm][seed].regrets) <= threshold for seed in seeds]
+        median = float(np.median(queries))
+        ratio = median / float(np.median(needed[BASELINE]))
+        rows[arm] = Ratio(median, ratio, float(low), float(high), reached.count(False))
+    return rows
+
+
+def table(found: dict[Case, Curve], threshold: float = THRESHOLD) -> str:
+    """Return the ratios of all worlds and agents as a table in Markdown: a row for each arm, a column for
+    each world and agent."""
+    places = list(dict.fromkeys((case.world, case.agent) for case in found))
+    arms = list(dict.fromkeys(case.arm for case in found))
+    columns = {place: ratios(found, *place, threshold) for place in places}
+    lines = [
+        "| rule | " + " | ".join(f"{world}, {agent}" for world, agent in places) + " |",
+        "| --- |" + " --- |" * len(places),
+    ]
+    for arm in arms:
+        cells = [_cell(columns[place].get(arm)) for place in places]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return ""
+    censored = f", {ratio.censored} never" if ratio.censored else ""
+    return f"{ratio.ratio:.2f} ({ratio.low:.2f}-{ratio.high:.2f}{censored})"
+
+
+def plot(found: dict[Case, Curve], file: Path) -> None:
+    """Draw the regret against queries: a panel for each world and agent, a line for each arm (the median over
+    seeds), and a band between the quartiles."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    places = list(dict.fromkeys((case.world, case.agent) for case in found))
+    arms = list(dict.fromkeys(case.arm for case in found))
+    agents = list(dict.fromkeys(agent for _, agent in places))
+    worlds = list(dict.fromkeys(world for world, _ in places))
+    figure = Figure(figsize=(4.5 * len(agents), 3.2 * len(worlds)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(worlds), len(agents), squeeze=False)
+    for (world, agent), axis in zip(
+        ((world, agent) for world in worlds for agent in agents), axes.flat, strict=True
+    ):
+        for number, arm in enumerate(arms):
+            curves = _curves(found, world, agent, arm)
+            if not curves:
+                continue
+            x, low, middle, high = _band(curves)
+            style = ("-", "--", ":")[number // 10 % 3]
+            (line,) = axis.plot(x, middle, style, color=f"C{number % 10}", label=arm, linewidth=1.2)
+            axis.fill_between(x, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axis.set(title=f"{world}, {agent}", xlabel="queries", ylabel="regret", yscale="log")
+    axes.flat[0].legend(fontsize=6)
+    figure.savefig(file, dpi=130)
+
+
+def _curves(found: dict[Case, Curve], world: str, agent: str, arm: str) -> list[Curve]:
+    return [
+        curve for case, curve in found.items() if (case.world, case.agent, case.arm) == (world, agent, arm)
+    ]
+
+
+def _band(curves: Iterable[Curve]) -> tuple[np.ndarray, ...]:
+    """Return queries, and the lower quartile, the median and the upper quartile of the regret there. Curves
+    are straight between two rounds, and constant after their end."""
+    curves = list(curves)
+    x = np.linspace(curves[0].queries[0], max(curve.queries[-1] for curve in curves), ROUNDS)
+    values = np.array([np.interp(x, curve.queries, curve.regrets) for curve in curves])
+    return x, *np.quantile(values, [0.25, 0.5, 0.75], axis=0)
