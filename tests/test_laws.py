@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "cli": "build commands control errors files loop oracles plugins quickstart reports",
     "collector": "errors explore protocols seeds types",
     "commands": (
-        "build data errors evaluation files hardware learner ledger loop "
+        "build data errors evaluation explore files hardware laboratory learner ledger loop "
         "metrics models reports rollout rundir seeds text types"
     ),
     "config": "errors files plugins",
@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "files": "errors",
     "functional": "errors",
     "hardware": "functional models types",
+    "laboratory": "errors explore models seeds",
     "learner": "algorithms config engines errors functional hardware models seeds types wire",
     "ledger": "control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",
@@ -179,6 +180,7 @@ def test_the_reader_of_imports_sees_them(tmp_path: Path) -> None:
                 "oat.algorithms",
                 "oat.plugins",
                 "oat.explore.settings",
+                "oat.explore.pair_buffer",
             ),
         ),
         (

@@ -24,7 +24,7 @@ def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("apl") / "apl.yaml",
         algorithm={"name": "dpo", "prompts": PROMPTS, "beta": BETA},
         sampling={"max_new_tokens": 5, "temperature": 0.8, "top_k": 9},
-        explorer={"name": f"{HERE / 'apl.py'}:APL", "oversample": OVERSAMPLE, "samples": SAMPLES},
+        explorer={"name": "apl", "oversample": OVERSAMPLE, "samples": SAMPLES},
         oracle={"name": f"{HERE / 'rewards.py'}:graded"},
         learner={"learning_rate": 3e-3},
         checkpoint={"every": 2},

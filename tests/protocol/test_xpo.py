@@ -1,4 +1,4 @@
-"""XPO, from a user's file: two slots in one group, a loss with one term that needs the winner and one that
+"""XPO: two slots in one group, a loss with one term that needs the winner and one that
 does not, a sampler that lags behind."""
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def config(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bench.config(
         tmp_path_factory.mktemp("xpo") / "xpo.yaml",
         algorithm={
-            "name": f"{HERE / 'xpo.py'}:XPO",
+            "name": "xpo",
             "prompts": 6,
             "alpha": ALPHA,
             "beta": BETA,
@@ -104,7 +104,7 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
             losses.append(loss.item())
             preferences.append(preference.item())
             optimisms.append(optimism.item())
-        names = ("loss/total", "optim/grad_norm", "loss/preference", "user/optimism")
+        names = ("loss/total", "optim/grad_norm", "loss/preference", "loss/optimism")
         curve.append(
             {
                 name: sum(values) / EPOCHS

@@ -21,7 +21,7 @@ def test_ours_passes(kind: Any) -> None:
     check_explorer(NoExploration, kind)
 
 
-@pytest.mark.parametrize("name", [f"{PROTOCOL / 'apl.py'}:APL", "oat.explore.ensemble:EnsembleExplorer"])
+@pytest.mark.parametrize("name", ["oat.explore.apl:APL", "oat.explore.ensemble:EnsembleExplorer"])
 def test_other_explorers_pass(name: str) -> None:
     check_explorer(name, samples=5)
     check_explorer(name, plan=Plan(12, {"sampler": 2}, 12))

@@ -131,6 +131,8 @@ class Objective(Protocol):
     reads_answers: bool = True
     """True if `prepare` learns from the oracle's answers. False: only oracles that cost nothing are
     accepted."""
+    learns: bool = True
+    """True if the policy or a reward model learns. False: only the explorer's ensemble does."""
     takes_recorded: bool = False
     """True if a loss with importance ratios (`Requires.ratio_based`) can learn from recorded responses,
     because `prepare` computes the old log-probabilities."""

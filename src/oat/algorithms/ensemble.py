@@ -33,8 +33,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
-from oat.algorithms.pair_buffer import PairBuffer
 from oat.errors import CheckpointError, warn
+from oat.explore.pair_buffer import PairBuffer
 from oat.explore.settings import EnsembleConfig
 from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
 

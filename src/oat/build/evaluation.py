@@ -8,6 +8,7 @@ from oat.build.engine import plain_sampling
 from oat.build.prompts import pair_columns
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
+from oat.config.settings import EvaluationConfig
 from oat.evaluation.evaluation import Evaluation, EvaluationOracle, ExtraMetrics
 from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
 from oat.evaluation.modes import Mode
@@ -46,23 +47,12 @@ def make_evaluation(
     if held_out is None:
         assert pairs is not None, "cross_checks/evaluation.py refuses an evaluation of nothing"
         return OnlyPairs(pairs, trigger)
-    sampling = plain_sampling(config)
-    modes = []
-    if e.samples:
-        modes.append(Mode("sampled", e.samples, sampling))
-    if e.greedy:
-        modes.append(
-            Mode("greedy", 1, Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop))
-        )
-    if e.best_of:
-        warmer = replace(sampling, temperature=e.best_of_temperature)
-        modes.append(Mode("best", 1, warmer, best_of=e.best_of))
     names = {"prompt_key": config.prompts.prompt_key, "generator": Path(config.run_dir).name}
     return Evaluation(
         held_out.all(),
         actor,
         ledger,
-        modes,
+        _modes(e, plain_sampling(config)),
         [
             EvaluationOracle(purpose, address, oracle.answers, resolved.budgets[purpose])
             for purpose, (address, oracle) in run_inputs.evaluation_oracles.items()
@@ -84,6 +74,21 @@ def make_evaluation(
         seeds=seeds,
         **({} if pairs is None else {"measure": pairs.measure}),
     )
+
+
+def _modes(e: EvaluationConfig, sampling: Sampling) -> list[Mode]:
+    """Return the modes in which held-out prompts are answered.
+
+    Args:
+        sampling: the settings of `sampled` responses.
+    """
+    greedy = Sampling(sampling.max_new_tokens, temperature=0.0, stop=sampling.stop)
+    warm = replace(sampling, temperature=e.best_of_temperature)
+    return [
+        *([Mode("sampled", e.samples, sampling)] if e.samples else []),
+        *([Mode("greedy", 1, greedy)] if e.greedy else []),
+        *([Mode("best", 1, warm, best_of=e.best_of)] if e.best_of else []),
+    ]
 
 
 def held_out_pairs(

@@ -27,6 +27,18 @@ def pair_metrics(feedback: Feedback) -> dict[str, float]:
     return _of_pairs(known) if known else {}
 
 
+def margin_metrics(feedback: Feedback) -> dict[str, float]:
+    """Return the metrics of the questions of the explorer `apl`, which writes these notes:
+
+    entropy        predictive entropy of the prompt, nats
+    margin         difference of the implicit rewards of the pair, nats
+    mean_margin    mean of this difference over all pairs of the prompt
+    """
+    noted = [item for item in feedback.asked if item.question.notes]
+    found = {f"explorer/{name}": _mean(_notes(noted, name)) for name in ("entropy", "margin", "mean_margin")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def users_metrics(feedback: Feedback) -> dict[str, float]:
     """Return the mean over a step's questions of each note of a user's explorer."""
     noted = [item for item in feedback.asked if item.question.notes]

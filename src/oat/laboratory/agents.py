@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from oat.algorithms.pair_buffer import PairBuffer
+from oat.explore.pair_buffer import PairBuffer
 from oat.explore.settings import EnsembleConfig
 from oat.explore.uncertainty import sigmoid
 from oat.models.ensemble import Ensemble

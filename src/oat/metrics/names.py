@@ -120,6 +120,11 @@ NAMES = {
     ),
     "explorer/clash_frac": "share of the prompts for which the rule chose one response twice",
     "explorer/clash_second_std": "as explorer/second_std, but over the prompts of explorer/clash_frac",
+    "explorer/entropy": (
+        "mean over the prompts that were kept of their predictive entropy, nats (explorer apl)"
+    ),
+    "explorer/margin": "mean over pairs of the difference of their implicit rewards, nats (explorer apl)",
+    "explorer/mean_margin": "as explorer/margin, but over all pairs of the prompts that were kept",
     "explorer/model_belief": (
         "mean over the pairs chosen for the ensemble's label of the probability that its preferred response "
         "wins, itself a mean over members"
@@ -193,6 +198,10 @@ NAMES = {
     "loss/ensemble_total": "total loss of the ensemble, which is differentiated",
     "loss/entropy": "the policy's entropy, averaged, before its coefficient (algorithm.entropy)",
     "loss/kl": "KL term, averaged, before its coefficient",
+    "loss/optimism": (
+        "log-probability of the reference's responses under the policy, averaged over pairs, nats, before "
+        "its coefficient"
+    ),
     "loss/policy": "policy-gradient term, averaged",
     "loss/preference": "preference term, averaged",
     "loss/prior": (

@@ -88,6 +88,7 @@ ALGORITHMS = Registry(
         "aot": f"{_CONTRAST}:AOT",
         "orpo": f"{_CONTRAST}:ORPO",
         "cpo": f"{_CONTRAST}:CPO",
+        "xpo": "oat.algorithms.xpo:XPO",
         "kto": "oat.algorithms.kto:KTO",
         "sft": "oat.algorithms.supervised:SFT",
         "grpo": "oat.algorithms.group:GRPO",
@@ -101,12 +102,17 @@ ALGORITHMS = Registry(
         "luspo": "oat.algorithms.group:LUSPO",
         "vespo": "oat.algorithms.group:VESPO",
         "ppo": "oat.algorithms.ppo:PPO",
+        "frozen": "oat.algorithms.frozen:Frozen",
         "reward_model": "oat.algorithms.reward_model:RewardModelling",
     },
 )
 EXPLORERS = Registry(
     "there is no explorer {name!r}; {nearest}",
-    {"none": "oat.explore.none:NoExploration", "ensemble": "oat.explore.ensemble:EnsembleExplorer"},
+    {
+        "none": "oat.explore.none:NoExploration",
+        "ensemble": "oat.explore.ensemble:EnsembleExplorer",
+        "apl": "oat.explore.apl:APL",
+    },
 )
 ENGINES = Registry(
     "there is no engine {name!r}; {nearest}", {"torch": "oat.engines.torch:TorchEngine"}, users=None

@@ -87,7 +87,8 @@ class Outcome:
         is_none_due = not own and (self.is_idle or self.run.stop.steps_done(self.begins) is not None)
         if is_none_due or damage or any(step > last for step in self.run.checkpoints.steps):
             return None
-        return likely_cause(own, self.run.objectives[0], self.about)
+        first, last = self.run.objectives[0], self.run.objectives[-1]
+        return likely_cause(own, first if first.learns else last, self.about)
 
 
 def likely_cause(rows: Rows, objective: Objective, about: About) -> str | None:

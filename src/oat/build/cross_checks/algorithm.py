@@ -38,6 +38,16 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
     )
 
 
+def something_learns(resolved: Resolved) -> Iterator[Check]:
+    """Check that a run whose policy does not learn has an ensemble that does."""
+    settings = getattr(getattr(resolved.explorer, "config", None), "ensemble", None)
+    yield Check(
+        "algorithm.name",
+        not resolved.objective.learns and not (settings is not None and settings.learn),
+        "its policy does not learn, and this run has no ensemble that does; set explorer: {name: ensemble}",
+    )
+
+
 def frozen_policy(resolved: Resolved) -> Iterator[Check]:
     """Check that an evaluation samples only from a policy that the algorithm trains. An algorithm for reward
     models trains no policy."""

@@ -40,6 +40,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     checkpoint.ranking,
     evaluation.oracles,
     evaluation.measures,
+    algorithm.something_learns,
     algorithm.frozen_policy,
     render.system,
     evaluation.pairs,
