@@ -10,7 +10,7 @@ from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.resolved import Resolved
 from oat.errors import ConfigError
 from oat.explore.base import Explorer
-from oat.explore.settings import FORMER_FEATURES, EnsembleConfig
+from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig
 from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
@@ -61,17 +61,26 @@ def make_features(resolved: Resolved, lms: Mapping[str, CausalLM]) -> Features |
     settings = resolved.features
     if settings is None:
         return None
+    if settings.backbone == "policy":
+        _check_layer(settings, lms["policy"])
+        return FromSampling(lms["policy"], settings.layer, settings.pooling)
+    return features_with(lms, settings)
+
+
+def features_with(lms: Mapping[str, CausalLM], settings: FeaturesConfig) -> Features:
+    """Make a backbone that makes a pass of its own, also over the policy's responses.
+
+    Args:
+        lms: the run's models, by name.
+
+    Raises:
+        ConfigError, ModelError: as `make_features`.
+    """
     if settings.is_own:
         device = str(lms["policy"].device) if lms["policy"].has_weights else "cpu"
         return load_backbone(settings.backbone, settings.layer, settings.pooling, settings.max_tokens, device)
     lm = lms[settings.backbone]
-    if settings.layer != "all" and abs(settings.layer) > lm.num_layers:
-        raise ConfigError(
-            f"explorer.features.layer is {settings.layer}, and the {settings.backbone} has {lm.num_layers} "
-            "layers; give one of them, or all"
-        )
-    if settings.backbone == "policy":
-        return FromSampling(lm, settings.layer, settings.pooling)
+    _check_layer(settings, lm)
     weights = frozen_checksum(lm.module, ()) if lm.has_weights else 0
     return SecondPass(
         lm,
@@ -81,6 +90,14 @@ def make_features(resolved: Resolved, lms: Mapping[str, CausalLM]) -> Features |
         weights=weights,
         is_former=settings is FORMER_FEATURES,
     )
+
+
+def _check_layer(settings: FeaturesConfig, lm: CausalLM) -> None:
+    if settings.layer != "all" and abs(settings.layer) > lm.num_layers:
+        raise ConfigError(
+            f"explorer.features.layer is {settings.layer}, and the {settings.backbone} has {lm.num_layers} "
+            "layers; give one of them, or all"
+        )
 
 
 def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -> EnsembleParts | None:

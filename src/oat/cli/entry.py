@@ -30,6 +30,7 @@ COMMANDS = {
     "plot": "plot a metric of runs; runs that differ only in their seed become one line with a band",
     "digest": "print hashes of a run; two runs with equal hashes are equal",
     "bench": "measure bandwidth and matrix products of this machine, and compute the limits of a model on it",
+    "features": "say how much the features of an explorer tell about the oracle, before a run is paid for",
     "serve": "serve a reward model over HTTP, for the oracle `remote`",
     "quickstart": "train, align and compare a tiny model on this machine in a few minutes",
 }

@@ -22,6 +22,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHOWN = (
     "eval/sampled",
     "eval/greedy",
+    "eval/best",
     "eval/gold_sampled",
     "eval/pairs/accuracy",
     "reward/mean",

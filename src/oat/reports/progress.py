@@ -29,6 +29,7 @@ WATCHED = (
     "eval/sampled_win_rate",
     "eval/sampled",
     "eval/greedy",
+    "eval/best",
     "eval/pairs/accuracy",
     "pairs/accuracy",
     "loss/total",

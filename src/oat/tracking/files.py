@@ -154,6 +154,7 @@ def _line(record: Mapping[str, Any]) -> str:
 _SHOWN = (
     "eval/sampled",
     "eval/greedy",
+    "eval/best",
     "reward/mean",
     "pairs/accuracy",
     "loss/total",
