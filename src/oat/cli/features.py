@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=int,
         metavar="N",
-        help="responses per prompt; default: as many as the explorer takes",
+        help="responses per prompt, half as many pairs; default: as many as the explorer takes",
     )
     parser.add_argument(
         "--share",
@@ -31,6 +31,6 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
 
     with hearing_signals() as told, told.at_once():
         resolved = resolve_file(arguments.target, flags)
-        found = judge_features(resolved, arguments.prompts, arguments.samples, arguments.share)
-    print(table(found))
+        found, asked = judge_features(resolved, arguments.prompts, arguments.samples, arguments.share)
+    print(f"{table(found)}\noat features: {asked}")
     return 0

@@ -1,7 +1,7 @@
 """`oat features`: before a run is paid for, say how much the features of its explorer tell about the oracle.
 
-The policy samples responses to a few prompts. The oracle compares them in pairs, and a ridge regression learns
-to predict its values from the features. Prompts that the regression has not seen say how good it is:
+The policy samples responses to a few prompts. The oracle compares them in pairs, and a ridge regression
+learns to predict its values from the features. Prompts that the regression has not seen say how good it is:
 
 * correlation: of predicted and true scores within a prompt, over all responses of the prompts; 1 is perfect,
   and 0 is a guess;
@@ -9,16 +9,18 @@ to predict its values from the features. Prompts that the regression has not see
   random response and of the best one.
 
 If the oracle gives no scores, but compares, the regression learns from differences of features. Then the
-correlation is that with the oracle's probability that the first response of a pair wins, and there is no pick.
+correlation is that with the oracle's probability that the first response of a pair wins, and there is no
+pick.
 
-The first table row has the features of the configuration; further rows have other layers and poolings of the
-same backbone.
+The first row of the table has the features of the configuration; further rows have other layers and poolings
+of the same backbone.
 """
 
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,6 @@ from oat.build.run import build
 from oat.build.run_inputs import gather_inputs
 from oat.errors import ConfigError
 from oat.explore.settings import FeaturesConfig
-from oat.loop import Run
 from oat.models.causal_lm import CausalLM
 from oat.rollout.features import Features, SecondPass
 from oat.types import Group, Item, Key, Prompt, Question
@@ -58,8 +59,10 @@ class Judged:
     best: float | None = None
 
 
-def judge_features(resolved: Resolved, prompts: int, samples: int | None, share: float) -> list[Judged]:
-    """Sample, ask and regress. The run's directory is not touched.
+def judge_features(
+    resolved: Resolved, prompts: int, samples: int | None, share: float
+) -> tuple[list[Judged], str]:
+    """Sample, ask and regress. The run's directory is not touched. Return the results, and what was asked.
 
     Args:
         resolved: a configuration whose explorer reads features. The caller uses this object for nothing else.
@@ -84,25 +87,28 @@ def judge_features(resolved: Resolved, prompts: int, samples: int | None, share:
         run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)
         try:
             run.weights.restore(run.learner)
-            taken = run.collector.prompts.take(prompts)
-            groups = run.collector.actor.sample(taken, {"sampler": count}, (_PURPOSE,))
+            collector: Any = run.collector
+            taken = collector.prompts.take(prompts)
+            groups = collector.actor.sample(taken, {"sampler": count}, (_PURPOSE,))
             questions = _questions(groups, run_inputs.training_oracle[0])
             run.ledger.ask(0, 0, groups, questions, _PURPOSE)
-            items = run.ledger.take_feedback(0, len(questions), purpose=_PURPOSE).items
+            feedback = run.ledger.take_feedback(0, len(questions), purpose=_PURPOSE)
+            items, oracle = feedback.items, run_inputs.training_oracle[0]
             learned = _learned_prompts(taken, share)
-            lms = _backbones(run, settings)
-            return [
+            lms = _backbones(run.learner, collector.actor, settings)
+            found = [
                 _judge(_named(each), features_with(lms, each), groups, items, learned)
                 for each in _variants(settings)
             ]
+            return found, f"asked {oracle} about {len(items)} pairs: {feedback.queries} queries"
         finally:
             run.ledger.close()
 
 
-def _backbones(run: Run, settings: FeaturesConfig) -> dict[str, CausalLM]:
-    """Return the run's models that features may be read from, by name."""
-    lms = {"policy": run.learner.models["policy"].lm}
-    features = run.collector.actor.features
+def _backbones(learner: Any, actor: Any, settings: FeaturesConfig) -> dict[str, CausalLM]:
+    """Return the models of a run's learner and actor that features may be read from, by name."""
+    lms = {"policy": learner.models["policy"].lm}
+    features = actor.features
     return {**lms, **({settings.backbone: features.lm} if isinstance(features, SecondPass) else {})}
 
 
@@ -222,12 +228,9 @@ def _solve(x_ND: np.ndarray, y_N: np.ndarray, strength: float) -> np.ndarray:
 
 
 def _correlation(one_N: np.ndarray, other_N: np.ndarray) -> float:
-    spread = one_N.std() * other_N.std()
-    return (
-        float(((one_N - one_N.mean()) * (other_N - other_N.mean())).mean() / spread)
-        if spread
-        else float("nan")
-    )
+    spread = float(one_N.std() * other_N.std())
+    covariance = float(((one_N - one_N.mean()) * (other_N - other_N.mean())).mean())
+    return covariance / spread if spread else float("nan")
 
 
 def table(found: Sequence[Judged]) -> str:
