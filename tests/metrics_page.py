@@ -51,8 +51,8 @@ one of these names to `oat plot`, its message says the name in `oat`.
 OF_PREDECESSOR = """
 ## Names of the predecessor
 
-This table has the predecessor's names, in its groups. An explorer of your own reports under `user/` what the
-predecessor reports under `explorer/`.
+This table has the predecessor's names, in its groups. An explorer of your own reports the means of its notes
+(docs/extending.md) under `user/explorer/`.
 
 | predecessor | `oat` | difference |
 | --- | --- | --- |

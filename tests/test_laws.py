@@ -317,7 +317,12 @@ def test_only_build_knows_concrete_parts_of_several_boxes() -> None:
 
 def test_only_those_who_make_runs_import_build() -> None:
     knowing = {name_of(file) for file in FILES if "oat.build.run" in imports(file)}
-    assert knowing == {"oat.build.open_run", "oat.commands.compare", "oat.commands.eval"}
+    assert knowing == {
+        "oat.build.open_run",
+        "oat.commands.compare",
+        "oat.commands.eval",
+        "oat.commands.features",
+    }
 
 
 @pytest.mark.parametrize(("library", "place"), ONLY_IN.items())

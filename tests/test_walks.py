@@ -41,6 +41,9 @@ HOLDERS = {
     "commands/check.py": "passes it to the functions of build/ that write its lines",
     "commands/compare.py": "passes the two of a comparison to build/run.py",
     "commands/eval.py": "passes it to build/run.py",
+    "cli/features.py": "likewise",
+    "commands/export_ensemble.py": "reads the activation of the ensemble of a run (build/learned.py)",
+    "commands/features.py": "passes it to build/run.py",
     "commands/show_tokens.py": "passes it to build/run_inputs.py",
     "reports/accounts.py": "asks the run in a directory for its columns (rundir/reading.py)",
     "reports/plot.py": "asks it for its settings as plain data, which a plot compares whatever they are",
@@ -70,8 +73,12 @@ WALKS = {
     "oracle.max_outstanding": "collector.py",
 }
 """The file outside `config/` and `build/` that reads the value of a setting."""
-OF_ROWS = {"learner/models.py", "ledger/blobs.py"}
-"""Files that read the temperature at which a trajectory was drawn, which the trajectory holds."""
+ASIDE = {
+    "temperature": {"learner/models.py", "ledger/blobs.py"},
+    "learning_rate": {"laboratory/agents.py"},
+}
+"""Files that read something else of the same name: the temperature at which a trajectory was drawn, which the
+trajectory holds; the learning rate of the laboratory's ensemble."""
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -167,7 +174,7 @@ def test_sections_go_to_their_owners() -> None:
 @pytest.mark.parametrize(("setting", "place"), WALKS.items())
 def test_a_setting_is_read_in_one_place(setting: str, place: str) -> None:
     name = setting.split(".")[1]
-    aside = OF_ROWS if name == "temperature" else set()
+    aside = ASIDE.get(name, set())
     assert {file for file, tree in OUTSIDE.items() if reads(tree, name)} - aside == {place}
 
 

@@ -75,7 +75,11 @@ LINES: dict[str, Line] = {
     "vespo": _KL,
     "ppo": replace(_KL_IN_REWARDS, fixed={"epochs": 1}, learner={"critic_learning_rate": 1e-3}),
 }
-LEFT_OUT: dict[str, str] = {"reward_model": "its policy does not learn"}
+LEFT_OUT: dict[str, str] = {
+    "reward_model": "its policy does not learn",
+    "frozen": "its policy does not learn",
+    "xpo": "it explores (docs/exploration.md)",
+}
 """Algorithms of the registry that are not compared, with the reason."""
 RECORDED: dict[str, Line] = {
     "sft_teacher": Line(

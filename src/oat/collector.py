@@ -124,7 +124,6 @@ class Collector:
             questions chosen.
         """
         before = self.actor.work()
-        self._explore_s = 0.0
         self.due += plan.questions
         if self.ledger.has_taken(step):
             self._replay(step, plan)
@@ -135,6 +134,7 @@ class Collector:
         if self.refill is not None:
             self.due = self.ledger.asked(step + 1, 0)
         took = {"time/explore_s": self._explore_s} if self._explore_s else {}
+        self._explore_s = 0.0
         return {**_reached(self.actor.work().since(before)), **took}
 
     def _replay(self, step: int, plan: Plan) -> None:

@@ -155,6 +155,7 @@ def test_conversations_are_packed(world: World, tmp_path: Path, monkeypatch: pyt
         *,
         positions: torch.Tensor | None = None,
         layout: Packed | None = None,
+        also: object = None,
     ) -> torch.Tensor:
         if layout is not None and positions is not None and torch.is_grad_enabled():
             lengths = [span.stop - span.start for span in layout.spans]

@@ -289,7 +289,8 @@ def test_names() -> None:
     ]
     of_pairs += ["orpo", "cpo"]
     of_groups = ["rloo", "reinforce_pp", "gspo", "cispo", "cpgd", "sapo", "luspo", "vespo"]
-    assert list(ALGORITHMS) == [*of_pairs, "kto", "sft", "grpo", "dr_grpo", *of_groups, "ppo", "reward_model"]
+    others = ["kto", "sft", "grpo", "dr_grpo", *of_groups, "ppo", "frozen", "reward_model"]
+    assert list(ALGORITHMS) == [*of_pairs, "xpo", *others]
 
 
 def test_rewards_that_pairs_are_made_of_are_reported() -> None:

@@ -107,6 +107,8 @@ FORKED: dict[str, Any] = {
     "evaluation.slot": "sampler",
     "evaluation.samples": 3,
     "evaluation.greedy": False,
+    "evaluation.best_of": 4,
+    "evaluation.best_of_temperature": 0.5,
     "evaluation.max_prompts": 2,
     "evaluation.oracle": {"name": "WORLD/reward.py:reward"},
     "evaluation.max_queries": 1000,
@@ -194,6 +196,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "oracle.max_answer_age": {"oracle.max_outstanding": 5},
     "learner.schedule_steps": {"learner.schedule": "linear"},
     "learner.critic_schedule_steps": {"learner.critic_schedule": "linear"},
+    "evaluation.best_of_temperature": {"evaluation.best_of": 3},
 }
 """Further changes that a changed field needs; without them nothing would read it."""
 
@@ -202,6 +205,7 @@ READS = {
         ("oracle.labels", "oracle.max_outstanding", "oracle.max_answer_age", "evaluation.pairs"), "dpo"
     ),
     "algorithm.rewards.sources": "mixture",
+    **dict.fromkeys(("evaluation.best_of", "evaluation.best_of_temperature"), "ensemble"),
     **dict.fromkeys(("algorithm.credit", "algorithm.turn_gamma"), "episodes"),
     **dict.fromkeys(
         (
@@ -269,7 +273,8 @@ REFUSED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives the configuration of a finished run of four steps, by algorithm. Each run
-    is made once. "mixture" is GRPO with an oracle of two sources, "episodes" GRPO with an environment."""
+    is made once. "mixture" is GRPO with an oracle of two sources, "episodes" GRPO with an environment, and
+    "ensemble" DPO with an ensemble."""
     found: dict[str, Path] = {}
     (world.folder / "judges.py").write_text(JUDGES, encoding="utf-8")
     write_jsonl(world.folder / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "a", "rejected": "b"}])
@@ -284,6 +289,10 @@ def parents(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             "algorithm": {"name": "grpo", "prompts": 4, "samples": 3},
             "sampling": {"max_new_tokens": 4, "environment": f"{GUESSING}:Guessing"},
             "oracle": {"name": "environment"},
+        },
+        "ensemble": {
+            "algorithm": {"name": "dpo", "prompts": 4},
+            "explorer": {"name": "ensemble", "samples": 3, "ensemble": {"members": 2, "hidden": 4}},
         },
     }
 

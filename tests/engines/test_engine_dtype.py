@@ -142,7 +142,7 @@ def test_slots_are_copies_of_the_learners_weights(
 def test_a_reference_that_is_sampled_from_is_the_start(
     world: World, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    algorithm = f"{Path(__file__).parents[1] / 'protocol' / 'xpo.py'}:XPO"
+    algorithm = "xpo"
     options = {"algorithm": {"name": algorithm, "prompts": 4}, **changes}
     run, engine = built(world, "dpo", tmp_path, options)
     start = load_lm(str(world.folder / "model"), dtype="bfloat16")

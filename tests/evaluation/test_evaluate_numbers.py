@@ -373,7 +373,7 @@ def test_every_number_is_reported(
     world: World, tmp_path: Path, judges: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An evaluation reports every metric of the list. Left out are metrics of failures and skipped
-    evaluations, which other tests cover, of training samples, and of pairs."""
+    evaluations, which other tests cover, of training samples, of pairs, and of the best of several."""
     wanted = {
         "kl": True,
         "oracle": f"{judges}:longer",
@@ -389,7 +389,9 @@ def test_every_number_is_reported(
     listed = {
         name
         for name in NAMES
-        if name.startswith("eval/") and "online" not in name and not name.startswith("eval/pairs/")
+        if name.startswith("eval/")
+        and "online" not in name
+        and not name.startswith(("eval/pairs/", "eval/best", "eval/gold_best"))
     }
     assert found == listed - {"eval/failed", "eval/skipped", "eval/gold_failed", "eval/gold_skipped"}
 

@@ -26,7 +26,7 @@ from oat.loop import Run, restore, train
 
 pytestmark = pytest.mark.usefixtures("over_the_wire")
 
-MIXED = Path(__file__).parent.parent / "protocol" / "mixed.py"
+PROTOCOL = Path(__file__).parent.parent / "protocol"
 ENSEMBLE = {"members": 2, "hidden": 4, "batch": 3, "steps": 2, "buffer": 5}
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         "grpo",
         {
             "oracle": {"name": "environment"},
-            "sampling.environment": f"{MIXED.parent / 'guessing.py'}:Waiting",
+            "sampling.environment": f"{PROTOCOL / 'guessing.py'}:Waiting",
             "evaluation.oracle": "environment",
         },
     ),
@@ -79,7 +79,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "an ensemble": (
         "dpo",
-        {"explorer": {"name": f"{MIXED}:Mixed", "burn_in": 1, "ensemble": ENSEMBLE}, "algorithm.prompts": 6},
+        {
+            "explorer": {
+                "name": "ensemble",
+                "samples": 4,
+                "model_labels": {"share": 0.5, "burn_in": 1},
+                "ensemble": ENSEMBLE,
+            },
+            "algorithm.prompts": 6,
+        },
     ),
 }
 

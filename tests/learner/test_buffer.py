@@ -270,9 +270,6 @@ def test_a_replay_of_its_ledger_is_the_run(world: World, run: Path, tmp_path: Pa
     assert digest_run(other) == expected
 
 
-XPO = f"{Path(__file__).parents[1] / 'protocol' / 'xpo.py'}:XPO"
-
-
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
@@ -283,7 +280,7 @@ XPO = f"{Path(__file__).parents[1] / 'protocol' / 'xpo.py'}:XPO"
                 "sampled; remove it"
             ),
         ),
-        ({"name": XPO}, "XPO sets samples of reference against those of the policy as it is; remove it"),
+        ({"name": "xpo"}, "xpo sets samples of reference against those of the policy as it is; remove it"),
         (
             {"name": "sft", "threshold": 0.5, "duplicates": "run"},
             "nothing is learned twice, and a buffer would bring nothing; remove one of them",

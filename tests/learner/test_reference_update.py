@@ -284,13 +284,12 @@ def test_an_evaluation_of_the_reference_is_of_the_moved_one(
 
 
 def test_an_algorithm_that_samples_from_it(world: World, tmp_path: Path) -> None:
-    """XPO of the protocol tests samples from a reference that follows the policy. These tokens carry the
+    """XPO samples from a reference that follows the policy. These tokens carry the
     number of the reference's updates as version, and are drawn from the weights of that update."""
-    xpo = Path(__file__).parents[1] / "protocol" / "xpo.py"
     changes = {
         **FOLLOWS,
         "tracking.keep_trajectories": True,
-        "algorithm": {"name": f"{xpo}:XPO", "prompts": 4},
+        "algorithm": {"name": "xpo", "prompts": 4},
         "checkpoint.keep_last": 9,
         "learner.sync_every": 3,
     }

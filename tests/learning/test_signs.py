@@ -82,4 +82,5 @@ def test_descent_prefers_better_responses_and_a_flipped_sign_worse_ones(case: Ca
 
 
 def test_every_algorithm_has_a_case() -> None:
-    assert {case.name for case in CASES.values()} | {"reward_model"} == set(ALGORITHMS)
+    """XPO is DPO with one more term, which tests/protocol/test_xpo.py computes. `frozen` has no loss."""
+    assert {case.name for case in CASES.values()} | {"reward_model", "xpo", "frozen"} == set(ALGORITHMS)

@@ -143,9 +143,8 @@ def test_the_ensemble_passes() -> None:
     check_algorithm(EnsembleLearning, plan=Plan(8, {"sampler": 2}, 8), batch=4, steps=2)
 
 
-@pytest.mark.parametrize("name", ["xpo.py:XPO"])
-def test_those_of_the_protocol_tests_pass(name: str) -> None:
-    check_algorithm(f"{PROTOCOL / name}")
+def test_xpo_passes() -> None:
+    check_algorithm("oat.algorithms.xpo:XPO")
 
 
 @dataclass(frozen=True)

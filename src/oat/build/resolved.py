@@ -6,7 +6,7 @@ run, each of the two has a `Resolved` of its own.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
@@ -65,6 +65,11 @@ class Resolved:
             ConfigError: the library or the file of a sink is missing.
         """
         refuse_missing(self.config.tracking, self.origins)
+
+    def without_wire(self) -> "Resolved":
+        """Return the same with `compute.serialise` off, so that boxes can be looked into."""
+        compute = replace(self.config.compute, serialise=False)
+        return replace(self, config=replace(self.config, compute=compute))
 
     def as_yaml(self) -> str:
         """Return every setting as YAML. `load_config` reads an equal configuration from this text."""

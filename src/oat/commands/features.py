@@ -80,8 +80,7 @@ def judge_features(
     count = samples or max(resolved.widened.samples.values())
     if prompts < 4 or count < 2 or not 0 < share < 1:
         raise ConfigError("give at least 4 prompts and 2 samples, and a share between 0 and 1")
-    compute = replace(resolved.config.compute, serialise=False)
-    resolved = replace(resolved, config=replace(resolved.config, compute=compute))
+    resolved = resolved.without_wire()
     with tempfile.TemporaryDirectory() as scratch:
         run_inputs = gather_inputs(resolved, folder=Path(scratch))
         run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)

@@ -1,0 +1,74 @@
+"""The recipes of exploration run for two rounds, are killed and continued, with a tiny model."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from fixtures import forked, kill_at, oat
+from tiny_models import build_config, save_model
+
+from oat.commands.export import digest_run
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+NAMES = ("sea_dpo", "sea_simpo", "ee4llm", "apl", "xpo")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(
+        tmp_path_factory.mktemp("recipes") / "model", build_config("llama", layers=1, context=256)
+    )
+
+
+def words(name: str, model: str, run_dir: Path) -> list[str]:
+    """Return the arguments of two steps of a recipe, with few samples, and a burn-in of one step."""
+    flags = {
+        "model": model,
+        "run_dir": run_dir,
+        "stop.max_steps": 2,
+        "sampling.max_new_tokens": 6,
+        "algorithm.prompts": 6,
+        "evaluation.max_prompts": 4,
+        "checkpoint.every": 1,
+        "tracking.keep_trajectories": "true",
+        **({} if name == "xpo" else {"explorer.samples": 4}),
+        **({"explorer.model_labels.burn_in": 1} if name == "sea_dpo" else {}),
+        **({"evaluation.best_of": 3} if name == "ee4llm" else {}),
+    }
+    given = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
+    return ["train", str(CONFIGS / f"{name}.yaml"), *given]
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds(name: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe runs two rounds from the project's folder. Killed in the second round, while its questions are
+    recorded, and continued, it is the same run."""
+    monkeypatch.chdir(CONFIGS.parent)
+    run_dir = tmp_path / "run"
+    assert oat(*words(name, model, run_dir)) == 0
+    last = rows(run_dir)[-1]
+    assert last["step"] == 2
+    expected = {
+        "sea_dpo": "explorer/model_frac",
+        "sea_simpo": "explorer/pair_variance",
+        "ee4llm": "eval/best",
+        "apl": "explorer/margin",
+        "xpo": "loss/optimism",
+    }
+    assert expected[name] in last
+
+    def die() -> int:
+        from oat.ledger.outstanding import Outstanding
+
+        kill_at(Outstanding, "submit", 4)
+        return oat(*words(name, model, tmp_path / "other"))
+
+    assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert oat(*words(name, model, tmp_path / "other")) == 0
+    assert digest_run(tmp_path / "other") == digest_run(run_dir)
