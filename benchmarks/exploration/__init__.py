@@ -1,0 +1,1 @@
+"""The comparison of exploration with a language model (benchmarks/explore.py)."""
