@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LEARNING_RATES = (1e-4, 3e-4, 1e-3)
+LEARNING_RATES = (3e-5, 1e-4, 3e-4)
 TUNING_SEEDS = (100,)
 LAST = 3
 """Number of the last evaluations whose mean is an arm's end."""

@@ -2,8 +2,8 @@
 
 By default the start is the quickstart's, whose sums mostly lack the carry. With `MODEL=` it is a story model,
 and the prompts are the openings of stories. The hidden reward model is trained by our own trainer, from
-another backbone than the policy's, on recorded pairs: of sums, the answer that is nearer to the right one was
-chosen; of stories, the more cheerful one.
+another backbone than the policy's, on recorded pairs: of sums, the right answer was chosen, or in a third of
+the pairs the nearer of two; of stories, the more cheerful one.
 """
 
 import json
@@ -23,8 +23,10 @@ from oat.quickstart import make_start
 from oat.quickstart.task import MAX_NEW_TOKENS, build_model, build_task, build_tokenizer, supervise
 
 SEED, JUDGE_SEED = 7, 77
-JUDGE_PAIRS = 6_000
-HELD_OUT = 64
+JUDGE_PAIRS, JUDGE_EPOCHS, JUDGE_STEPS = 6_000, 8, 700
+HELD_OUT = 128
+OFFSETS = (-20, -11, -10, -9, -2, -1, 1, 2, 9, 10, 11, 20)
+"""Differences of wrong answers from right ones, in the pairs of the hidden reward model."""
 
 
 def prepare(folder: Path, model: str | None) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def prepare(folder: Path, model: str | None) -> dict[str, Any]:
     Args:
         model: a story model; None: the quickstart's start.
     """
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if model is None:
         if not (folder / "start").exists():
@@ -73,13 +76,19 @@ def _train_judge(folder: Path, start: str, model: str | None) -> None:
         run_dir=str(folder / "judge_run"),
         seed=JUDGE_SEED,
         model={"path": backbone},
-        prompts={"path": str(folder / "judge_pairs.jsonl"), "epochs": 4},
+        prompts={"path": str(folder / "judge_pairs.jsonl"), "epochs": JUDGE_EPOCHS},
         oracle={"name": "recorded"},
         algorithm={"name": "reward_model", "prompts": 64, "held_out": 0.1},
-        learner={"learning_rate": 1e-3, "schedule": "cosine", "schedule_steps": 340, "warmup_steps": 10},
+        learner={
+            "learning_rate": 3e-4,
+            "schedule": "cosine",
+            "schedule_steps": JUDGE_STEPS,
+            "warmup_steps": 10,
+            "micro_batch_size": 128,
+        },
         checkpoint={"every": 100_000},
         compute={"threads": 1},
-        stop={"max_steps": 340},
+        stop={"max_steps": JUDGE_STEPS},
         quiet=True,
     )
     trainer.train()
@@ -99,18 +108,18 @@ def _backbone(folder: Path) -> str:
 
 
 def _pairs_of_sums() -> list[dict[str, str]]:
-    """Return pairs of answers to sums. The chosen one is nearer to the right answer."""
+    """Return pairs of answers to sums. The chosen one is right, or in a third of the pairs nearer to it."""
     generator = np.random.default_rng(JUDGE_SEED)
     train = build_task(SEED, demonstrations=0).train
     found = []
     for number in range(JUDGE_PAIRS):
         s = train[number % len(train)]
         right = s.first + s.second
-        offsets = generator.choice([-20, -11, -10, -9, -2, -1, 0, 1, 2, 9, 10, 11, 20], 2, replace=False)
-        near, far = sorted(offsets, key=abs)
+        near, far = sorted(generator.choice(OFFSETS, 2, replace=False), key=abs)
+        near = near if number % 3 == 0 else 0
         if abs(near) < abs(far):
-            pair = {"prompt": s.prompt, "chosen": str(right + near), "rejected": str(right + far)}
-            found.append(pair)
+            answers = {"chosen": str(right + near), "rejected": str(right + far)}
+            found.append({"prompt": s.prompt, **answers})
     return found
 
 
