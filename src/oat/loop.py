@@ -167,7 +167,9 @@ def steps(run: Run, report: Report) -> str:
             or run.collector.ended
         )
         if not row.is_closed:
+            reason = reason or run.stop.note(row.metrics.values)
             evaluate(run, row, is_last=reason is not None)
+            reason = reason or run.stop.note(row.metrics.values)
             write_row(run, row)
             checkpoint(run, row, is_last=reason is not None)
             report(row.number, row.metrics.values)

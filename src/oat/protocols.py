@@ -331,6 +331,9 @@ class Stop(Protocol):
     def reason(self, step: int, spent: Spent) -> str | None:
         """Return the reason why the run ends before this step; None if it goes on."""
 
+    def note(self, values: Mapping[str, float]) -> str | None:
+        """Return the reason why the run ends after a step with these metrics; None if it goes on."""
+
     def steps_done(self, step: int) -> str | None:
         """Return the reason why no steps are left after `step` steps; None if steps are left."""
 

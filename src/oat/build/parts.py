@@ -92,6 +92,7 @@ def settings_of(config: Config, section: str) -> Any:
 
 def run_facts(config: Config) -> RunFacts:
     """Return the facts about a run that its parts get."""
+    prompts = config.algorithm.options.get("prompts")
     return RunFacts(
         profile=config.compute.profile,
         max_new_tokens=config.sampling.max_new_tokens,
@@ -101,6 +102,9 @@ def run_facts(config: Config) -> RunFacts:
         has_environment=config.sampling.environment is not None,
         has_buffer=config.learner.buffer is not None,
         measures_pairs=config.evaluation is not None and config.evaluation.pairs is not None,
+        prompts=prompts if isinstance(prompts, int) else None,
+        max_steps=config.stop.max_steps,
+        max_queries=config.stop.max_queries,
     )
 
 

@@ -37,7 +37,7 @@ from oat.collector import Collector, Refill
 from oat.config.load import dump
 from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
-from oat.control.stop import Stop
+from oat.control.stop import Stop, conditions_of
 from oat.data.prompts import Prompts
 from oat.engines.torch import TorchEngine
 from oat.evaluation.evaluation import Evaluation
@@ -322,6 +322,7 @@ def _stop(resolved: Resolved, prompts: Prompts, plans: Plans) -> Stop:
         last=_last_step(resolved.config, prompts, plans),
         budget=resolved.budgets["train"],
         max_hours=resolved.config.stop.max_hours,
+        when=conditions_of(resolved.config.stop.when),
     )
 
 

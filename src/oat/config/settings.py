@@ -452,6 +452,9 @@ class StopConfig:
     max_hours: Positive | None = None
     """Number of hours of running, over all restarts, after which the run ends at the next step boundary.
     After a kill, the time since the last checkpoint is not counted."""
+    when: dict[str, str] = field(default_factory=dict)
+    """Conditions on metrics, such as `{eval/sampled_win_rate: ">= 0.8", explorer/gap: "< 0.05"}`. The run
+    ends after the first step whose row of metrics fulfils one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

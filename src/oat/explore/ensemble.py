@@ -21,7 +21,7 @@ from oat.explore.find_rule import call_rule, find_rule
 from oat.explore.metrics import pair_metrics
 from oat.explore.model_labels import label_of, model_pairs
 from oat.explore.rules import READS_NO_REWARDS, RULES
-from oat.explore.settings import EnsembleExplorerConfig
+from oat.explore.settings import EnsembleExplorerConfig, ModelLabelsConfig
 from oat.explore.uncertainty import logits_variance, sigmoid
 from oat.types import ENSEMBLE, UNASKED, Feedback, Kind, Plan, Question
 from oat.types.part import Check, RunFacts
@@ -115,6 +115,12 @@ class EnsembleExplorer:
                 "explorer.model_labels.burn_in, or explorer.ensemble.start",
             ),
             Check(
+                "explorer.model_labels.burn_in",
+                labels is not None and _ends_before(labels, run),
+                "the run ends before the burn-in does, so the ensemble labels nothing; lower it (or "
+                "explorer.model_labels.burn_in_pairs), or raise the limits of the section stop",
+            ),
+            Check(
                 "explorer.features.backbone",
                 config.features.backbone == "policy" and (run.has_environment or run.has_recorded),
                 "the policy's features are kept while it samples a single response, and here responses are "
@@ -187,6 +193,15 @@ READS_DISAGREEMENT = frozenset(RULES) - {
 """The rules that make no sense for an ensemble of one member."""
 
 
+def _ends_before(labels: ModelLabelsConfig, run: RunFacts) -> bool:
+    """Return True if a run certainly ends before the burn-in. A pair costs at least one query."""
+    steps, queries = run.max_steps, run.max_queries
+    if steps is not None and labels.burn_in >= steps:
+        return True
+    needed = max(labels.burn_in_pairs, labels.burn_in * (run.prompts or 0))
+    return queries is not None and needed >= queries
+
+
 def rule_of(rule: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return a rule's name and its options.
 
@@ -213,6 +228,18 @@ def _draw_others(
     pairs_B2[is_clash_B, 1] = drawn_BG.argmax(axis=1)[is_clash_B]
 
 
+def _gaps(beliefs: _Beliefs) -> np.ndarray:
+    """Return, for each prompt, by how much the members expect their own best candidate to exceed the best one
+    by the mean, (B,), in the mean over members; 0 for a prompt without candidates."""
+    hidden_MBG = np.where(beliefs.valid_BG, beliefs.rewards_MBG.astype(float), -np.inf)
+    best_B = np.where(beliefs.valid_BG, beliefs.rewards_MBG.mean(axis=0), -np.inf).argmax(axis=1)
+    of_best_MB = np.take_along_axis(beliefs.rewards_MBG, best_B[None, :, None], axis=2)[..., 0]
+    has_any_B = beliefs.valid_BG.any(axis=1)
+    return np.where(has_any_B, np.where(has_any_B, hidden_MBG.max(axis=2), 0.0) - of_best_MB, 0.0).mean(
+        axis=0
+    )
+
+
 def _notes(beliefs: _Beliefs, pairs_B2: np.ndarray, is_clash_B: np.ndarray) -> dict[str, np.ndarray]:
     """Return the notes of the questions, (B,) each, by name (`oat.explore.metrics`)."""
     rewards_MB2 = beliefs.of_pairs(pairs_B2).astype(float)
@@ -227,6 +254,7 @@ def _notes(beliefs: _Beliefs, pairs_B2: np.ndarray, is_clash_B: np.ndarray) -> d
         "reward_second": rewards_MB2[..., 1].mean(axis=0),
         "pair_variance": margin_MB.var(axis=0, ddof=unbiased),
         "prompt_variance": variance_BGG.sum(axis=(1, 2)) / np.maximum(counts_B * (counts_B - 1), 1),
+        "gap": _gaps(beliefs),
         "second_std": rewards_MB2[..., 1].std(axis=0, ddof=unbiased),
         "clash": is_clash_B.astype(float),
     }

@@ -6,6 +6,7 @@ The explorers of this package write these notes about a pair:
     reward_first, reward_second    mean over members of the candidate's reward
     pair_variance      variance over members of the difference of rewards
     prompt_variance    mean of this variance over all pairs of different candidates of the prompt
+    gap                by how much the members expect their best candidate to exceed the best one by the mean
     second_std         standard deviation over members of the second candidate's reward
     clash              1 if the rule chose one candidate twice, else 0
     model              1 if the pair was chosen for the ensemble's label
@@ -58,6 +59,7 @@ def _of_pairs(items: Sequence[Item]) -> dict[str, float]:
         "explorer/second_std": _mean(_notes(others, "second_std")),
         "explorer/pair_variance": _mean(_notes(items, "pair_variance")),
         "explorer/prompt_variance": _mean(_notes(items, "prompt_variance")),
+        "explorer/gap": _mean(_notes(items, "gap")),
         "explorer/agreement": _mean([_agrees(item) for item in by_oracle]),
     }
     if model:

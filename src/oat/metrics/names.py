@@ -123,6 +123,10 @@ NAMES = {
     "explorer/entropy": (
         "mean over the prompts that were kept of their predictive entropy, nats (explorer apl)"
     ),
+    "explorer/gap": (
+        "posterior gap: mean over prompts and members of the reward of a member's best response, minus its "
+        "reward of the response that is best by the mean"
+    ),
     "explorer/margin": "mean over pairs of the difference of their implicit rewards, nats (explorer apl)",
     "explorer/mean_margin": "as explorer/margin, but over all pairs of the prompts that were kept",
     "explorer/model_belief": (

@@ -65,6 +65,7 @@ _UNITS = {
     "": (
         "ensemble/reward_*",
         "explorer/*reward_*",
+        "explorer/gap",
         "explorer/*std",
         "explorer/*variance",
         "kl/coef",

@@ -27,6 +27,8 @@ class RunFacts:
         has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
         measures_pairs: True if evaluations measure recorded pairs (`evaluation.pairs`), which are never
             learned.
+        prompts: prompts of a step (`algorithm.prompts`); None: not known.
+        max_steps, max_queries: where the run ends (`stop`); None: nowhere.
     """
 
     profile: str
@@ -37,6 +39,9 @@ class RunFacts:
     has_environment: bool
     has_buffer: bool
     measures_pairs: bool
+    prompts: int | None = None
+    max_steps: int | None = None
+    max_queries: int | None = None
 
 
 class Derived(NamedTuple):

@@ -29,6 +29,13 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
         f"a step has at most {units} {'pairs' if is_compared else 'rows'}; lower it, or raise "
         "algorithm.prompts",
     )
+    left_out = sorted(resolved.plan.samples.keys() - resolved.widened.samples.keys())
+    yield Check(
+        "explorer.name",
+        not recorded and left_out,
+        f"{config.algorithm.name} learns from responses of {', '.join(left_out)}, and this explorer samples "
+        "none; remove the section explorer, or take another algorithm",
+    )
     samples = "algorithm.name" if step.samples is None else "algorithm.samples"
     yield Check(
         "prompts.responses" if recorded else samples,

@@ -4,6 +4,9 @@ no budget."""
 from collections.abc import Iterator
 
 from oat.build.resolved import Resolved
+from oat.control.stop import conditions_of
+from oat.errors import did_you_mean
+from oat.metrics import NAMES, listed
 from oat.oracles.builtin import BUILTIN
 from oat.types.part import Check
 
@@ -26,3 +29,16 @@ def ends(resolved: Resolved) -> Iterator[Check]:
         f"the run would never end; set it, {'' if is_free else 'stop.max_queries, '}stop.max_hours or "
         "prompts.epochs",
     )
+    for condition in conditions_of(stop.when):
+        metric = condition.metric
+        is_known = listed(metric) in NAMES or metric.startswith("user/")
+        yield Check(
+            "stop.when",
+            not is_known,
+            "" if is_known else f"there is no metric {metric!r}; {did_you_mean(metric, NAMES)[:80]}",
+        )
+        yield Check(
+            "stop.when",
+            metric.startswith("eval/") and config.evaluation is None,
+            f"this run has no evaluation, which would give {metric}; set the section evaluation",
+        )
