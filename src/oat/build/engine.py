@@ -7,6 +7,7 @@ from oat.build.models import load_slots
 from oat.build.resolved import Resolved
 from oat.config.settings import Config
 from oat.engines.records import Pooling
+from oat.engines.split import SplitEngine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.models.causal_lm import CausalLM
@@ -22,7 +23,7 @@ def run_engine(
     renderer: Renderer,
     seeds: Seeds,
     load: LoadModel = load_model,
-) -> TorchEngine:
+) -> TorchEngine | SplitEngine:
     """Make the engine of a run. A slot shares the learner's model if `load_slots` allows it.
 
     Args:
@@ -35,7 +36,10 @@ def run_engine(
     pooling = None
     if features is not None and features.backbone == "policy":
         pooling = Pooling(features.layer, takes_last=features.pooling == "last")
-    engine = make_engine(load_slots(resolved, lms, seeds, load), renderer, options, threads, pooling)
+    slots = load_slots(resolved, lms, seeds, load)
+    own = {"reference": slots.pop("reference")} if options.own_reference else {}
+    main = make_engine(slots, renderer, options, threads, pooling)
+    engine = SplitEngine(main, make_engine(own, renderer, options, threads, pooling)) if own else main
     if threads is None and compute.profile == "cpu" and lms["policy"].has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine

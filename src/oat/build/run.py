@@ -39,6 +39,7 @@ from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
 from oat.control.stop import Stop, conditions_of
 from oat.data.prompts import Prompts
+from oat.engines.split import SplitEngine
 from oat.engines.torch import TorchEngine
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.held_out import OnlyPairs
@@ -89,7 +90,7 @@ class _Computing:
 
     learner: Learner
     own_learner: Learner
-    engine: TorchEngine
+    engine: TorchEngine | SplitEngine
     context: int | None
     objectives: list[Objective]
     scorer: EnsembleScorer | None

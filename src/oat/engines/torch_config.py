@@ -22,6 +22,10 @@ class TorchEngineConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which the engine computes. In bfloat16, the engine's slots have weights of their own,
     which every sync casts from the learner's weights."""
+    own_reference: bool = False
+    """Gives the slot `reference` an engine of its own, with a KV cache of its own of `cache_gb`, for example
+    for `xpo`, which samples from policy and reference. It changes no sample; by default both slots share one
+    engine."""
     threads: Count | None = None
     """Number of threads of the engine. None: the value of `compute.threads`. If that is not set either, the
     fastest number is measured when the run is created, and the run keeps it. On a GPU, torch's default is

@@ -30,6 +30,11 @@ def weights(resolved: Resolved) -> Iterator[Check]:
         "the engine would have to pack other weights than the learner's; leave engine.dtype at float32",
     )
     yield Check(
+        "engine.own_reference",
+        resolved.engine.own_reference and "reference" not in resolved.slots,
+        "this run's engine has no slot for the reference; remove it",
+    )
+    yield Check(
         "model.reference_update",
         model.reference_update is not None
         and resolved.features is not None
