@@ -14,10 +14,13 @@ from typing import Literal
 import numpy as np
 import torch
 
+from oat.functional.products import linear
 from oat.types import Trajectory
 
 Activation = Literal["relu", "swish"]
 PriorForm = Literal["mean", "map"]
+_WIDE = 256
+"""Number of features from which the first layer of all members is one product."""
 _ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
 
 
@@ -82,11 +85,22 @@ class Ensemble(torch.nn.Module):
 
     def forward(self, features_ND: torch.Tensor) -> torch.Tensor:
         """Compute the rewards (N, M) of features (N, D)."""
-        x = features_ND
-        for layer in (1, 2, 3):
+        x = self._first(features_ND)
+        for layer in (2, 3):
+            x = self.activation(x)
             x = torch.matmul(x, getattr(self, f"weight{layer}")) + getattr(self, f"bias{layer}")
-            x = self.activation(x) if layer < 3 else x
         return x.squeeze(-1).transpose(0, 1)
+
+    def _first(self, features_ND: torch.Tensor) -> torch.Tensor:
+        """Compute the first layer of all members, (M, N, H). For wide features this is nearly all of the
+        work, and one product of matrices is faster than one for each member."""
+        parameters = dict(self.named_parameters())
+        weight_MDH, bias_M1H = parameters["weight1"], parameters["bias1"]
+        if features_ND.shape[1] < _WIDE:
+            return torch.matmul(features_ND, weight_MDH) + bias_M1H
+        weight_OD = weight_MDH.transpose(1, 2).flatten(0, 1)
+        made_NO = linear(features_ND, weight_OD, bias_M1H.flatten())
+        return made_NO.unflatten(1, (self.members, -1)).transpose(0, 1)
 
     def prior(self) -> torch.Tensor:
         """Return the distance of the parameters from their initial values, a scalar.
