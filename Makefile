@@ -11,10 +11,11 @@ PEERS := .venv-peers
 TABLES ?=
 ROW ?=
 SHORT ?=
+MODEL ?=
 LONG := kill_series losses same_run ten_thousand_steps
 WIRED := kill state
 
-.PHONY: setup quickstart test tests test-slow faults bench compare lint type clean
+.PHONY: setup quickstart test tests test-slow faults bench compare explore lint type clean
 
 setup: $(STAMP)
 
@@ -81,6 +82,12 @@ $(PEERS)/%/.installed: benchmarks/environments/%.txt
 # two seeds, half length. No other program should run beside it.
 compare: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/compare.py $(if $(SHORT),--short)
+
+# The figures of docs/exploration.md; goes on where it was ended, and measures nothing twice. SHORT=1: no laboratory, few
+# runs. MODEL=DIR: another start model. No other program should run beside it.
+explore: setup
+	$(if $(SHORT)$(MODEL),,OMP_NUM_THREADS=1 $(BIN)/oat bench explore --jobs $(WORKERS) --out benchmarks/exploration/laboratory)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/explore.py $(if $(SHORT),--short) $(if $(MODEL),--model $(MODEL))
 
 lint: setup
 	$(BIN)/ruff check .

@@ -18,10 +18,11 @@ _CHANGING = fill(
 HEAD = f"""# Metrics
 
 This page lists the metrics in `metrics.jsonl`, by name. A row has its number (`step`), and the metrics that
-apply to its step, to the algorithm and to the oracle; your own objective adds names under `user/`. The unit
-`–` means that the number has no unit. In `loss/*`, "averaged" means averaged over an optimiser step, as the
-table at the head of `src/oat/learner/reduction.py` says. The last two tables are for readers who know the
-names of TRL, or of the predecessor (the dormant package `oat-llm`).
+apply to its step, to the algorithm and to the oracle; your own objective adds names under `user/`, and your
+own explorer under `user/explorer/`. The unit `–` means that the number has no unit. In `loss/*`, "averaged"
+means averaged over an optimiser step, as the table at the head of `src/oat/learner/reduction.py` says. The
+last two tables are for readers who know the names of TRL, or of the predecessor (the dormant package
+`oat-llm`).
 
 Two equal runs have the same numbers in their rows, even if one of them was killed and continued, except for
 the metrics in the list below. These depend on clocks, on machines, or on what a process has asked since it
@@ -51,8 +52,8 @@ one of these names to `oat plot`, its message says the name in `oat`.
 OF_PREDECESSOR = """
 ## Names of the predecessor
 
-This table has the predecessor's names, in its groups. An explorer of your own reports the means of its notes
-(docs/extending.md) under `user/explorer/`.
+This table has the predecessor's names, in its groups. What an explorer of your own notes about its questions
+(docs/extending.md) is reported as means under `user/explorer/`.
 
 | predecessor | `oat` | difference |
 | --- | --- | --- |

@@ -263,6 +263,7 @@ REFUSED: dict[str, Any] = {
     "engine.deterministic": True,
     "engine.dtype": "bfloat16",
     "engine.threads": 2,
+    "engine.own_reference": True,
     "explorer.name": "explorer.py:Own",
     "compute.profile": "gpu",
     "compute.threads": 2,

@@ -19,7 +19,7 @@ from oat.plugins.registry import ALGORITHMS, ENGINES, SINKS
 from oat.tracking.sinks import FILES
 
 DOCS = Path(__file__).parents[2] / "docs"
-ELSEWHERE = {"commands", "data", "environments", "extending", "watching"}
+ELSEWHERE = {"commands", "data", "environments", "exploration", "extending", "watching"}
 """Pages whose blocks other tests run."""
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.stem not in ELSEWHERE]
 BASE = {

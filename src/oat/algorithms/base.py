@@ -133,6 +133,9 @@ class Objective(Protocol):
     accepted."""
     learns: bool = True
     """True if the policy or a reward model learns. False: only the explorer's ensemble does."""
+    weighs_winners: bool = False
+    """True if the loss of a pair weighs both winners where `prepare` gives weights (column `turned_U`).
+    False: soft labels are refused."""
     takes_recorded: bool = False
     """True if a loss with importance ratios (`Requires.ratio_based`) can learn from recorded responses,
     because `prepare` computes the old log-probabilities."""

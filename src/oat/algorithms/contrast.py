@@ -186,6 +186,7 @@ class AOT(WithReference):
     """
 
     name = "aot"
+    weighs_winners = False
     Config = AOTConfig
     config: AOTConfig
 

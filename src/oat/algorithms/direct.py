@@ -178,6 +178,7 @@ class Direct(Objective):
     wants: Mapping[str, set[str]] = {"policy": {"raw"}}
     watched = OF_RESPONSES | {"answers/tied_frac"}
     reuses = True
+    weighs_winners = True
 
     def __init__(self, config: PairConfig):
         self.config = config

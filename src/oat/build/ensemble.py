@@ -8,7 +8,7 @@ import torch
 
 from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.resolved import Resolved
-from oat.errors import ConfigError
+from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
 from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig
 from oat.learner.models import frozen_checksum
@@ -100,9 +100,15 @@ def _check_layer(settings: FeaturesConfig, lm: CausalLM) -> None:
         )
 
 
-def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -> EnsembleParts | None:
+def make_ensemble(
+    explorer: Explorer, features: Features | None, seeds: Seeds, *, has_weights: bool = True
+) -> EnsembleParts | None:
     """Make the ensemble's objective, the learner's networks, and the actor's copy of them. Return None if the
     explorer needs no ensemble.
+
+    Args:
+        has_weights: False: the run's models have no weights. Then an ensemble to start from is checked, and
+            its weights are not taken.
 
     Raises:
         ConfigError: the explorer has no settings for its ensemble.
@@ -119,7 +125,7 @@ def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -
     assert features is not None, "an ensemble reads features"
     width, identity = features.width, features.identity
 
-    start = _start(settings, identity)
+    start = _start(settings, identity, has_weights=has_weights)
 
     def fresh() -> Ensemble:
         ensemble = Ensemble(
@@ -131,14 +137,28 @@ def make_ensemble(explorer: Explorer, features: Features | None, seeds: Seeds) -
             generator=seeds.at("init", ENSEMBLE),
         )
         if start is not None:
-            ensemble.start_from(start)
+            _check_shapes(start, ensemble, str(settings.start))
+            if has_weights:
+                ensemble.start_from(start)
         return ensemble
 
     objective = EnsembleLearning(settings, identity) if settings.learn else None
     return EnsembleParts(objective, fresh(), EnsembleScorer(features, fresh()))
 
 
-def _start(settings: EnsembleConfig, features: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+def _check_shapes(start: Mapping[str, torch.Tensor], ensemble: Ensemble, path: str) -> None:
+    wanted = {name: tuple(parameter.shape) for name, parameter in ensemble.named_parameters()}
+    found = {name: tuple(tensor.shape) for name, tensor in start.items()}
+    if wanted != found:
+        raise ModelError(
+            f"the weights of explorer.ensemble.start {path} have the shapes {found}, and those of this run "
+            f"{wanted}; export the ensemble again (`oat export RUN OUT --ensemble`)"
+        )
+
+
+def _start(
+    settings: EnsembleConfig, features: Mapping[str, Any], *, has_weights: bool
+) -> dict[str, torch.Tensor] | None:
     """Return the weights from which the ensemble starts; None: random ones.
 
     Args:
@@ -158,5 +178,10 @@ def _start(settings: EnsembleConfig, features: Mapping[str, Any]) -> dict[str, t
             raise ConfigError(
                 f"explorer.ensemble.{name} is {own}, and that of {settings.start} is {its}; set it to this"
             )
-    refuse_other_features(description.features, features, f"the ensemble of {settings.start}")
+    read = {name for name in features if has_weights or name != "weights"}
+    refuse_other_features(
+        {name: value for name, value in description.features.items() if has_weights or name in read},
+        {name: features[name] for name in read},
+        f"the ensemble of {settings.start}",
+    )
     return weights

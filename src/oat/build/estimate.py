@@ -171,7 +171,8 @@ def _imitated(resolved: Resolved) -> _Imitated:
     config, load = resolved.config, resolved.outlines.fake
     seeds = Seeds(config.seed)
     lms = load_models(config, resolved.models, seeds, load)
-    ensemble = make_ensemble(resolved.explorer, make_features(resolved, lms), seeds)
+    features = make_features(resolved, lms)
+    ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
     learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
     sampler = load_slots(resolved, lms, seeds, load)["sampler"]
     is_late = config.learner.sync_every > 1

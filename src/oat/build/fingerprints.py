@@ -5,7 +5,7 @@ with those of the present inputs.
 | key | content | a change is |
 | --- | --- | --- |
 | `models` | files of `model.path`, `.adapter`, `.reference`, `.critic` (`models/identity.py`) | refused |
-| `weights` | checksums of the weights of the same models | refused, if they are read again |
+| `weights` | checksums of the weights of these models and of an explorer's files | refused, if read again |
 | `template` | the text of the chat template | refused |
 | `prompts` | a digest of each source | refused |
 | `held_out`, `pairs` | digests of the data of `evaluation.path` and `.pairs` | warned of |
@@ -41,6 +41,7 @@ from oat.models.identity import (
 )
 from oat.models.loading import load_config
 from oat.models.lora import is_adapter_directory
+from oat.models.scoring import hash_of_files
 from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files
 from oat.rundir.provenance import entries, recorded_inputs
@@ -185,6 +186,21 @@ def inputs_of_weights(config: Config) -> Inputs:
             field: {"of": hash_of(path), "is": weights_identity(path)}
             for field, path in _paths(config).items()
         }
+    }
+
+
+def inputs_of_explorer(backbone: str | None, start: str | None) -> Inputs:
+    """Return the fingerprints of the files that an explorer reads, by field.
+
+    Args:
+        backbone: a backbone of its own (`explorer.features.backbone`); None: there is none.
+        start: the ensemble that its own starts from (`explorer.ensemble.start`); None: there is none.
+    """
+    paths = {"explorer.features.backbone": backbone, "explorer.ensemble.start": start}
+    return {
+        field: {"of": hash_of(path), "is": {"files": {"hash": hash_of_files(path)}}}
+        for field, path in paths.items()
+        if path is not None
     }
 
 

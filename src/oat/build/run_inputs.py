@@ -8,6 +8,7 @@ from typing import Any
 from oat.build.environment import make_batched
 from oat.build.fingerprints import (
     Inputs,
+    inputs_of_explorer,
     inputs_of_models,
     inputs_of_oracles,
     inputs_of_template,
@@ -30,6 +31,7 @@ from oat.config.settings import Config
 from oat.data.prompts import Prompts
 from oat.environments.batched import BatchedEnvironment
 from oat.errors import ConfigError
+from oat.explore.settings import EnsembleConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
@@ -198,13 +200,20 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
         ModelError: weights have changed.
     """
     config = resolved.config
-    run_inputs.inputs.update(inputs_of_weights(config))
+    settings = getattr(getattr(resolved.explorer, "config", None), "ensemble", None)
+    of_explorer = inputs_of_explorer(
+        resolved.features.backbone if resolved.features is not None and resolved.features.is_own else None,
+        settings.start if isinstance(settings, EnsembleConfig) else None,
+    )
+    of_models = inputs_of_weights(config)
+    run_inputs.inputs["weights"] = {**of_models["weights"], **of_explorer}
     fields = weights_read(
         config,
         has_reference="reference" in resolved.models,
         has_critic="critic" in resolved.models and config.model.critic is not None,
         is_begun=is_begun,
     )
+    fields += [field for field in of_explorer if field != "explorer.ensemble.start" or not is_begun]
     refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, resolved.blame)
 
 

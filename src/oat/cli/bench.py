@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print bytes, operations and tokens per second as one JSON object",
     )
-    kinds = parser.add_subparsers(dest="kind", metavar="explore")
+    kinds = parser.add_subparsers(dest="kind", metavar="[explore]")
     explore = kinds.add_parser(
         "explore",
         help="compare rules of exploration in small worlds, without a language model",

@@ -13,7 +13,8 @@ correlation is that with the oracle's probability that the first response of a p
 pick.
 
 The first row of the table has the features of the configuration; further rows have other layers and poolings
-of the same backbone.
+of the same backbone. Features of the policy are read in a pass of their own here. With `pooling: last`, they
+are the state at the response's last token; a run has the state before it, where it sampled that token.
 """
 
 import tempfile
@@ -31,6 +32,8 @@ from oat.build.run_inputs import gather_inputs
 from oat.errors import ConfigError
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_config
+from oat.models.pairrm import is_pairrm
 from oat.rollout.features import Features, SecondPass
 from oat.types import Group, Item, Key, Prompt, Question
 
@@ -112,7 +115,10 @@ def _backbones(learner: Any, actor: Any, settings: FeaturesConfig) -> dict[str, 
 
 
 def _variants(settings: FeaturesConfig) -> list[FeaturesConfig]:
-    """Return the settings, and those of other layers and poolings of the same backbone."""
+    """Return the settings, and those of other layers and poolings of the same backbone. A PairRM has no
+    others."""
+    if settings.is_own and is_pairrm(load_config(settings.backbone)):
+        return [settings]
     others = [
         replace(settings, layer=layer, pooling=pooling)
         for layer in (-1, "all")
@@ -143,9 +149,11 @@ def _questions(groups: Sequence[Group], oracle: str) -> list[Question]:
 
 
 def _learned_prompts(prompts: Sequence[Prompt], share: float) -> set[int]:
-    """Return the occurrences of the prompts that the regression learns from."""
-    places = [prompt.occurrence for prompt in prompts]
-    return set(places[: max(2, min(len(places) - 2, round(len(places) * share)))])
+    """Return the occurrences of the prompts that the regression learns from. A record that was taken twice is
+    learned with all of its prompts or with none."""
+    rows = list(dict.fromkeys(prompt.row for prompt in prompts))
+    learned = set(rows[: max(2, min(len(rows) - 2, round(len(rows) * share)))])
+    return {prompt.occurrence for prompt in prompts if prompt.row in learned}
 
 
 def _judge(

@@ -143,7 +143,7 @@ class EnsembleExplorer:
         if self.config.clash == "random":
             _draw_others(pairs_B2, is_clash_B, beliefs.valid_BG, round.generator)
         is_model_B, is_audited_B = self._label(round, beliefs, pairs_B2)
-        notes = _notes(beliefs, pairs_B2, is_clash_B)
+        notes = _notes(beliefs, pairs_B2, is_clash_B & ~is_model_B)
         questions = []
         for place, (group, key) in enumerate(zip(round.groups, round.keys, strict=True)):
             picks = (int(pairs_B2[place, 0]), int(pairs_B2[place, 1]))

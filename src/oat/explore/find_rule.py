@@ -109,7 +109,14 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
 
 
 def _check_value(name: str, parameter: inspect.Parameter, value: Any) -> None:
-    """Refuse a value that an annotation such as `Literal["a", "b"]` excludes."""
+    """Refuse a value that an annotation such as `Literal["a", "b"]` excludes, and a number below 1 for a rule
+    of ours: all of these are counts."""
+    is_count = name in RULES and isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_count and (not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            f"explorer.rule: {parameter.name} of the rule {name} is {value!r}; give a whole number above 0, "
+            "or leave it out"
+        )
     literal = [each for each in getattr(parameter.annotation, "__args__", ()) if isinstance(each, str)]
     if literal and value not in literal:
         raise ConfigError(

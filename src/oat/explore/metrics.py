@@ -8,7 +8,7 @@ The explorers of this package write these notes about a pair:
     prompt_variance    mean of this variance over all pairs of different candidates of the prompt
     gap                by how much the members expect their best candidate to exceed the best one by the mean
     second_std         standard deviation over members of the second candidate's reward
-    clash              1 if the rule chose one candidate twice, else 0
+    clash              1 if the rule chose one candidate twice, and the ensemble did not replace its pair
     model              1 if the pair was chosen for the ensemble's label
 
 The notes of a user's explorer are reported as their means.
@@ -89,9 +89,11 @@ def _notes_of(item: Item) -> Mapping[str, float]:
 
 
 def _agrees(item: Item) -> float:
-    """Return 1 if the ensemble, before it learned from this pair, gave the winner the higher mean reward."""
+    """Return 1 if the ensemble, before it learned from this pair, gave the winner the higher mean reward, and
+    1/2 if both had the same."""
     notes = item.question.notes
-    return float((notes["reward_first"] > notes["reward_second"]) == (item.label == 0))
+    margin = notes["reward_first"] - notes["reward_second"]
+    return 0.5 if margin == 0 else float((margin > 0) == (item.label == 0))
 
 
 def _mean(values: Sequence[float]) -> float | None:

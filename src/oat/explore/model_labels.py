@@ -61,7 +61,7 @@ def model_pairs(
     order_B = variance_B if labels.pick == "certain" else generator.random(prompts)
     sorted_B = np.argsort(order_B, kind="stable")
     is_chosen_B = np.zeros(prompts, dtype=bool)
-    is_chosen_B[sorted_B[can_B[sorted_B]][: int(prompts * labels.share)]] = True
+    is_chosen_B[sorted_B[can_B[sorted_B]][: int(prompts * labels.share + 1e-9)]] = True
     is_audited_B = is_chosen_B & (generator.random(prompts) < labels.audit)
     return ModelPairs(pairs_B2, is_chosen_B, is_audited_B)
 

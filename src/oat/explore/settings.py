@@ -121,7 +121,7 @@ class ModelLabelsConfig:
     burn_in: int = 5
     """Number of steps in which the ensemble labels nothing."""
     burn_in_pairs: int = 0
-    """Number of pairs that the oracle must have labelled before the ensemble labels any."""
+    """Number of pairs that the oracle must have been paid for before the ensemble labels any."""
     pick: Literal["random", "certain"] = "random"
     """The prompts whose pair the ensemble labels. `random`: drawn at random, as in the paper. `certain`:
     those with the least variance over members of the probability that the preferred response wins."""
@@ -129,11 +129,12 @@ class ModelLabelsConfig:
     """The ensemble labels only pairs for which the variance over members of the probability that the
     preferred response wins is at most this. None: no limit."""
     labels: Literal["hard", "sampled", "soft"] = "hard"
-    """The label of a pair. `hard`: the response with the higher mean reward wins. `sampled`: the winner is
-    drawn with the mean probability over members. `soft`: the loss is the mean over both winners, weighted
-    with this probability; only for losses of pairs."""
+    """The label of a pair. `hard`: the response that more probably wins, by the mean over members. `sampled`:
+    the winner is drawn with this probability. `soft`: the loss is the mean over both winners, weighted with
+    this probability; only for losses of pairs."""
     pure: bool = False
-    """True: after the burn-in, no oracle is asked; the policy learns from the ensemble's pairs alone."""
+    """True: after the burn-in, the policy learns from the ensemble's pairs alone. The oracle is asked
+    only about audited pairs."""
     audit: float = 0.0
     """Share of the ensemble's pairs for which the oracle is asked and paid instead, so that the metrics
     `explorer/audit_*` say how right the ensemble's labels are."""
@@ -146,6 +147,10 @@ class ModelLabelsConfig:
                 )
         for name in ("burn_in", "burn_in_pairs"):
             _at_least(f"model_labels.{name}", getattr(self, name), 0)
+        if self.pure and self.share == 0:
+            raise ConfigError(
+                "explorer.model_labels.pure is true and share is 0; nothing would be learned; raise share"
+            )
         if self.max_variance is not None and not 0 <= self.max_variance < math.inf:
             raise ConfigError(
                 f"explorer.model_labels.max_variance is {self.max_variance}; it must be at least 0 (a "

@@ -106,8 +106,10 @@ def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]
     Raises:
         DataError: the file is none that this function wrote.
     """
+    if file.exists():
+        _cut_unfinished_line(file)
     known = read_curves(file) if file.exists() else {}
-    missing = [case for case in cases if case not in known]
+    missing = [case for case in dict.fromkeys(cases) if case not in known]
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(",".join(_FIELDS) + "\n", encoding="utf-8")
@@ -118,6 +120,12 @@ def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]
             stream.flush()
             known[case] = curve
     return {case: known[case] for case in cases}
+
+
+def _cut_unfinished_line(file: Path) -> None:
+    """Remove a last line that has no end: its process was killed while it wrote."""
+    written = file.read_bytes()
+    os.truncate(file, written.rfind(b"\n") + 1)
 
 
 def _each(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Curve]]:
@@ -185,9 +193,9 @@ def read_curves(file: Path) -> dict[Case, Curve]:
 
 
 def _row(case: Case, curve: Curve) -> list[Any]:
-    share, rate = ("" if each is None else f"{each:g}" for each in (case.share, case.rate))
+    share, rate = ("" if each is None else repr(float(each)) for each in (case.share, case.rate))
     queries = " ".join(map(str, curve.queries))
-    regrets = " ".join(f"{regret:.4f}" for regret in curve.regrets)
+    regrets = " ".join(repr(float(regret)) for regret in curve.regrets)
     return [
         case.world,
         case.agent,
@@ -195,7 +203,7 @@ def _row(case: Case, curve: Curve) -> list[Any]:
         share,
         rate,
         case.seed,
-        f"{curve.clashes:.4f}",
+        repr(float(curve.clashes)),
         queries,
         regrets,
     ]
@@ -204,9 +212,14 @@ def _row(case: Case, curve: Curve) -> list[Any]:
 def queries_to(curve: Curve, threshold: float) -> int:
     """Return the number of queries after which the regret is at most the threshold in two rounds in a row.
     Return the number of all queries if this never happens."""
-    below = np.array(curve.regrets) <= threshold
-    at = np.flatnonzero(below[:-1] & below[1:])
+    at = _reached(curve, threshold)
     return curve.queries[at[0]] if len(at) else curve.queries[-1]
+
+
+def _reached(curve: Curve, threshold: float) -> np.ndarray:
+    """Return the rounds in which, and after which, the regret is at most the threshold."""
+    below = np.array(curve.regrets) <= threshold
+    return np.flatnonzero(below[:-1] & below[1:])
 
 
 @dataclass(frozen=True)
@@ -245,7 +258,7 @@ def ratios(
     rows = {}
     for arm, queries in needed.items():
         low, high = np.quantile(np.median(queries[drawn], axis=1) / base, [0.025, 0.975])
-        reached = [min(by_arm[arm][seed].regrets) <= threshold for seed in seeds]
+        reached = [len(_reached(by_arm[arm][seed], threshold)) > 0 for seed in seeds]
         median = float(np.median(queries))
         ratio = median / float(np.median(needed[BASELINE]))
         rows[arm] = Ratio(median, ratio, float(low), float(high), reached.count(False))

@@ -31,7 +31,7 @@ BETA, POLICY_STEPS = 0.1, 20
 """`learn_policy`: beta of DPO, and its gradient steps in a round, each on all pairs of the round. The policy
 is a softmax of features times weights; the reference has weights of 0."""
 RATES = (3.0, 10.0, 30.0)
-"""`learn_policy`: the learning rates from which each arm gets its best one (`report.tuned_rate`)."""
+"""`learn_policy`: the learning rates from which each arm gets its best one (`report.with_rates`)."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
-from oat.errors import ModelError
+from oat.errors import ModelError, shown
 from oat.files import parse_json, seen
 
 WEIGHTS, DESCRIPTION = "ensemble.safetensors", "ensemble.json"
@@ -56,7 +57,11 @@ def load_ensemble(path: str) -> tuple[dict[str, torch.Tensor], EnsembleDescripti
     folder = seen(path)
     try:
         fields = parse_json((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        return load_file(folder / WEIGHTS), EnsembleDescription(**fields)
+        description = EnsembleDescription(**fields)
+        if not isinstance(description.features, dict):
+            raise ValueError(f"the identity of its features is {shown(description.features)}")
+        values = load_file(folder / WEIGHTS)  # torch's own loader fails where `oat check` runs
+        return {name: torch.from_numpy(value) for name, value in values.items()}, description
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise ModelError(
             f"{path} has no ensemble that can be read ({error}); give a directory that `oat export RUN OUT "

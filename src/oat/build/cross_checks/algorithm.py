@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from oat.build.resolved import Resolved
+from oat.explore.settings import ModelLabelsConfig
 from oat.types.part import Check
 
 
@@ -52,6 +53,18 @@ def something_learns(resolved: Resolved) -> Iterator[Check]:
         "algorithm.name",
         not resolved.objective.learns and not (settings is not None and settings.learn),
         "its policy does not learn, and this run has no ensemble that does; set explorer: {name: ensemble}",
+    )
+
+
+def soft_labels(resolved: Resolved) -> Iterator[Check]:
+    """Check that the loss weighs both winners of a pair if the ensemble gives soft labels."""
+    labels = getattr(getattr(resolved.explorer, "config", None), "model_labels", None)
+    yield Check(
+        "explorer.model_labels.labels",
+        isinstance(labels, ModelLabelsConfig)
+        and labels.labels == "soft"
+        and not resolved.objective.weighs_winners,
+        f"{resolved.config.algorithm.name} takes one winner of a pair; give hard or sampled",
     )
 
 

@@ -41,6 +41,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     evaluation.oracles,
     evaluation.measures,
     algorithm.something_learns,
+    algorithm.soft_labels,
     algorithm.frozen_policy,
     render.system,
     evaluation.pairs,
