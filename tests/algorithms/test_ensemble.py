@@ -70,6 +70,7 @@ def strength(objective: EnsembleLearning, items: list[Item], queries: int) -> fl
     return objective.losses(outputs, view_of(batch))["loss/prior"].coef
 
 
+@pytest.mark.inventory(58)
 @pytest.mark.parametrize("queries", [0, 3, 10_000], ids=["recorded or cached", "some cached", "dear"])
 def test_the_prior_fades_with_labelled_pairs_and_not_with_what_they_cost(queries: int) -> None:
     objective = EnsembleLearning(CONFIG)

@@ -196,6 +196,7 @@ def test_a_file_is_not_overwritten(run: Path, tmp_path: Path, capsys: pytest.Cap
 # runs that start from it
 
 
+@pytest.mark.inventory(77)
 def test_a_run_starts_from_exactly_these_weights_and_learns_on(finished: Finished, exported: Path) -> None:
     """The first step's questions are scored by them, and later ones by others."""
     weights = load_file(exported / "ensemble.safetensors")
@@ -207,6 +208,7 @@ def test_a_run_starts_from_exactly_these_weights_and_learns_on(finished: Finishe
     assert not are_equal(learned(changed), weights)
 
 
+@pytest.mark.inventory(77)
 def test_an_ensemble_that_does_not_learn_stays_for_the_whole_run(finished: Finished, exported: Path) -> None:
     weights = load_file(exported / "ensemble.safetensors")
     run_dir = finished.only_read("dpo", changes_of(finished.world, {"start": str(exported), "learn": False}))
@@ -449,6 +451,7 @@ def test_a_damaged_ensemble_to_start_from_is_named(
 # the end of learning
 
 
+@pytest.mark.inventory(77)
 def test_the_ensemble_learns_no_more_after_so_many_pairs(world: World, tmp_path: Path) -> None:
     """The step that finds the buffer with as many pairs as allowed makes no update, and none after it does.
     Pairs are still stored, and the policy still learns."""

@@ -65,6 +65,7 @@ def groups_of(requests: list[Request], completions: list[Any]) -> list[Group]:
     ]
 
 
+@pytest.mark.inventory(63)
 @pytest.mark.parametrize("pooling", POOLINGS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_features_are_pooled_hidden_states(lms: Any, family: str, pooling: Pooling) -> None:

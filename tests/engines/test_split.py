@@ -10,6 +10,7 @@ from oat.commands.export import digest_run
 XPO = {"algorithm": {"name": "xpo", "prompts": 4}, "stop.max_steps": 3}
 
 
+@pytest.mark.inventory(17)
 def test_a_second_engine_changes_no_sample(world: World, tmp_path: Path) -> None:
     digests = []
     for name, own in (("one", False), ("two", True)):

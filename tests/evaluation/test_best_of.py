@@ -56,6 +56,7 @@ def of_mode(run_dir: Path, step: int, mode: str) -> list[dict[str, Any]]:
     return [record for record in records(run_dir, step) if record["mode"] == mode]
 
 
+@pytest.mark.inventory(74)
 def test_the_response_with_the_highest_mean_reward_is_chosen() -> None:
     """Neither the highest reward of one member nor the order of responses decides."""
     groups = [make_group(3, "a", "b", "c"), make_group(8, "d", "e")]

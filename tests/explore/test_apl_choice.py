@@ -63,6 +63,7 @@ REWARDS: Rows = [[0.0, 5.0, 1.0], [0.5, 0.25, 0.0], [3.0, 0.0, 2.0], [-1.0, 0.0,
 PAIRS = [(0, 1), (0, 2), (0, 1), (1, 2)]
 
 
+@pytest.mark.inventory(19)
 @pytest.mark.parametrize(
     ("oversample", "kept"), [(1, [0, 1, 2, 3]), (2, [1, 2]), (3, [1, 2]), (4, [1]), (9, [1])]
 )
@@ -73,6 +74,7 @@ def test_prompts_of_large_entropy_are_kept(oversample: int, kept: list[int]) -> 
     assert chosen(made, plain_round(POLICY, REWARDS)) == [(place, PAIRS[place], "") for place in kept]
 
 
+@pytest.mark.inventory(21)
 @pytest.mark.parametrize(("oversample", "kept"), [(2, [0, 3]), (3, [0, 3]), (4, [0])])
 def test_prompts_of_large_margins_are_kept(oversample: int, kept: list[int]) -> None:
     made = explorer("certainty", oversample=oversample)
@@ -141,6 +143,7 @@ def rounds(draw: st.DrawFn) -> Round:
     return round_of(groups, policy, rewards)
 
 
+@pytest.mark.inventory(20)
 @given(rounds(), st.integers(1, 4), st.sampled_from(["entropy_certainty", "certainty"]))
 @settings(max_examples=80, deadline=None)
 def test_the_choice_is_that_of_a_slow_version(given_round: Round, oversample: int, variant: str) -> None:

@@ -102,6 +102,7 @@ def each(groups: list[Group], found: list[np.ndarray]) -> list[tuple[str, str, n
     ]
 
 
+@pytest.mark.inventory(62)
 @pytest.mark.parametrize(("layer", "pooling"), [(-1, "mean"), (1, "mean"), ("all", "mean"), (-1, "last")])
 @torch.no_grad()
 def test_an_encoder_reads_prompt_and_response_as_a_pair(
@@ -119,6 +120,7 @@ def test_an_encoder_reads_prompt_and_response_as_a_pair(
     assert backbone.width == WIDTH * (LAYERS if layer == "all" else 1)
 
 
+@pytest.mark.inventory(63)
 @pytest.mark.parametrize(("layer", "pooling"), [(-1, "mean"), ("all", "mean"), (-1, "last")])
 @torch.no_grad()
 def test_a_causal_model_reads_prompt_and_response_in_its_own_tokens(
@@ -137,6 +139,7 @@ def test_a_causal_model_reads_prompt_and_response_in_its_own_tokens(
         torch.testing.assert_close(torch.from_numpy(features_D), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.inventory(61)
 @torch.no_grad()
 def test_pairrm_gives_the_states_of_its_two_markers(pairrm: str, groups: list[Group]) -> None:
     backbone = load_backbone(pairrm, -1, "mean", 128, "cpu")

@@ -56,6 +56,7 @@ def test_there_is_no_question_without_groups() -> None:
     assert explorer(model_labels=labels()).choose(round_of([], [])) == []
 
 
+@pytest.mark.inventory(68)
 def test_passive_asks_about_the_first_two_candidates() -> None:
     questions = explorer(rule="passive").choose(mixed_round())
     assert [questions[place].picks for place in (0, 2, 4)] == [(1, 3), (0, 2), (0, 1)]
@@ -76,6 +77,7 @@ def test_a_clash_is_asked_of_nobody_and_noted() -> None:
     assert [question.notes["clash"] for question in questions] == [1, 1, 1, 0]
 
 
+@pytest.mark.inventory(69)
 def test_a_clash_may_be_asked_about_with_a_random_other_candidate() -> None:
     """The first candidate stays. Each other candidate is drawn in some round."""
     made, seconds = explorer(rule="eets", clash="random"), set()

@@ -30,6 +30,7 @@ from oat.explore.settings import (
 from oat.types import ENSEMBLE, UNASKED
 
 
+@pytest.mark.inventory(71)
 @pytest.mark.parametrize(
     ("burn_in", "burn_in_pairs", "step", "pairs", "begins"),
     [
@@ -57,6 +58,7 @@ def test_a_burn_in_lasts_steps_and_pairs(
     ]
 
 
+@pytest.mark.inventory(71)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=9),
     share=st.integers(0, 8).map(lambda eighths: eighths / 8),
@@ -218,6 +220,7 @@ def test_a_share_of_the_ensembles_pairs_is_audited() -> None:
     assert abs(count - 150) < 3 * math.sqrt(500 * 0.3 * 0.7)
 
 
+@pytest.mark.inventory(73)
 def test_a_pure_run_asks_nobody_else() -> None:
     questions = explorer(model_labels=labels(share=0.25, pure=True)).choose(plain_round(8))
     assert sorted(addresses(questions)) == sorted([ENSEMBLE] * 2 + [UNASKED] * 6)

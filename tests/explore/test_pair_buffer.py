@@ -34,6 +34,7 @@ def placed(newest: deque[int], capacity: int) -> list[int]:
     return sorted(newest, key=lambda number: number % capacity)
 
 
+@pytest.mark.inventory(60)
 @given(capacity=st.integers(1, 12), sizes=st.lists(st.integers(1, 30), max_size=12), again=st.integers(0, 12))
 @settings(max_examples=150, deadline=None)
 def test_it_holds_the_newest_pairs_also_after_its_state_was_saved(

@@ -53,6 +53,7 @@ def test_two_different_candidates_are_chosen(
     assert (pairs_B2[:, 0] != pairs_B2[:, 1]).all()
 
 
+@pytest.mark.inventory(65, 70)
 @given(beliefs(), st.integers(0, 100))
 @settings(max_examples=50, deadline=None)
 def test_eets_clashes_only_where_all_members_agree(given: tuple[np.ndarray, np.ndarray], seed: int) -> None:
@@ -85,6 +86,7 @@ def test_the_order_of_candidates_does_not_matter(
     assert (np.sort(moved_B2, axis=1) == np.sort(pairs_B2, axis=1)).all()
 
 
+@pytest.mark.inventory(64)
 @pytest.mark.parametrize("name", sorted(MEASURES))
 @given(beliefs())
 @settings(max_examples=30, deadline=None)
@@ -128,6 +130,7 @@ REWARDS = np.array([[[5.0, 4.0, 0.0, 1.0]], [[5.0, 0.0, 4.0, 1.0]]])
 EVERY = np.ones((1, 4), dtype=bool)
 
 
+@pytest.mark.inventory(66, 67)
 @pytest.mark.parametrize(
     ("name", "pair"),
     [

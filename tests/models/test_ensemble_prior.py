@@ -56,6 +56,7 @@ def moved(model: Ensemble, seed: int = 5, scale: float = 0.3) -> Ensemble:
     return model
 
 
+@pytest.mark.inventory(58)
 @pytest.mark.parametrize("form", ["mean", "map"])
 def test_the_prior_of_the_start_is_zero(form: PriorForm) -> None:
     assert ensemble(form=form).prior().item() == 0.0
@@ -175,6 +176,7 @@ def test_the_loss_at_strength_one_is_the_posterior(activation: Literal["relu", "
     assert losses[1] - losses[0] == pytest.approx(slow[1] - slow[0], rel=1e-9)
 
 
+@pytest.mark.inventory(57)
 def test_the_start_is_truncated_at_two_standard_deviations() -> None:
     """Weights are spread as a normal distribution that is cut there, whose standard deviation is 0.880 of the
     whole one's. Biases are 0, and members differ."""
@@ -217,3 +219,21 @@ def test_a_given_start_is_what_the_prior_pulls_to(form: PriorForm) -> None:
     assert model.prior().item() == 0.0
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert set(model.trainable()) == set(NAMES), "the anchor is not learned"
+
+
+@pytest.mark.inventory(56)
+def test_members_are_independent() -> None:
+    """If the parameters of one member change, only its rewards do, and only it has a gradient of them."""
+    model = moved(ensemble(members=3, hidden=4))
+    features_ND = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    before_NM = model(features_ND).detach()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter[1] += 0.5
+    after_NM = model(features_ND)
+    assert (after_NM[:, [0, 2]] == before_NM[:, [0, 2]]).all()
+    assert (after_NM[:, 1] != before_NM[:, 1]).all()
+    after_NM[:, 1].sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad[[0, 2]].any()

@@ -5,12 +5,18 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from fixtures import forked, kill_at, oat
+from safetensors.torch import load_file
 from tiny_models import build_config, save_model
 
 from oat.commands.export import digest_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+LENGTH = """
+def length(prompts, completions, **columns):
+    return [float(sum(map(ord, text)) % 97) for text in completions]
+"""
 NAMES = ("sea_dpo", "sea_simpo", "ee4llm", "apl", "xpo")
 
 
@@ -72,3 +78,19 @@ def test_two_rounds(name: str, model: str, tmp_path: Path, monkeypatch: pytest.M
     assert forked(die, tmp_path / "log") == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert oat(*words(name, model, tmp_path / "other")) == 0
     assert digest_run(tmp_path / "other") == digest_run(run_dir)
+
+
+@pytest.mark.inventory(76)
+@pytest.mark.filterwarnings("ignore::oat.errors.OatWarning")
+def test_the_policy_of_ee4llm_stays_and_its_ensemble_learns(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    (tmp_path / "reward.py").write_text(LENGTH, encoding="utf-8")
+    given = [*words("ee4llm", model, tmp_path / "run"), "--oracle.name", f"{tmp_path}/reward.py:length"]
+    assert oat(*given) == 0
+    assert oat("export", tmp_path / "run", tmp_path / "out") == 0
+    start, end = (load_file(Path(folder) / "model.safetensors") for folder in (model, tmp_path / "out"))
+    assert start.keys() == end.keys()
+    assert all(torch.equal(start[name].float(), end[name].float()) for name in start)
+    assert rows(tmp_path / "run")[-1]["ensemble/pairs"] > 0

@@ -68,6 +68,7 @@ def test_the_policy_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_same_weights(run, policy, start)
 
 
+@pytest.mark.inventory(72)
 def test_the_ensembles_questions_cost_nothing_and_begin_after_the_burn_in(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
     spent = 0
@@ -111,6 +112,7 @@ def taught(items: list[Item]) -> list[Item]:
     return [item for item in items if item.label is not None and item.question.oracle != ENSEMBLE]
 
 
+@pytest.mark.inventory(75)
 def test_the_ensemble_is_the_straight_line_version(bench: Bench, run: Path) -> None:
     reference = straight.load(bench.folder / "reference")
     start = start_of_the_ensemble(reference.config.hidden_size)

@@ -57,6 +57,7 @@ def reference_first(item: Item) -> tuple[int, int]:
     return slots.index("reference"), slots.index("sampler")
 
 
+@pytest.mark.inventory(16)
 def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> None:
     policy, reference, start = (
         straight.load(bench.folder / name) for name in ("model", "reference", "model")
@@ -118,6 +119,7 @@ def test_every_step_is_the_straight_line_version(bench: Bench, run: Path) -> Non
     straight.assert_same_weights(run, policy, start)
 
 
+@pytest.mark.inventory(18)
 def test_the_reference_stays_and_the_sampler_lags(run: Path) -> None:
     for step, items in enumerate(straight.recorded_steps(run)):
         versions = {
