@@ -2,8 +2,8 @@
 comparison and shows its results.
 
     python benchmarks/explore.py [--short] [--model DIR] [--minutes N]
-        makes the runs that the CSV lacks, two at a time with one thread each, then writes the tables and
-        pictures of the page. After a kill, the same command goes on.
+        makes the runs that the CSV lacks, two at a time with one thread each. When none is missing, it
+        writes the tables and pictures of the page. After a kill, the same command goes on.
     python benchmarks/explore.py --tables
         makes no run
 
@@ -145,6 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_all(size, file, task, options.minutes)
     shown = table(file, size)
     print(shown)
+    if missing := len(jobs_of(size, file)):
+        print(f"at least {missing} runs are missing, so the page stays as it is; run the same command again")
+        return
     name = f"language model{suffix and ', ' + suffix[1:]}{', short' if options.short else ''}"
     if f"<!-- {name} -->" in PAGE.read_text(encoding="utf-8"):
         write_page(PAGE, name, shown)

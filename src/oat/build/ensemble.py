@@ -10,7 +10,7 @@ from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.resolved import Resolved
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
-from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig
+from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig, ensemble_of
 from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
@@ -116,8 +116,8 @@ def make_ensemble(
     """
     if ENSEMBLE not in explorer.needs:
         return None
-    settings = getattr(getattr(explorer, "config", None), "ensemble", None)
-    if not isinstance(settings, EnsembleConfig):
+    settings = ensemble_of(explorer)
+    if settings is None:
         raise ConfigError(
             "an explorer that needs the ensemble has a field `ensemble: EnsembleConfig` in its Config, "
             "and keeps it as `config`"
@@ -178,10 +178,8 @@ def _start(
             raise ConfigError(
                 f"explorer.ensemble.{name} is {own}, and that of {settings.start} is {its}; set it to this"
             )
-    read = {name for name in features if has_weights or name != "weights"}
-    refuse_other_features(
-        {name: value for name, value in description.features.items() if has_weights or name in read},
-        {name: features[name] for name in read},
-        f"the ensemble of {settings.start}",
-    )
+    learned, present = description.features, features
+    if not has_weights:
+        learned, present = {**learned, "weights": None}, {**present, "weights": None}
+    refuse_other_features(learned, present, f"the ensemble of {settings.start}")
     return weights

@@ -31,7 +31,7 @@ from oat.config.settings import Config
 from oat.data.prompts import Prompts
 from oat.environments.batched import BatchedEnvironment
 from oat.errors import ConfigError
-from oat.explore.settings import EnsembleConfig
+from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.oracles.base import Oracle
@@ -200,10 +200,10 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
         ModelError: weights have changed.
     """
     config = resolved.config
-    settings = getattr(getattr(resolved.explorer, "config", None), "ensemble", None)
+    features, ensemble = resolved.features, ensemble_of(resolved.explorer)
     of_explorer = inputs_of_explorer(
-        resolved.features.backbone if resolved.features is not None and resolved.features.is_own else None,
-        settings.start if isinstance(settings, EnsembleConfig) else None,
+        features.backbone if features is not None and features.is_own else None,
+        None if ensemble is None else ensemble.start,
     )
     of_models = inputs_of_weights(config)
     run_inputs.inputs["weights"] = {**of_models["weights"], **of_explorer}

@@ -188,6 +188,18 @@ class EnsembleExplorerConfig:
         _at_least("samples", self.samples, 2)
 
 
+def ensemble_of(explorer: Explorer) -> EnsembleConfig | None:
+    """Return the settings of an explorer's ensemble; None if it has none."""
+    found = getattr(getattr(explorer, "config", None), "ensemble", None)
+    return found if isinstance(found, EnsembleConfig) else None
+
+
+def model_labels_of(explorer: Explorer) -> ModelLabelsConfig | None:
+    """Return the settings of the pairs that an explorer's ensemble labels; None if it labels none."""
+    found = getattr(getattr(explorer, "config", None), "model_labels", None)
+    return found if isinstance(found, ModelLabelsConfig) else None
+
+
 def features_of(explorer: Explorer) -> FeaturesConfig | None:
     """Return the settings of the features that an explorer reads; None if it reads none.
 

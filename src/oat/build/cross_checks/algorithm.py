@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from oat.build.resolved import Resolved
-from oat.explore.settings import ModelLabelsConfig
+from oat.explore.settings import ensemble_of, model_labels_of
 from oat.types.part import Check
 
 
@@ -48,22 +48,20 @@ def sizes(resolved: Resolved) -> Iterator[Check]:
 
 def something_learns(resolved: Resolved) -> Iterator[Check]:
     """Check that a run whose policy does not learn has an ensemble that does."""
-    settings = getattr(getattr(resolved.explorer, "config", None), "ensemble", None)
+    ensemble = ensemble_of(resolved.explorer)
     yield Check(
         "algorithm.name",
-        not resolved.objective.learns and not (settings is not None and settings.learn),
+        not resolved.objective.learns and not (ensemble is not None and ensemble.learn),
         "its policy does not learn, and this run has no ensemble that does; set explorer: {name: ensemble}",
     )
 
 
 def soft_labels(resolved: Resolved) -> Iterator[Check]:
     """Check that the loss weighs both winners of a pair if the ensemble gives soft labels."""
-    labels = getattr(getattr(resolved.explorer, "config", None), "model_labels", None)
+    labels = model_labels_of(resolved.explorer)
     yield Check(
         "explorer.model_labels.labels",
-        isinstance(labels, ModelLabelsConfig)
-        and labels.labels == "soft"
-        and not resolved.objective.weighs_winners,
+        labels is not None and labels.labels == "soft" and not resolved.objective.weighs_winners,
         f"{resolved.config.algorithm.name} takes one winner of a pair; give hard or sampled",
     )
 
