@@ -7,9 +7,10 @@ comparison and shows its results.
     python benchmarks/explore.py --tables
         makes no run
 
-The CSV is benchmarks/exploration/full.csv, with --short short.csv, and with --model full_DIR.csv, where DIR
-is the name of the model's folder. Its rows are never measured again: to repeat a run, delete its rows. The
-start model, the hidden reward model and the run directories are in `.exploration/`, and can be made again.
+The CSV is benchmarks/exploration/sums.csv, or with --model NAME.csv, where NAME is the name of the model's
+folder; with --short, its name ends with _short. Its rows are never measured again: to repeat a run, delete
+its rows. The start model, the hidden reward model and the run directories are in `.exploration/`, and can be
+made again.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from exploration.arms import LEARNING_RATES, SIZES, TUNING_SEEDS, Job, Size
+from exploration.arms import SIZES, Job, Size
 from exploration.page import plot, table, tuned_rate
 from exploration.records import Evaluation, append, read
 from exploration.task import prepare
@@ -87,9 +88,9 @@ def jobs_of(size: Size, file: Path) -> list[Job]:
     runs = read(file)
     jobs = []
     for arm in size.arms:
-        rate = tuned_rate(runs, arm)
+        rate = tuned_rate(runs, arm, size)
         wanted = (
-            [Job(arm, each, seed, "tuning", size.name) for each in LEARNING_RATES for seed in TUNING_SEEDS]
+            [Job(arm, each, seed, "tuning", size.name) for each in size.rates for seed in size.tuning_seeds]
             if rate is None
             else [Job(arm, rate, seed, "final", size.name) for seed in size.seeds]
         )
@@ -137,21 +138,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=240.0, help="begin no run after these minutes")
     parser.add_argument("--tables", action="store_true")
     options = parser.parse_args(arguments)
-    size = SIZES["short" if options.short else "full"]
-    suffix = f"_{Path(options.model).name}" if options.model else ""
-    file = CSVS / f"{size.name}{suffix}.csv"
+    ending = "_short" if options.short else ""
+    size = SIZES[("stories" if options.model else "sums") + ending]
+    name = (Path(options.model).name if options.model else "sums") + ending
+    file = CSVS / f"{name}.csv"
     if not options.tables:
-        task = prepare(WORK / f"task{suffix}", options.model)
-        run_all(size, file, task, options.minutes)
+        folder = WORK / f"task_{name.removesuffix('_short')}"
+        run_all(size, file, prepare(folder, options.model), options.minutes)
     shown = table(file, size)
     print(shown)
     if missing := len(jobs_of(size, file)):
         print(f"at least {missing} runs are missing, so the page stays as it is; run the same command again")
         return
-    name = f"language model{suffix and ', ' + suffix[1:]}{', short' if options.short else ''}"
     if f"<!-- {name} -->" in PAGE.read_text(encoding="utf-8"):
         write_page(PAGE, name, shown)
-    plot(file, size, IMAGES / f"exploration_{size.name}{suffix}.png")
+        plot(file, size, IMAGES / f"exploration_{name}.png")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,19 @@
 
 Targets, registered before any figure was made: the best arm reaches the mean of tuned passive's last
 evaluations (`LAST`) with at most half of passive's queries. Every arm's learning rate is tuned on
-`TUNING_SEEDS`, with the whole budget; figures are of other seeds.
+`Size.tuning_seeds`, with the whole budget; figures are of other seeds. The rows in `first/` are of an earlier
+design, with one tuning seed, three rates, `pooling: mean` for sums, and final seeds from 201 on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LEARNING_RATES = (3e-5, 1e-4, 3e-4)
-TUNING_SEEDS = (100,)
 LAST = 3
 """Number of the last evaluations whose mean is an arm's end."""
-PROMPTS, SAMPLES = 32, 20
+SAMPLES = 20
 LABELS = {"share": 0.3, "burn_in": 4}
+MANY_LABELS = {**LABELS, "share": 0.75}
 BASELINE = "passive"
 
 
@@ -23,7 +23,7 @@ class Arm:
     """One way to spend the answers.
 
     Attributes:
-        algorithm, explorer: their sections.
+        algorithm, explorer: their sections; the features are the task's.
         part: what the arm has in addition to passive, for the table.
     """
 
@@ -32,26 +32,29 @@ class Arm:
     part: str
 
 
-def _rule(name: str, part: str, labels: bool = False) -> Arm:
+def _rule(name: str, part: str, labels: Mapping[str, Any] | None = None) -> Arm:
     explorer = {
         "name": "ensemble",
         "rule": name,
         "samples": SAMPLES,
-        "features": {"backbone": "policy", "layer": "all"},
-        **({"model_labels": LABELS} if labels else {}),
+        **({"model_labels": labels} if labels else {}),
     }
     return Arm({"name": "dpo", "beta": 0.1}, explorer, part)
 
 
 ARMS = {
     "passive": _rule("passive", "nothing: two random samples"),
-    "passive + labels": _rule("passive", "model labels", labels=True),
+    "passive + labels": _rule("passive", "model labels", labels=LABELS),
     "mean_best_random": _rule("mean_best_random", "the best by the mean, against a random one"),
     "mean_best_worst": _rule("mean_best_worst", "the widest pair by the mean; explores nothing"),
     "uncertainty": _rule("uncertainty", "exploration alone"),
     "eets": _rule("eets", "double Thompson sampling"),
     "sea": _rule("bai_ts", "best-arm identification"),
-    "sea + labels": _rule("bai_ts", "best-arm identification and model labels", labels=True),
+    "sea + labels": _rule("bai_ts", "best-arm identification and model labels", labels=LABELS),
+    "passive + many labels": _rule("passive", "model labels, three to one", labels=MANY_LABELS),
+    "sea + many labels": _rule(
+        "bai_ts", "best-arm identification and model labels, three to one", labels=MANY_LABELS
+    ),
     "apl": Arm(
         {"name": "dpo", "beta": 0.1},
         {"name": "apl", "oversample": 4, "samples": 8},
@@ -63,25 +66,54 @@ ARMS = {
 }
 
 
+PARTS = (
+    ("a wide pair", "mean_best_worst", "passive"),
+    ("the best by the mean as first response", "mean_best_random", "passive"),
+    ("exploration alone", "uncertainty", "passive"),
+    ("exploration, beyond a wide pair", "sea", "mean_best_worst"),
+    ("exploration, beyond the best by the mean", "sea", "mean_best_random"),
+    ("model labels, without exploration", "passive + labels", "passive"),
+    ("model labels, with exploration", "sea + labels", "sea"),
+    ("many model labels, without exploration", "passive + many labels", "passive"),
+    ("exploration, with model labels", "sea + labels", "passive + labels"),
+    ("exploration, with many model labels", "sea + many labels", "passive + many labels"),
+)
+"""The parts of a gain: a name, an arm that has the part, and an arm that lacks it."""
+
+
 @dataclass(frozen=True)
 class Size:
     """The extent of a comparison.
 
     Attributes:
+        prompts: prompts of a step.
+        rates: learning rates, of which each arm takes the best one on the tuning seeds.
         pairs: budget of compared pairs of a run.
         every: compared pairs between two evaluations.
     """
 
     name: str
+    prompts: int
+    rates: tuple[float, ...]
+    tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
     pairs: int
     every: int
     arms: tuple[str, ...]
 
 
-FULL = Size("full", (201, 202, 203, 204, 205), 1024, 128, tuple(ARMS))
-SHORT = Size("short", (201, 202), 352, 64, ("passive", "mean_best_worst", "sea", "sea + labels"))
-SIZES = {size.name: size for size in (FULL, SHORT)}
+_SEEDS = (301, 302, 303, 304, 305)
+_SOME_ARMS = ("passive", "mean_best_worst", "sea", "sea + labels")
+_SUMS_RATES, _STORIES_RATES = (1e-5, 3e-5, 1e-4, 3e-4), (3e-4, 1e-3, 3e-3)
+SIZES = {
+    size.name: size
+    for size in (
+        Size("sums", 32, _SUMS_RATES, (100, 101, 102), _SEEDS, 1024, 128, tuple(ARMS)),
+        Size("sums_short", 32, _SUMS_RATES[1:], (100,), _SEEDS[:2], 352, 64, _SOME_ARMS),
+        Size("stories", 8, _STORIES_RATES, (100, 101), _SEEDS, 256, 32, tuple(ARMS)),
+        Size("stories_short", 8, _STORIES_RATES[:2], (100,), _SEEDS[:2], 96, 32, _SOME_ARMS),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -107,24 +139,25 @@ class Job:
         """Return the configuration of the run, as plain data.
 
         Args:
-            task: the sections of the task (`exploration.task`).
+            task: the sections of the task (`exploration.task.prepare`).
         """
         arm, size = ARMS[self.arm], SIZES[self.size]
         has_ensemble = arm.explorer["name"] == "ensemble"
-        best = {"best_of": SAMPLES} if self.arm == BASELINE else {}
+        picks = self.arm == BASELINE and self.purpose == "final"
+        temperature = task["sampling"].get("temperature", 1.0)
         return {
             **task,
             "run_dir": run_dir,
             "seed": self.seed,
-            "algorithm": {**arm.algorithm, "prompts": PROMPTS},
-            "explorer": dict(arm.explorer),
+            "algorithm": {**arm.algorithm, "prompts": size.prompts},
+            "explorer": {**(task["explorer"] if has_ensemble else {}), **arm.explorer},
             "learner": {"learning_rate": self.rate, "micro_batch_size": 64},
             "evaluation": {
                 **task["evaluation"],
                 "every": 1,
                 "every_queries": 2 * size.every,
                 "greedy": False,
-                **(best if has_ensemble else {}),
+                **({"best_of": SAMPLES, "best_of_temperature": temperature} if picks else {}),
             },
             "checkpoint": {"every": 1_000_000},
             "compute": {"threads": 1},

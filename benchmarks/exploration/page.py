@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exploration.arms import ARMS, BASELINE, LAST, LEARNING_RATES, SIZES, TUNING_SEEDS, Size
+from exploration.arms import ARMS, BASELINE, LAST, PARTS, Size
 from exploration.records import Evaluation, Key, read
 
 Runs = Mapping[Key, Sequence[Evaluation]]
@@ -16,11 +16,11 @@ def end_of(run: Sequence[Evaluation]) -> float:
     return float(np.mean([each.reward for each in run[-LAST:]]))
 
 
-def tuned_rate(runs: Runs, arm: str) -> float | None:
-    """Return the learning rate with the best end on the tuning seeds; None if runs are missing."""
+def tuned_rate(runs: Runs, arm: str, size: Size) -> float | None:
+    """Return the learning rate with the best mean end on the tuning seeds; None if runs are missing."""
     found: dict[float, list[float]] = {}
-    for rate in LEARNING_RATES:
-        for seed in TUNING_SEEDS:
+    for rate in size.rates:
+        for seed in size.tuning_seeds:
             run = runs.get((arm, f"{rate:g}", seed, "tuning"))
             if run is None:
                 return None
@@ -47,51 +47,62 @@ def pairs_to(run: Sequence[Evaluation], level: float) -> float:
 def finals(runs: Runs, arm: str, size: Size) -> list[Sequence[Evaluation]]:
     """Return the final runs of an arm with its tuned learning rate, in the order of the seeds; those that
     exist."""
-    rate = tuned_rate(runs, arm)
+    rate = tuned_rate(runs, arm, size)
     keys = [(arm, f"{rate:g}", seed, "final") for seed in size.seeds] if rate is not None else []
     return [runs[key] for key in keys if key in runs]
 
 
 def table(file: Path, size: Size) -> str:
-    """Return the results in Markdown. The ratio is that of a seed's pairs to the level, over those of passive
-    with the same seed; it shows the median and the range."""
+    """Return the results in Markdown: a table of the arms, and one of the parts of a gain. The ratio is that
+    of a seed's pairs to the level, over those of passive with the same seed; it shows the median and the
+    range."""
     runs = read(file)
-    base = finals(runs, BASELINE, size)
+    own = {arm: found for arm in size.arms if len(found := finals(runs, arm, size)) == len(size.seeds)}
+    if BASELINE not in own:
+        return ""
+    level = float(np.mean([end_of(run) for run in own[BASELINE]]))
+    reached = {arm: np.array([_pairs(run, level) for run in found]) for arm, found in own.items()}
+    ends = {arm: np.array([end_of(run) for run in found]) for arm, found in own.items()}
     lines = [
         "| arm | what it adds to passive | learning rate | reward at the end | win rate | pairs to passive's "
         "end, ratio | best of 20 |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    if len(base) < len(size.seeds):
-        return "\n".join(lines) + "\n"
-    level = float(np.mean([end_of(run) for run in base]))
-    for arm in size.arms:
-        own = finals(runs, arm, size)
-        if len(own) < len(size.seeds):
-            continue
-        ends = [end_of(run) for run in own]
-        wins = [float(np.mean([each.win_rate for each in run[-LAST:]])) for run in own]
-        ratios = [
-            min(pairs_to(run, level), run[-1].pairs) / min(pairs_to(one, level), one[-1].pairs)
-            for run, one in zip(own, base, strict=True)
-        ]
-        never = sum(pairs_to(run, level) == float("inf") for run in own)
-        best = [each.best for run in own for each in run[-LAST:] if each.best is not None]
+    for arm, found in own.items():
+        wins = [float(np.mean([each.win_rate for each in run[-LAST:]])) for run in found]
+        never = sum(pairs_to(run, level) == float("inf") for run in found)
+        best = [each.best for run in found for each in run[-LAST:] if each.best is not None]
         cells = [
             arm,
             ARMS[arm].part,
-            f"{tuned_rate(runs, arm):g}",
-            _spread(ends),
+            f"{tuned_rate(runs, arm, size):g}",
+            _spread(ends[arm]),
             _spread(wins),
-            _spread(ratios) + (f", {never} never" if never else ""),
-            f"{np.mean(best):.3f}" if best else "",
+            _spread(reached[arm] / reached[BASELINE]) + (f", {never} never" if never else ""),
+            f"{np.mean(best):.2f}" if best else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| part | with it | without it | difference of rewards at the end | pairs to passive's end, ratio |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for part, having, lacking in PARTS:
+        if having not in own or lacking not in own:
+            continue
+        gains = ends[having] - ends[lacking]
+        faster = reached[having] / reached[lacking]
+        lines.append(f"| {part} | {having} | {lacking} | {_spread(gains)} | {_spread(faster)} |")
     return "\n".join(lines) + "\n"
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{np.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+def _pairs(run: Sequence[Evaluation], level: float) -> float:
+    """Return the number of pairs after which a run reaches a level, at most all of its pairs."""
+    return min(pairs_to(run, level), run[-1].pairs)
+
+
+def _spread(values: Sequence[float] | np.ndarray) -> str:
+    return f"{np.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def plot(file: Path, size: Size, picture: Path) -> None:
@@ -121,6 +132,3 @@ def plot(file: Path, size: Size, picture: Path) -> None:
         axis.set(xlabel="compared pairs", ylabel=name.replace("_", " "))
     figure.axes[0].legend(fontsize=7)
     figure.savefig(picture, dpi=130)
-
-
-__all__ = ["SIZES", "end_of", "finals", "pairs_to", "plot", "table", "tuned_rate"]

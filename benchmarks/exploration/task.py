@@ -1,84 +1,107 @@
-"""The task of the comparison: a start model, prompts, and a hidden reward model that the oracle asks.
+"""The tasks of the comparison: a start model, prompts, and a hidden reward model that the oracle asks.
 
-By default the start is the quickstart's, whose sums mostly lack the carry. With `MODEL=` it is a story model,
-and the prompts are the openings of stories. The hidden reward model is trained by our own trainer, from
-another backbone than the policy's, on recorded pairs: of sums, the right answer was chosen, or in a third of
-the pairs the nearer of two; of stories, the more cheerful one.
+* Sums, by default: the start is the quickstart's, whose sums mostly lack the carry. The hidden reward model
+  has learned pairs in which the right answer was chosen, or in a third of the pairs the nearer of two. Its
+  backbone is a smaller model that had learned right sums.
+* Stories, with `MODEL=`: the start is a story model, and the prompts are the openings of stories. The hidden
+  reward model has learned pairs of the start's stories in which the more cheerful one was chosen. Its
+  backbone is a small Llama with random weights.
+
+Our own trainer trains the reward models. The features of the ensemble are those that `oat features` finds
+best for the task.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from provenance import ROOT
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from oat import Trainer
 from oat.build.speaker import GenerationOptions, load_speaker
 from oat.commands.export import export_run
 from oat.commands.generate import generate
-from oat.models.loading import save_lm
+from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer, save_lm
 from oat.oracles.rules.sentiment import cheerful
 from oat.quickstart import make_start
 from oat.quickstart.task import MAX_NEW_TOKENS, build_model, build_task, build_tokenizer, supervise
 
 SEED, JUDGE_SEED = 7, 77
-JUDGE_PAIRS, JUDGE_EPOCHS, JUDGE_STEPS = 6_000, 8, 700
+JUDGE_PAIRS = 6_000
+JUDGE_STEPS = 700
+JUDGE_WIDTH = 64
+STORIES = ROOT / "configs" / "stories"
+STORIES_A_PROMPT = 32
+"""Number of sampled stories from which pairs for the hidden reward model are made."""
+STORY_TOKENS = 48
 HELD_OUT = 128
 OFFSETS = (-20, -11, -10, -9, -2, -1, 1, 2, 9, 10, 11, 20)
 """Differences of wrong answers from right ones, in the pairs of the hidden reward model."""
 
+Pairs = Sequence[dict[str, str]]
+
 
 def prepare(folder: Path, model: str | None) -> dict[str, Any]:
-    """Write what is missing of the task into a folder, and return its sections of a configuration.
+    """Write what is missing of the task into a folder, and return its sections of a configuration. The
+    section `explorer` has the features only.
 
     Args:
-        model: a story model; None: the quickstart's start.
+        model: a story model; None: sums.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if model is None:
-        if not (folder / "start").exists():
-            make_start(folder, SEED)
-        start, prompts, held_out = folder / "start", folder / "train.jsonl", folder / "heldout.jsonl"
-        sampling = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 1.3}
-        prompts_of = {"path": str(prompts), "reference_key": "answer"}
-    else:
-        start = Path(model)
-        prompts, held_out = (
-            ROOT / "configs" / "stories" / name for name in ("train_said.jsonl", "heldout_said.jsonl")
-        )
-        sampling = {"max_new_tokens": 48}
-        prompts_of = {"path": str(prompts)}
-    if not (folder / "judge").exists():
-        _train_judge(folder, str(start), model)
-    oracle = {"name": "reward_model", "path": str(folder / "judge"), "labels": "bernoulli"}
+    task = _sums(folder) if model is None else _stories(folder, model)
     return {
-        "model": {"path": str(start)},
-        "prompts": prompts_of,
-        "sampling": sampling,
+        **task,
         "engine": {"max_rows": 256},
-        "oracle": oracle,
-        "evaluation": {"path": str(held_out), "max_prompts": HELD_OUT, "samples": 4},
+        "oracle": {"name": "reward_model", "path": str(folder / "judge"), "labels": "bernoulli"},
         "tracking": {"samples": 0},
     }
 
 
-def _train_judge(folder: Path, start: str, model: str | None) -> None:
+def _sums(folder: Path) -> dict[str, Any]:
+    if not (folder / "start").exists():
+        make_start(folder, SEED)
+    if not (folder / "judge").exists():
+        _train_judge(folder, _teach_sums(folder), _pairs_of_sums())
+    return {
+        "model": {"path": str(folder / "start")},
+        "prompts": {"path": str(folder / "train.jsonl"), "reference_key": "answer"},
+        "sampling": {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 1.3},
+        "explorer": {"features": {"backbone": "policy", "layer": "all", "pooling": "last"}},
+        "evaluation": {"path": str(folder / "heldout.jsonl"), "max_prompts": HELD_OUT, "samples": 4},
+    }
+
+
+def _stories(folder: Path, model: str) -> dict[str, Any]:
+    if not (folder / "judge").exists():
+        _train_judge(folder, _random_model(folder, model), _pairs_of_stories(model))
+    held_out = STORIES / "heldout_said.jsonl"
+    return {
+        "model": {"path": model},
+        "prompts": {"path": str(STORIES / "train_said.jsonl")},
+        "sampling": {"max_new_tokens": STORY_TOKENS},
+        "explorer": {"features": {"backbone": "policy", "layer": "all", "pooling": "mean"}},
+        "evaluation": {"path": str(held_out), "max_prompts": HELD_OUT, "samples": 4},
+    }
+
+
+def _train_judge(folder: Path, backbone: Path, pairs: Pairs) -> None:
     """Train the hidden reward model, and export it."""
-    if model is None:
-        backbone, pairs = _backbone(folder), _pairs_of_sums()
-    else:
-        backbone, pairs = start, _pairs_of_stories(start)
     text = "".join(json.dumps(pair) + "\n" for pair in pairs)
     (folder / "judge_pairs.jsonl").write_text(text, encoding="utf-8")
+    batch = 64
     trainer = Trainer(
         run_dir=str(folder / "judge_run"),
         seed=JUDGE_SEED,
-        model={"path": backbone},
-        prompts={"path": str(folder / "judge_pairs.jsonl"), "epochs": JUDGE_EPOCHS},
+        model={"path": str(backbone)},
+        prompts={"path": str(folder / "judge_pairs.jsonl"), "epochs": 2 + JUDGE_STEPS * batch // len(pairs)},
         oracle={"name": "recorded"},
-        algorithm={"name": "reward_model", "prompts": 64, "held_out": 0.1},
+        algorithm={"name": "reward_model", "prompts": batch, "held_out": 0.1},
         learner={
             "learning_rate": 3e-4,
             "schedule": "cosine",
@@ -95,19 +118,42 @@ def _train_judge(folder: Path, start: str, model: str | None) -> None:
     export_run(folder / "judge_run", folder / "judge")
 
 
-def _backbone(folder: Path) -> str:
+def _teach_sums(folder: Path) -> Path:
     """Make a smaller model than the start, with other random weights, and teach it right sums."""
     place = folder / "judge_backbone"
     if not place.exists():
         tokenizer = build_tokenizer()
-        lm = build_model(tokenizer, JUDGE_SEED, hidden=64, layers=3)
+        lm = build_model(tokenizer, JUDGE_SEED, hidden=JUDGE_WIDTH, layers=3)
         task = build_task(SEED)
         supervise(lm, tokenizer, [(s, s.right) for s, _ in task.demonstrations])
         save_lm(lm, tokenizer, str(place))
-    return str(place)
+    return place
 
 
-def _pairs_of_sums() -> list[dict[str, str]]:
+def _random_model(folder: Path, start: str) -> Path:
+    """Make a small Llama with random weights that reads the tokens of the start."""
+    import torch
+
+    place = folder / "judge_backbone"
+    if not place.exists():
+        tokenizer = load_tokenizer(start)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=JUDGE_WIDTH,
+            intermediate_size=2 * JUDGE_WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=512,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(JUDGE_SEED)
+            save_lm(CausalLM(LlamaForCausalLM(config)), tokenizer, str(place))
+    return place
+
+
+def _pairs_of_sums() -> Pairs:
     """Return pairs of answers to sums. The chosen one is right, or in a third of the pairs nearer to it."""
     generator = np.random.default_rng(JUDGE_SEED)
     train = build_task(SEED, demonstrations=0).train
@@ -123,11 +169,11 @@ def _pairs_of_sums() -> list[dict[str, str]]:
     return found
 
 
-def _pairs_of_stories(start: str) -> list[dict[str, str]]:
+def _pairs_of_stories(start: str) -> Pairs:
     """Return pairs of sampled stories. The chosen one is more cheerful."""
-    speaker = load_speaker(start, GenerationOptions(seed=JUDGE_SEED, max_new_tokens=48))
+    speaker = load_speaker(start, GenerationOptions(seed=JUDGE_SEED, max_new_tokens=STORY_TOKENS))
     found = []
-    for line in generate(speaker, str(ROOT / "configs" / "stories" / "train_said.jsonl"), 8):
+    for line in generate(speaker, str(STORIES / "train_said.jsonl"), STORIES_A_PROMPT):
         record = json.loads(line)
         texts = record["responses"]
         values = cheerful([record["prompt"]] * len(texts), texts)
