@@ -110,8 +110,8 @@ SIZES = {
     for size in (
         Size("sums", 32, _SUMS_RATES, (100, 101, 102), _SEEDS, 1024, 128, tuple(ARMS)),
         Size("sums_short", 32, _SUMS_RATES[1:], (100,), _SEEDS[:2], 352, 64, _SOME_ARMS),
-        Size("stories", 8, _STORIES_RATES, (100, 101), _SEEDS, 256, 32, tuple(ARMS)),
-        Size("stories_short", 8, _STORIES_RATES[:2], (100,), _SEEDS[:2], 96, 32, _SOME_ARMS),
+        Size("stories", 8, _STORIES_RATES, (100, 101), _SEEDS, 160, 16, tuple(ARMS)),
+        Size("stories_short", 8, _STORIES_RATES[:2], (100,), _SEEDS[:2], 64, 16, _SOME_ARMS),
     )
 }
 
