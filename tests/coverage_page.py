@@ -82,7 +82,7 @@ FEATURES = {
     74: "best of n in evaluations: the response with the highest mean reward",
     75: "weights of the ensemble: the actor's copy equals the learner's after a transfer",
     76: "frozen policy: the ensemble learns, and the policy's weights do not change",
-    77: "ensemble that has learned before: it is loaded, may stay so, and may stop after `max_pairs`",
+    77: "ensemble that has learned before is loaded; may stay so; may stop at `max_pairs`; constant prior",
     78: "PairRM oracle",
     79: "remote server: preferences",
     80: "remote server: rewards; the result is a list even for one response",

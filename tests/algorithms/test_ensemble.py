@@ -4,6 +4,7 @@ EE4LLM, arXiv:2402.00396)."""
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -79,6 +80,17 @@ def test_the_prior_fades_with_labelled_pairs_and_not_with_what_they_cost(queries
     assert strength(objective, silent, 2 * queries) == pytest.approx(STRENGTH * 2 / 4)
     # of which the buffer holds 3
     assert strength(objective, pairs(6, step=2), 3 * queries) == pytest.approx(STRENGTH * 2 / 10)
+
+
+@pytest.mark.inventory(77)
+@pytest.mark.parametrize(("form", "constant"), [("mean", STRENGTH), ("map", STRENGTH / 2)])
+def test_a_prior_may_keep_its_strength(form: Literal["mean", "map"], constant: float) -> None:
+    """It is as strong as with a batch of labelled pairs."""
+    objective = EnsembleLearning(replace(CONFIG, prior_form=form, prior_fades=False))
+    for step, count in enumerate([1, 1, 20], 1):
+        assert strength(objective, pairs(count, step=step), 0) == pytest.approx(constant)
+        fading = replace(CONFIG, prior_form=form).weight_of_prior(objective.buffer.seen)
+        assert (fading == pytest.approx(constant)) == (objective.buffer.seen == CONFIG.batch)
 
 
 def test_it_learns_by_the_adam_of_the_sources() -> None:

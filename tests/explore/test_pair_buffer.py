@@ -3,12 +3,13 @@
 from collections import deque
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oat.explore.pair_buffer import PairBuffer
+from oat.explore.pair_buffer import PairBuffer, Sampled
 
 WIDTH = 3
 MUCH = 50_000
@@ -29,6 +30,16 @@ def number_of(pairs_P2D: torch.Tensor) -> list[int]:
     return found
 
 
+def responses_of(number: int) -> tuple[Sampled, Sampled]:
+    """Return two responses whose ids stand for the number. Lengths differ, and a response may be empty."""
+    ids = np.arange(number, number + 9, dtype=np.int32)
+    return Sampled(ids[:2], ids[: number % 4]), Sampled(ids[:2], ids[3 : 5 + number % 3])
+
+
+def numbers_in(found: tuple[Sampled, Sampled]) -> list[list[int]]:
+    return [ids.tolist() for one in found for ids in one]
+
+
 def placed(newest: deque[int], capacity: int) -> list[int]:
     """Return the pairs of a deque in the order of the ring: pair number i is at i modulo the capacity."""
     return sorted(newest, key=lambda number: number % capacity)
@@ -41,10 +52,13 @@ def test_it_holds_the_newest_pairs_also_after_its_state_was_saved(
     capacity: int, sizes: list[int], again: int
 ) -> None:
     """Additions may be larger than the buffer. After some of them the buffer is replaced by one that loads
-    its state."""
+    its state. Pairs of odd additions come with their responses."""
     buffer, newest, seen = PairBuffer(capacity), deque[int](maxlen=capacity), 0
+    written: set[int] = set()
     for place, size in enumerate(sizes):
-        buffer.add(numbered(seen, size))
+        numbers = range(seen, seen + size) if place % 2 else range(0)
+        written |= set(numbers)
+        buffer.add(numbered(seen, size), [responses_of(number) for number in numbers], numbers)
         newest.extend(range(seen, seen + size))
         seen += size
         if place == again:
@@ -52,6 +66,25 @@ def test_it_holds_the_newest_pairs_also_after_its_state_was_saved(
             buffer.load_state(before.state)
         assert (buffer.seen, buffer.size) == (seen, len(newest))
         assert number_of(buffer.pairs) == placed(newest, capacity)
+        kept = {number % capacity: number for number in newest if number in written}
+        assert buffer.versions == kept
+        assert {place: numbers_in(found) for place, found in buffer.responses.items()} == {
+            place: numbers_in(responses_of(number)) for place, number in kept.items()
+        }
+
+
+def test_features_are_replaced_at_their_places() -> None:
+    buffer = PairBuffer(3)
+    buffer.add(numbered(0, 4), [responses_of(number) for number in range(4)], range(4))
+    buffer.refresh([2, 0], numbered(8, 2), 7)
+    assert number_of(buffer.pairs) == [9, 1, 8]
+    assert buffer.versions == {0: 7, 1: 1, 2: 7}
+
+
+def test_nothing_may_be_added() -> None:
+    buffer = PairBuffer(3)
+    buffer.add(torch.zeros(0, 2, WIDTH))
+    assert (buffer.size, buffer.seen) == (0, 0)
 
 
 @pytest.mark.parametrize("size", [1, 7, 300, 1000])

@@ -96,6 +96,10 @@ ROWS = {
         "`kill -9` inside an episode of several turns, then the same command: the run ends bitwise equal to "
         "the unbroken one, and so do runs whose environment answers in batches or late"
     ),
+    "R35": (
+        "`kill -9` in a run of an explorer, with an ensemble, its labels, refreshed features, APL, XPO or a "
+        "frozen policy, then the same command: the run ends bitwise equal to the unbroken one"
+    ),
 }
 
 

@@ -5,7 +5,8 @@ The loss is the sum of two terms:
 * the mean over members m and pairs of - log sigmoid(r_m(chosen) - r_m(rejected)), with r_m the member's
   reward;
 * the prior, which pulls all parameters towards their initial values (`EnsembleConfig.prior_form`). Its weight
-  is divided by the number of labelled pairs taken so far, so the prior fades as answers come in.
+  is divided by the number of labelled pairs taken so far, so the prior fades as answers come in. With
+  `prior_fades: false` (`rm_fixed_reg` in the sources) it is divided by `batch` instead.
 
 The optimiser is that of the sources: Adam at a constant learning rate, with weight decay in the gradient of
 every parameter. Its settings are in `explorer.ensemble`.
@@ -14,6 +15,10 @@ A ring buffer holds the newest pairs, at most `buffer` of them. The ensemble mak
 each step of the run, as soon as the buffer has a pair. Each learns from `batch` pairs, or from all if the
 buffer has fewer, which are drawn from the buffer without replacement.
 
+Features of the policy change as it learns. So the buffer also keeps the ids of its responses, and the version
+of the weights that gave their features. With `explorer.features.refresh_every`, the features of all pairs are
+computed again every so many steps, after the policy's update, under the weights that sample next.
+
 Departures from the sources' code:
 1. Pairs without a winner are not stored. The sources have a mask of pairs instead, but its shape does not fit
    the loss, so it masks nothing.
@@ -21,11 +26,10 @@ Departures from the sources' code:
 3. The prior fades with the number of labelled pairs. Recorded pairs, and pairs whose answer was known, count
    too. In the sources the prior fades with the number of queries.
 4. The sources make no optimiser step before the buffer has a whole batch.
-5. One setting of the sources is left out: a prior that does not fade (`rm_fixed_reg`).
-6. The gradient may be clipped (`max_grad_norm`), and the prior may have the form `map`.
+5. The gradient may be clipped (`max_grad_norm`), and the prior may have the form `map`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +38,15 @@ from torch.nn.functional import logsigmoid
 
 from oat.algorithms.base import Forward, Objective, Outputs, View
 from oat.errors import CheckpointError, warn
-from oat.explore.pair_buffer import PairBuffer
+from oat.explore.pair_buffer import PairBuffer, Sampled
 from oat.explore.settings import EnsembleConfig
-from oat.types import ENSEMBLE, Batch, Feedback, Loss, Plan, Requires
+from oat.learner.models import states_want
+from oat.types import ENSEMBLE, Batch, Feedback, Item, Loss, Plan, Requires, Segment, Trajectory
 
 __all__ = ["EnsembleConfig", "EnsembleLearning"]
+
+_PAIRS_A_PASS = 16
+"""Number of pairs whose features are computed again in one call of the policy."""
 
 _VERSION = 3
 """Version of the state's format. The first format had no version number: it is from a release that learned by
@@ -54,12 +62,18 @@ class EnsembleLearning(Objective):
     )
     wants: Mapping[str, set[str]] = {"ensemble": {"rewards", "prior"}}
 
-    def __init__(self, config: EnsembleConfig, features: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        config: EnsembleConfig,
+        features: Mapping[str, Any] | None = None,
+        refresh_every: int | None = None,
+    ):
         """
         Args:
             features: the identity of the features (`oat.rollout.features.Features`).
+            refresh_every: `FeaturesConfig.refresh_every`.
         """
-        self.config = config
+        self.config, self.refresh_every = config, refresh_every
         self.features = dict(features or {})
         self.buffer = PairBuffer(config.buffer)
         self.version = _VERSION
@@ -74,7 +88,7 @@ class EnsembleLearning(Objective):
         self._remember(feedback)
         size = self.buffer.size
         wanted = self.config.batch if self.version < _VERSION else min(self.config.batch, size)
-        metrics = {"ensemble/pairs": float(size)}
+        metrics = {"ensemble/pairs": float(size), **self._refresh(feedback.step + 1, forward)}
         is_over = self.config.max_pairs is not None and before >= self.config.max_pairs
         if size < wanted or not wanted or is_over:
             return Batch((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), metrics=metrics)
@@ -88,14 +102,11 @@ class EnsembleLearning(Objective):
         return Batch((), units, units, columns, minibatches=self.config.steps, metrics=metrics, shuffle=False)
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
-        c = self.config
-        strength = c.prior if c.prior_form == "map" else c.prior * c.batch
+        weight = self.config.weight_of_prior(float(view["labelled_N"][0]))
         terms_U = -logsigmoid(self._margin(outputs)).mean(dim=1)
         return {
             "loss/ensemble": Loss(terms_U, per="pair"),
-            "loss/prior": Loss(
-                outputs["ensemble"]["prior"], per="step", coef=strength / float(view["labelled_N"][0])
-            ),
+            "loss/prior": Loss(outputs["ensemble"]["prior"], per="step", coef=weight),
         }
 
     def metrics(self, outputs: Outputs, view: View) -> dict[str, tuple[torch.Tensor, str]]:
@@ -111,16 +122,51 @@ class EnsembleLearning(Objective):
         return rewards_NM[0::2] - rewards_NM[1::2]
 
     def _remember(self, feedback: Feedback) -> None:
-        """Store the features of both responses of each labelled pair, those of the chosen response first."""
-        pairs = [
-            item.question.features[[item.label, 1 - item.label]]
+        """Store the features of both responses of each labelled pair, those of the chosen response first; and
+        the responses, if the policy gave the features."""
+        items = [
+            item
             for item in feedback.items
             if item.label is not None
             and item.question.oracle != ENSEMBLE
             and item.question.features is not None
         ]
-        if pairs:
-            self.buffer.add(torch.from_numpy(np.stack(pairs)))
+        if not items:
+            return
+        is_policys = self.features.get("backbone") == "policy"
+        pairs = [_pair_of(item) for item in items] if is_policys else []
+        self.buffer.add(
+            torch.from_numpy(np.stack([_features_of(item) for item in items])),
+            [(_sampled(chosen), _sampled(rejected)) for chosen, rejected in pairs],
+            [int(chosen.recorded("versions").max()) for chosen, _ in pairs],
+        )
+
+    def _refresh(self, version: int, forward: Forward) -> dict[str, float]:
+        """Compute features again if this is due, and return the metric of their age. Features of another
+        backbone than the policy have none.
+
+        Args:
+            version: that of the policy's weights after this step's update.
+        """
+        if not self.buffer.versions:
+            return {}
+        if self.refresh_every is not None and version % self.refresh_every == 0:
+            places = [*self.buffer.responses]
+            for first in range(0, len(places), _PAIRS_A_PASS):
+                some = places[first : first + _PAIRS_A_PASS]
+                self.buffer.refresh(some, self._features_now(some, forward), version)
+        return {"ensemble/feature_age": version - float(np.mean([*self.buffer.versions.values()]))}
+
+    def _features_now(self, places: Sequence[int], forward: Forward) -> torch.Tensor:
+        """Return the features of these pairs' responses under the policy's present weights, (P, 2, D)."""
+        rows = [_trajectory(sampled) for place in places for sampled in self.buffer.responses[place]]
+        want = states_want(self.features["layer"])
+        states_KD = forward("policy", rows, {want})[want]
+        parts = states_KD.split([row.num_trained for row in rows])
+        takes_last = self.features["pooling"] == "last"
+        return torch.stack([part[-1] if takes_last else part.mean(dim=0) for part in parts]).unflatten(
+            0, (-1, 2)
+        )
 
     @property
     def state(self) -> dict[str, Any]:
@@ -143,6 +189,29 @@ class EnsembleLearning(Objective):
                 "faded with queries. Now Adam goes on with its moments, and the prior fades with labelled "
                 f"pairs, {self.buffer.seen} so far; begin a run of its own if its curve must be of one kind"
             )
+
+
+def _pair_of(item: Item) -> tuple[Trajectory, Trajectory]:
+    """Return the chosen and the rejected response of a labelled pair."""
+    assert item.label is not None, "only labelled pairs are stored"
+    first, second = (item.group.trajectories[pick] for pick in item.question.picks)
+    return (second, first) if item.label else (first, second)
+
+
+def _features_of(item: Item) -> np.ndarray:
+    """Return the features of a labelled pair, (2, D), those of the chosen response first."""
+    assert item.question.features is not None, "only pairs with features are stored"
+    return item.question.features[::-1] if item.label else item.question.features
+
+
+def _sampled(response: Trajectory) -> Sampled:
+    return Sampled(response.segments[0].ids, response.completion)
+
+
+def _trajectory(sampled: Sampled) -> Trajectory:
+    is_trained = np.ones(len(sampled.response), dtype=bool)
+    segments = Segment("context", sampled.prompt), Segment("model", sampled.response, is_trained)
+    return Trajectory("policy", segments, "length", "")
 
 
 def refuse_other_features(learned: Mapping[str, Any], present: Mapping[str, Any], what: str) -> None:

@@ -10,7 +10,7 @@ from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.resolved import Resolved
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
-from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig, ensemble_of
+from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig, ensemble_of, features_of
 from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
@@ -88,6 +88,7 @@ def features_with(lms: Mapping[str, CausalLM], settings: FeaturesConfig) -> Feat
         settings.pooling,
         name=settings.backbone,
         weights=weights,
+        is_policy=settings.backbone == "policy",
         is_former=settings is FORMER_FEATURES,
     )
 
@@ -142,7 +143,9 @@ def make_ensemble(
                 ensemble.start_from(start)
         return ensemble
 
-    objective = EnsembleLearning(settings, identity) if settings.learn else None
+    read = features_of(explorer)
+    refresh_every = read.refresh_every if read is not None else None
+    objective = EnsembleLearning(settings, identity, refresh_every) if settings.learn else None
     return EnsembleParts(objective, fresh(), EnsembleScorer(features, fresh()))
 
 

@@ -13,8 +13,7 @@ correlation is that with the oracle's probability that the first response of a p
 pick.
 
 The first row of the table has the features of the configuration; further rows have other layers and poolings
-of the same backbone. Features of the policy are read in a pass of their own here. With `pooling: last`, they
-are the state at the response's last token; a run has the state before it, where it sampled that token.
+of the same backbone. Features of the policy are read in a pass of their own here.
 """
 
 import tempfile

@@ -1,12 +1,25 @@
-"""The ring buffer of an ensemble: the features of the newest labelled pairs."""
+"""The ring buffer of an ensemble: the features of the newest labelled pairs. It also keeps the ids of their
+responses, if their features can be computed again."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 _LEAST = 256
 """Number of pairs that the memory first has room for. When it is full, it doubles, up to the capacity."""
+
+
+class Sampled(NamedTuple):
+    """A response whose features the policy gave.
+
+    Attributes:
+        prompt, response: int32 ids.
+    """
+
+    prompt: np.ndarray
+    response: np.ndarray
 
 
 class PairBuffer:
@@ -14,12 +27,17 @@ class PairBuffer:
 
     Attributes:
         seen: number of pairs added so far.
+        responses: the chosen and the rejected response of pairs, by their index in `pairs`; of pairs that
+            were added with them.
+        versions: the version of the policy's weights that gave these pairs' features, by the same index.
     """
 
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.seen = 0
         self._memory = torch.zeros(0)
+        self.responses: dict[int, tuple[Sampled, Sampled]] = {}
+        self.versions: dict[int, int] = {}
 
     @property
     def size(self) -> int:
@@ -32,13 +50,41 @@ class PairBuffer:
         at index i modulo the capacity. The tensor is the buffer's memory."""
         return self._memory[: self.size]
 
-    def add(self, pairs_P2D: torch.Tensor) -> None:
-        """Add P pairs."""
+    def add(
+        self,
+        pairs_P2D: torch.Tensor,
+        responses: Sequence[tuple[Sampled, Sampled]] = (),
+        versions: Sequence[int] = (),
+    ) -> None:
+        """Add P pairs.
+
+        Args:
+            responses, versions: of all pairs, or of none; see the class.
+        """
+        if not len(pairs_P2D):
+            return
         self._reserve(min(self.seen + len(pairs_P2D), self.capacity), pairs_P2D)
         newest = pairs_P2D[-self.capacity :]
         first = self.seen + len(pairs_P2D) - len(newest)
-        self._memory[torch.arange(first, first + len(newest)) % self.capacity] = newest
+        places = [number % self.capacity for number in range(first, first + len(newest))]
+        self._memory[torch.tensor(places)] = newest
         self.seen += len(pairs_P2D)
+        for place in places:
+            self.responses.pop(place, None)
+            self.versions.pop(place, None)
+        if responses:
+            self.responses |= zip(places, responses[-len(places) :], strict=True)
+            self.versions |= zip(places, versions[-len(places) :], strict=True)
+
+    def refresh(self, places: Sequence[int], pairs_P2D: torch.Tensor, version: int) -> None:
+        """Replace the features of pairs.
+
+        Args:
+            places: their indices in `pairs`.
+            version: of the weights that gave the new features.
+        """
+        self._memory[torch.tensor(places)] = pairs_P2D.to(self._memory.dtype)
+        self.versions |= dict.fromkeys(places, version)
 
     def _reserve(self, size: int, like: torch.Tensor) -> None:
         if len(self._memory) >= size:
@@ -50,7 +96,23 @@ class PairBuffer:
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"pairs": self.pairs, "seen": self.seen}
+        flat = [ids for pair in self.responses.values() for one in pair for ids in one]
+        kept = {
+            "places": torch.tensor([*self.responses], dtype=torch.int64),
+            "versions": torch.tensor([*self.versions.values()], dtype=torch.int64),
+            "lengths": torch.tensor([len(ids) for ids in flat], dtype=torch.int64),
+            "ids": torch.from_numpy(np.concatenate(flat)) if flat else torch.zeros(0, dtype=torch.int32),
+        }
+        return {"pairs": self.pairs, "seen": self.seen, **(kept if flat else {})}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._memory, self.seen = state["pairs"].clone(), state["seen"]
+        self.responses, self.versions = {}, {}
+        if "ids" not in state:
+            return
+        bounds = np.cumsum(state["lengths"].numpy())[:-1]
+        parts = [ids.copy() for ids in np.split(state["ids"].numpy(), bounds)]
+        for number, place in enumerate(state["places"].tolist()):
+            chosen_prompt, chosen, rejected_prompt, rejected = parts[4 * number : 4 * number + 4]
+            self.responses[place] = Sampled(chosen_prompt, chosen), Sampled(rejected_prompt, rejected)
+        self.versions = dict(zip(self.responses, state["versions"].tolist(), strict=True))

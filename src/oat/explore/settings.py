@@ -33,11 +33,22 @@ class FeaturesConfig:
     max_tokens: int = 2048
     """Largest number of tokens that a backbone of its own reads; longer prompts lose their beginning. Not
     read with `reference` and `policy`."""
+    refresh_every: int | None = None
+    """Only with `policy`: number of steps after which the features of all pairs in the ensemble's buffer are
+    computed again, under the policy's weights of that step. This is a pass over all of these responses.
+    None: the features stay those of the time of sampling."""
 
     def __post_init__(self) -> None:
         if self.layer == 0:
             raise ConfigError("explorer.features.layer is 0; layers count from 1, or from the end with -1")
         _at_least("features.max_tokens", self.max_tokens, 8)
+        if self.refresh_every is not None:
+            _at_least("features.refresh_every", self.refresh_every, 1)
+            if self.backbone != "policy":
+                raise ConfigError(
+                    f"explorer.features.refresh_every is set, and the backbone {self.backbone} does not "
+                    "learn, so its features do not change; remove the field, or set backbone to policy"
+                )
 
     @property
     def is_own(self) -> bool:
@@ -75,6 +86,8 @@ class EnsembleConfig:
     `map`: `prior` divided by the number of labelled pairs, times half the squared distance in units of each
     layer's initial standard deviation, summed over a member's parameters and averaged over members. With
     `prior` 1 this is the maximum of the posterior under the initial distribution."""
+    prior_fades: bool = True
+    """False: the prior keeps the strength that it has with `batch` labelled pairs."""
     batch: int = 128
     """Largest number of pairs in one optimiser step. While the buffer has fewer, all of them are a batch."""
     steps: int = 5
@@ -110,6 +123,15 @@ class EnsembleConfig:
             raise ConfigError(
                 f"explorer.ensemble.buffer is {self.buffer}, smaller than a batch of {self.batch}; raise it"
             )
+
+    def weight_of_prior(self, labelled: float) -> float:
+        """Return the coefficient of the prior in the loss (`prior_form`).
+
+        Args:
+            labelled: number of labelled pairs taken so far.
+        """
+        strength = self.prior if self.prior_form == "map" else self.prior * self.batch
+        return strength / (labelled if self.prior_fades else self.batch)
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,8 @@ class Learned:
             drawn = torch.from_numpy(self.generator.choice(self.buffer.size, size, replace=False))
             rewards_NM = self.model(self.buffer.pairs[drawn].flatten(0, 1))
             loss = -logsigmoid(rewards_NM[0::2] - rewards_NM[1::2]).mean()
-            strength = c.prior if c.prior_form == "map" else c.prior * c.batch
-            if strength:
-                loss = loss + strength / self.buffer.seen * self.model.prior()
+            if c.prior:
+                loss = loss + c.weight_of_prior(self.buffer.seen) * self.model.prior()
             self.optimiser.zero_grad()
             loss.backward()
             self.optimiser.step()

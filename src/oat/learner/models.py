@@ -13,13 +13,14 @@ from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
 from oat.hardware.roofline import WorkCounter
 from oat.learner.passes import prompt_of, sequences_of, shared_prompts
-from oat.models.causal_lm import CausalLM
+from oat.models.causal_lm import CausalLM, Layer
 from oat.types import Trajectory
 
 CHUNK_LOGITS = 2**26
 """Number of logits in a chunk, 0.27 GB in float32. A chunk of this size takes little more time than its
 matrix products."""
 
+_STATES = "states "
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
@@ -54,9 +55,15 @@ class Model(Protocol):
         """
 
 
+def states_want(layer: Layer) -> str:
+    """Return the name of the hidden states of a layer among a language model's values."""
+    return f"{_STATES}{layer}"
+
+
 class LanguageModel:
     """A causal language model. It gives "raw" and "sampled" log-probabilities, and the "entropy" at
-    temperature 1, all in nats.
+    temperature 1, all in nats; or the hidden states of a layer (`states_want`) from which the trained tokens
+    are predicted, (K, D).
 
     Args:
         num_tokens: number of tokens that the tokenizer has; ids of `num_tokens` and above are never sampled.
@@ -85,8 +92,12 @@ class LanguageModel:
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
+        layers = [want.removeprefix(_STATES) for want in wants if want.startswith(_STATES)]
+        if layers:
+            assert len(wants) == 1, f"hidden states are given alone, not with others of {wants}"
+            return {want: self._states(rows, layers[0]) for want in wants}
         assert wants <= {"raw", "sampled", "entropy"}, (
-            f"a language model gives raw, sampled and entropy, not {wants}"
+            f"a language model gives raw, sampled, entropy and states, not {wants}"
         )
         ids, hidden, places = trained_hidden(self.lm, rows, autocast=self.autocast)
         self.work_counter.add(places, heads=len(ids))
@@ -105,6 +116,12 @@ class LanguageModel:
             )
             values = chunked_head(hidden, self._head, {"raw": raw, **entropy, **others}, self.chunk)
         return {want: values["raw" if want == "sampled" and sampled_is_raw else want].cpu() for want in wants}
+
+    def _states(self, rows: Sequence[Trajectory], name: str) -> torch.Tensor:
+        layer: Layer = "all" if name == "all" else int(name)
+        _, hidden_KD, places = trained_hidden(self.lm, rows, autocast=self.autocast, also=layer)
+        self.work_counter.add(places, heads=0)
+        return self.lm.features(hidden_KD, layer).float().cpu()
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         with in_bfloat16(self.lm, self.autocast):
@@ -246,12 +263,18 @@ def in_bfloat16(lm: CausalLM, enabled: bool) -> torch.autocast:
 
 
 def hidden_of_rows(
-    lm: CausalLM, rows: Sequence[Trajectory], ends: Sequence[int], *, autocast: bool = False
+    lm: CausalLM,
+    rows: Sequence[Trajectory],
+    ends: Sequence[int],
+    *,
+    autocast: bool = False,
+    also: Layer | None = None,
 ) -> tuple[torch.Tensor, list[np.ndarray]]:
     """Make one forward pass over rows.
 
     Args:
         ends: for each row, the number of its tokens up to the last one whose hidden state the caller reads.
+        also: as in `CausalLM.hidden`.
 
     Returns:
         (T, D) the last hidden states of all tokens of the pass; and for each row, the indices of its tokens
@@ -261,14 +284,17 @@ def hidden_of_rows(
         [row.ids for row in rows], [prompt_of(row) for row in rows], [max(1, end) for end in ends]
     )
     with in_bfloat16(lm, autocast):
-        hidden_TD, places = lm.hidden_of(sequences, prefixes)
+        hidden_TD, places = lm.hidden_of(sequences, prefixes, also=also)
     return hidden_TD, [places[sequence] for sequence in sequence_of_N]
 
 
 def trained_hidden(
-    lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False
+    lm: CausalLM, rows: Sequence[Trajectory], *, autocast: bool = False, also: Layer | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:
     """Make one forward pass over rows.
+
+    Args:
+        also: as in `CausalLM.hidden`.
 
     Returns:
         (K,) ids of the trained tokens; (K, D) the last hidden states that predict them; and for each row, the
@@ -277,7 +303,7 @@ def trained_hidden(
     """
     trained = [np.flatnonzero(row.trained) for row in rows]
     ends = [int(tokens[-1]) if len(tokens) else 0 for tokens in trained]
-    hidden_TD, places = hidden_of_rows(lm, rows, ends, autocast=autocast)
+    hidden_TD, places = hidden_of_rows(lm, rows, ends, autocast=autocast, also=also)
     before_K = np.concatenate([place[tokens - 1] for place, tokens in zip(places, trained, strict=True)])
     ids_K = np.concatenate([row.ids for row in rows])[np.concatenate([row.trained for row in rows])].astype(
         np.int64

@@ -39,6 +39,10 @@ NAMES = {
         "share of the ensemble's training pairs in which the mean reward over members prefers the chosen "
         "response"
     ),
+    "ensemble/feature_age": (
+        "of features of the policy: mean number of the policy's updates since the features of the buffer's "
+        "pairs were computed (explorer.features.refresh_every)"
+    ),
     "ensemble/pairs": "pairs in the ensemble's buffer",
     "ensemble/reward_chosen": (
         "mean over the ensemble's training pairs of the mean reward over members of the chosen response"

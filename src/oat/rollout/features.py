@@ -53,6 +53,8 @@ class SecondPass:
 
     Args:
         weights: a checksum of the model's weights, for `identity`.
+        is_policy: True: with `pooling="last"`, the state from which the last token was drawn, as
+            `FromSampling` has it.
         is_former: True: no prompt is shared, as in runs that began before prompts were.
     """
 
@@ -64,10 +66,11 @@ class SecondPass:
         *,
         name: str,
         weights: int,
+        is_policy: bool = False,
         is_former: bool = False,
     ):
         self.lm, self.layer, self.pooling = lm, layer, pooling
-        self.is_former = is_former
+        self.is_policy, self.is_former = is_policy, is_former
         self.width = lm.width_of(layer)
         self.identity = {
             "backbone": name,
@@ -93,7 +96,7 @@ class SecondPass:
         states_TD = self.lm.features(hidden_TD, self.layer)
         return torch.stack(
             [
-                pooled(states_TD, read_at(row, self.pooling, place))
+                pooled(states_TD, read_at(row, self.pooling, place, is_policy=self.is_policy))
                 for row, place in zip(rows, places, strict=True)
             ]
         ).cpu()
@@ -116,16 +119,17 @@ class FromSampling:
         return trajectory.features
 
 
-def read_at(row: Trajectory, pooling: str, places: np.ndarray) -> np.ndarray:
+def read_at(row: Trajectory, pooling: str, places: np.ndarray, *, is_policy: bool = False) -> np.ndarray:
     """Return the indices of the hidden states that make a feature.
 
     Args:
         places: (T,) for each token of the row, the index of its hidden state.
+        is_policy: as in `SecondPass`.
     """
-    if pooling == "last":
-        return places[-1:]
     read = places[np.flatnonzero(row.trained) - 1]
-    return read if len(read) else places[-1:]
+    if pooling == "last" and is_policy:
+        return read[-1:] if len(read) else places[-1:]
+    return read if len(read) and pooling == "mean" else places[-1:]
 
 
 def pooled(states_TD: Tensor, places: np.ndarray) -> Tensor:
