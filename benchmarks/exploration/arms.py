@@ -102,16 +102,17 @@ class Size:
     arms: tuple[str, ...]
 
 
-_SEEDS = (301, 302, 303, 304, 305)
+_SUMS_SEEDS = (301, 302, 303, 304, 305)
+_STORIES_SEEDS = (401, 402, 403, 404, 405)
 _SOME_ARMS = ("passive", "mean_best_worst", "sea", "sea + labels")
-_SUMS_RATES, _STORIES_RATES = (1e-5, 3e-5, 1e-4, 3e-4), (3e-4, 1e-3, 3e-3)
+_SUMS_RATES, _STORIES_RATES = (1e-5, 3e-5, 1e-4, 3e-4), (3e-4, 6e-4, 1.2e-3)
 SIZES = {
     size.name: size
     for size in (
-        Size("sums", 32, _SUMS_RATES, (100, 101, 102), _SEEDS, 1024, 128, tuple(ARMS)),
-        Size("sums_short", 32, _SUMS_RATES[1:], (100,), _SEEDS[:2], 352, 64, _SOME_ARMS),
-        Size("stories", 8, _STORIES_RATES, (100, 101), _SEEDS, 160, 16, tuple(ARMS)),
-        Size("stories_short", 8, _STORIES_RATES[:2], (100,), _SEEDS[:2], 64, 16, _SOME_ARMS),
+        Size("sums", 32, _SUMS_RATES, (100, 101, 102), _SUMS_SEEDS, 1024, 128, tuple(ARMS)),
+        Size("sums_short", 32, _SUMS_RATES[1:], (100,), _SUMS_SEEDS[:2], 352, 64, _SOME_ARMS),
+        Size("stories", 16, _STORIES_RATES, (100, 101), _STORIES_SEEDS, 256, 32, tuple(ARMS)),
+        Size("stories_short", 16, _STORIES_RATES[1:], (100,), _STORIES_SEEDS[:2], 96, 32, _SOME_ARMS),
     )
 }
 
