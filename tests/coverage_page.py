@@ -79,7 +79,7 @@ FEATURES = {
     71: "labels of the ensemble: none in the burn-in, afterwards the share, rounded down",
     72: "labels of the ensemble follow its rewards, and cost no query",
     73: "labels of the ensemble alone (pure): no other pair is asked about or learned",
-    74: "best of n in evaluations: the response with the highest mean reward",
+    74: "best of n, in evaluations and in generation: the response with the highest mean reward",
     75: "weights of the ensemble: the actor's copy equals the learner's after a transfer",
     76: "frozen policy: the ensemble learns, and the policy's weights do not change",
     77: "ensemble that has learned before is loaded; may stay so; may stop at `max_pairs`; constant prior",

@@ -86,6 +86,21 @@ def test_the_choice_is_that_of_a_slow_version(sizes: list[int], members: int, se
         assert found.trajectories == (group.trajectories[sums.index(max(sums))],)
 
 
+def test_the_best_of_each_equal_part_is_chosen() -> None:
+    groups = [make_group(3, *"abcdef"), make_group(8, *"ghijkl")]
+    rewards = [
+        np.array([[5.0, 1.0, 3.0, 0.0, 2.0, 1.0], [-5.0, 0.0, 3.0, 0.0, 2.0, 4.0]]),
+        np.array([[1.0, 1.0, 0.0, 9.0, 8.0, 7.0]] * 2),
+    ]
+    assert [[row.text for row in group.trajectories] for group in best_of(groups, rewards, 2)] == [
+        ["c", "f"],
+        ["g", "j"],
+    ]
+    assert [group.trajectories for group in best_of(groups, rewards, 6)] == [
+        group.trajectories for group in groups
+    ]
+
+
 @pytest.mark.parametrize("backbone", ["reference", "policy"])
 def test_a_run_reports_the_value_of_a_sampled_response(
     world: World, tmp_path: Path, seen: Seen, backbone: str

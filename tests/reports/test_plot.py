@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, oat
+from fixtures import Finished, World, oat
 
 from oat.build.resolve import resolve
 from oat.config.load import load_config, to_yaml
@@ -119,6 +119,35 @@ def test_axes(make: Make, tmp_path: Path, against: str, column: str, places: lis
         "1",
         "1",
     )
+
+
+def test_pairs_are_counted_from_zero_and_never_fall(make: Make, tmp_path: Path) -> None:
+    """The first row, and a row that a step without paid pairs made, have no count."""
+    counts = (None, 4.0, None, 12.0)
+    rows = [
+        {"reward/mean": float(step), **({} if count is None else {"oracle/pairs": count})}
+        for step, count in enumerate(counts)
+    ]
+    found = table(tmp_path, make("a", rows, algorithm="dpo"), "--against", "pairs")
+    assert [(row["pairs"], row["reward/mean"]) for row in found] == [("0", "0"), ("4", "2"), ("12", "3")]
+
+
+def test_a_real_run_against_its_pairs(finished: Finished, tmp_path: Path) -> None:
+    """The win rate of the evaluations, and the posterior gap of each step that chose pairs."""
+    world = finished.world
+    ensemble = {"members": 3, "hidden": 8, "batch": 8, "steps": 2}
+    changes = {
+        "oracle.name": f"{world.folder / 'reward.py'}:first_is_longer",
+        "explorer": {"name": "ensemble", "samples": 4, "ensemble": ensemble},
+    }
+    run = finished.only_read("dpo", changes)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for metric, count in (("eval/sampled_win_rate", 3), ("explorer/gap", 4)):
+        expected = [(row.get("oracle/pairs", 0.0), row[metric]) for row in rows if metric in row]
+        assert len(expected) == count
+        assert expected[-1][0] > expected[0][0]
+        found = table(tmp_path, run, "--against", "pairs", "--metric", metric)
+        assert [(float(row["pairs"]), float(row[metric])) for row in found] == expected
 
 
 def test_time_counts_steps_evaluations_and_saves(make: Make, tmp_path: Path) -> None:
@@ -240,9 +269,11 @@ def test_what_cannot_be_plotted(
     assert "a.pdf: give a name that ends in .png" in capsys.readouterr().err
     assert oat("plot", run, "--against", "query") == 2
     assert (
-        "--against is 'query'; did you mean `queries`? valid: kl, queries, sqrt_kl, steps, time, tokens"
-        in capsys.readouterr().err
+        "--against is 'query'; did you mean `queries`? valid: kl, pairs, queries, sqrt_kl, steps, time, "
+        "tokens" in capsys.readouterr().err
     )
+    assert oat("plot", run, "--against", "pairs") == 2
+    assert f"{run}: its rows have no oracle/pairs" in capsys.readouterr().err
     assert oat("plot", make("old", [{"reward/mean": 1.0}]), "--against", "tokens") == 2
     assert "its rows have no response/tokens" in capsys.readouterr().err
     assert oat("plot", run, "--against", "kl") == 2

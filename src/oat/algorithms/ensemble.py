@@ -214,11 +214,22 @@ def _trajectory(sampled: Sampled) -> Trajectory:
     return Trajectory("policy", segments, "length", "")
 
 
-def refuse_other_features(learned: Mapping[str, Any], present: Mapping[str, Any], what: str) -> None:
+def refuse_other_features(
+    learned: Mapping[str, Any],
+    present: Mapping[str, Any],
+    what: str,
+    *,
+    whose: str = "this run's",
+    advice: str = (
+        "put explorer.features and the files of its backbone back as they were, or begin a new run"
+    ),
+) -> None:
     """Refuse an ensemble that has learned from features of another identity.
 
     Args:
         what: name of the ensemble, for the message.
+        whose: says whose features are present, for the message.
+        advice: says what to do, for the message.
 
     Raises:
         CheckpointError: the identities differ.
@@ -226,7 +237,6 @@ def refuse_other_features(learned: Mapping[str, Any], present: Mapping[str, Any]
     for name in sorted({*learned, *present}):
         if learned.get(name) != present.get(name):
             raise CheckpointError(
-                f"{what} has learned from features whose {name} is {learned.get(name)!r}, and this run's is "
-                f"{present.get(name)!r}; put explorer.features and the files of its backbone back as they "
-                "were, or begin a new run"
+                f"{what} has learned from features whose {name} is {learned.get(name)!r}, and {whose} is "
+                f"{present.get(name)!r}; {advice}"
             )

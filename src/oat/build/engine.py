@@ -10,6 +10,7 @@ from oat.engines.records import Pooling
 from oat.engines.split import SplitEngine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
+from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
 from oat.seeds import Seeds
@@ -32,10 +33,7 @@ def run_engine(
     """
     compute, options = resolved.config.compute, resolved.engine
     threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
-    features = resolved.features
-    pooling = None
-    if features is not None and features.backbone == "policy":
-        pooling = Pooling(features.layer, takes_last=features.pooling == "last")
+    pooling = pooling_of(resolved.features)
     slots = load_slots(resolved, lms, seeds, load)
     own = {"reference": slots.pop("reference")} if options.own_reference else {}
     main = make_engine(slots, renderer, options, threads, pooling)
@@ -43,6 +41,13 @@ def run_engine(
     if threads is None and compute.profile == "cpu" and lms["policy"].has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine
+
+
+def pooling_of(features: FeaturesConfig | None) -> Pooling | None:
+    """Return the features that an engine keeps; None if nothing reads those of the policy."""
+    if features is None or features.backbone != "policy":
+        return None
+    return Pooling(features.layer, takes_last=features.pooling == "last")
 
 
 def make_engine(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 
 from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
-from oat.build.resolved import Resolved
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
 from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig, ensemble_of, features_of
@@ -51,16 +50,16 @@ def ensemble_optimiser(config: EnsembleConfig) -> OptimiserSettings:
     )
 
 
-def make_features(resolved: Resolved, lms: Mapping[str, CausalLM]) -> Features | None:
-    """Make the backbone of the features that the explorer reads. Return None if it reads none.
+def make_features(lms: Mapping[str, CausalLM], settings: FeaturesConfig) -> Features:
+    """Make the backbone of the features that an ensemble reads of sampled responses.
+
+    Args:
+        lms: the run's models, by name.
 
     Raises:
         ConfigError: the backbone has no such layer.
         ModelError: a backbone of its own cannot be loaded.
     """
-    settings = resolved.features
-    if settings is None:
-        return None
     if settings.backbone == "policy":
         _check_layer(settings, lms["policy"])
         return FromSampling(lms["policy"], settings.layer, settings.pooling)
@@ -124,29 +123,44 @@ def make_ensemble(
             "and keeps it as `config`"
         )
     assert features is not None, "an ensemble reads features"
-    width, identity = features.width, features.identity
-
-    start = _start(settings, identity, has_weights=has_weights)
-
-    def fresh() -> Ensemble:
-        ensemble = Ensemble(
-            features=width,
-            members=settings.members,
-            hidden=settings.hidden,
-            activation=settings.activation,
-            prior_form=settings.prior_form,
-            generator=seeds.at("init", ENSEMBLE),
-        )
-        if start is not None:
-            _check_shapes(start, ensemble, str(settings.start))
-            if has_weights:
-                ensemble.start_from(start)
-        return ensemble
-
+    start = _start(settings, features.identity, has_weights=has_weights)
+    model, copy = (_networks(settings, features.width, seeds, start, has_weights) for _ in range(2))
     read = features_of(explorer)
     refresh_every = read.refresh_every if read is not None else None
-    objective = EnsembleLearning(settings, identity, refresh_every) if settings.learn else None
-    return EnsembleParts(objective, fresh(), EnsembleScorer(features, fresh()))
+    objective = EnsembleLearning(settings, features.identity, refresh_every) if settings.learn else None
+    return EnsembleParts(objective, model, EnsembleScorer(features, copy))
+
+
+def make_scorer(settings: EnsembleConfig, features: Features, seeds: Seeds) -> EnsembleScorer:
+    """Make an ensemble that scores responses and does not learn.
+
+    Raises:
+        OatError: the ensemble of `settings.start` cannot be used (`_start`).
+    """
+    start = _start(settings, features.identity, has_weights=True)
+    return EnsembleScorer(features, _networks(settings, features.width, seeds, start, has_weights=True))
+
+
+def _networks(
+    settings: EnsembleConfig,
+    width: int,
+    seeds: Seeds,
+    start: Mapping[str, torch.Tensor] | None,
+    has_weights: bool,
+) -> Ensemble:
+    ensemble = Ensemble(
+        features=width,
+        members=settings.members,
+        hidden=settings.hidden,
+        activation=settings.activation,
+        prior_form=settings.prior_form,
+        generator=seeds.at("init", ENSEMBLE),
+    )
+    if start is not None:
+        _check_shapes(start, ensemble, str(settings.start))
+        if has_weights:
+            ensemble.start_from(start)
+    return ensemble
 
 
 def _check_shapes(start: Mapping[str, torch.Tensor], ensemble: Ensemble, path: str) -> None:
@@ -154,8 +168,8 @@ def _check_shapes(start: Mapping[str, torch.Tensor], ensemble: Ensemble, path: s
     found = {name: tuple(tensor.shape) for name, tensor in start.items()}
     if wanted != found:
         raise ModelError(
-            f"the weights of explorer.ensemble.start {path} have the shapes {found}, and those of this run "
-            f"{wanted}; export the ensemble again (`oat export RUN OUT --ensemble`)"
+            f"the weights of the ensemble {path} have the shapes {found}, and are expected to have {wanted}; "
+            "export the ensemble again (`oat export RUN OUT --ensemble`)"
         )
 
 

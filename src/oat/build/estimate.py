@@ -171,7 +171,7 @@ def _imitated(resolved: Resolved) -> _Imitated:
     config, load = resolved.config, resolved.outlines.fake
     seeds = Seeds(config.seed)
     lms = load_models(config, resolved.models, seeds, load)
-    features = make_features(resolved, lms)
+    features = make_features(lms, resolved.features) if resolved.features else None
     ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
     learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
     sampler = load_slots(resolved, lms, seeds, load)["sampler"]

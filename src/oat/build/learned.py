@@ -1,6 +1,6 @@
 """The model that a run has learned, loaded from one of its checkpoints."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ class Learned:
         step: the checkpoint's step.
         lm: the language model. If it has an adapter, the adapter is not merged into the weights.
         model: `lm` itself, or the reward model or critic whose backbone is `lm`.
+        ensemble: the weights of the explorer's ensemble; empty if the run has none that learned.
+        features: the identity of the features from which this ensemble has learned; empty if it is unknown.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Learned:
     model: CausalLM | Critic
     tokenizer: Any
     renderer: Renderer
+    ensemble: dict[str, torch.Tensor]
+    features: dict[str, Any]
 
 
 def run_config(run_dir: Path) -> Config:
@@ -121,6 +125,20 @@ def weights_prefix(model: str) -> str:
     return f"learner/{model}/weights/"
 
 
+def ensemble_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of the ensemble in a checkpoint, by the names of `Ensemble.tensors`; empty if there
+    is none that learned."""
+    prefix = weights_prefix(ENSEMBLE)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def ensemble_features(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of the features from which the ensemble of a checkpoint has learned; empty if it is
+    unknown."""
+    found: dict[str, Any] = state.get(ENSEMBLE, {}).get("features", {})
+    return found
+
+
 def take_up_policy(run: Run, run_dir: Path) -> int:
     """Load the newest checkpoint of another run of the same model into this run, and return the checkpoint's
     step. If this run's reference follows the policy, the learner gets the complete state of the other run's
@@ -154,12 +172,7 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
         )
     else:
         run.learner.load_weights(name, weights)
-    ensemble = {
-        name.removeprefix(weights_prefix(ENSEMBLE)): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(weights_prefix(ENSEMBLE))
-    }
-    if ensemble and ENSEMBLE in own["frozen"]:
+    if (ensemble := ensemble_weights(tensors)) and ENSEMBLE in own["frozen"]:
         run.learner.load_weights(ENSEMBLE, ensemble)
     kept = {
         name.removeprefix("weights/"): tensor
@@ -215,4 +228,5 @@ def load_learned(
     with torch.no_grad():
         for tensor, parameter in model.trainable().items():
             parameter.copy_(tensors[weights_prefix(name) + tensor])
-    return Learned(name, step, lm, model, tokenizer, renderer)
+    ensemble, features = ensemble_weights(tensors), ensemble_features(state)
+    return Learned(name, step, lm, model, tokenizer, renderer, ensemble, features)

@@ -69,7 +69,7 @@ def load_models(
         give_back_freed_memory()
     lms = {"policy": policy}
     if "reference" in needs:
-        lms["reference"] = _reference(config, policy, seeds, load)
+        lms["reference"] = load_reference(config, policy, seeds, load)
     for name in ("critic", "reward"):
         if name in needs:
             is_own = name == "critic" and has_own_critic(model)
@@ -198,9 +198,13 @@ def check_reference(reference: CausalLM, path: str, renderer: Renderer) -> None:
         )
 
 
-def _reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel) -> CausalLM:
+def load_reference(config: Config, policy: CausalLM, seeds: Seeds, load: LoadModel = load_model) -> CausalLM:
     """Load the reference. It is one of three: the policy with its adapter off; a second adapter on the
-    policy's frozen weights; a model with weights of its own."""
+    policy's frozen weights; a model with weights of its own.
+
+    Args:
+        policy: the policy as it starts. If the reference has weights of its own, only its device is read.
+    """
     model = config.model
     if not has_own_reference(model):
         if model.reference is not None and is_adapter_directory(model.reference):

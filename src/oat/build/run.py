@@ -171,7 +171,7 @@ def _computing(
             longest = _longest(resolved, run_inputs, lms["policy"])
             check_critic(lms["critic"], critic_model(config.model).path, renderer, longest)
     with resolved.blame("explorer.name"):
-        features = make_features(resolved, lms)
+        features = make_features(lms, resolved.features) if resolved.features else None
         has_weights = lms["policy"].has_weights
         ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=has_weights)
     with resolved.blame("model.path"):

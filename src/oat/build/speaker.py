@@ -8,6 +8,8 @@ In a chat, the whole conversation is rendered again at each turn, as other progr
 model. A template may then drop reasoning of earlier answers. (An episode of training is different: it keeps
 the ids of earlier turns.) The engine drops the KV cache after each answer, so each answer begins with a pass
 over the whole conversation.
+
+With `best_of`, a speaker samples several responses, and an ensemble chooses one of them (`build/best_of.py`).
 """
 
 import math
@@ -15,11 +17,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from oat.build.engine import make_engine, plain_sampling
+from oat.build.best_of import Chooser, exported_chooser, model_scorer, run_chooser, run_scorer
+from oat.build.engine import make_engine, plain_sampling, pooling_of
 from oat.build.learned import load_learned, run_config
 from oat.build.models import check_tokenizer, device_of
 from oat.build.parts import settings_of
@@ -28,12 +32,15 @@ from oat.config.settings import Config, ModelConfig, SamplingConfig
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, OatWarning
+from oat.evaluation.modes import best_of
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_tokenizer
 from oat.models.lora import described_adapter, is_adapter_directory, load_model
+from oat.rollout.actor import Actor
+from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
-from oat.types import Completion, Message, Request, Sampling
+from oat.types import ENSEMBLE, FinishReason, Group, Message, Prompt, Request, Sampling
 
 SLOT = "policy"
 NO_TEMPLATE = "none"
@@ -54,6 +61,9 @@ class GenerationOptions:
             machine has one; otherwise the CPU.
         dtype: precision of a model without a run; None: float32. For a run it is refused, since the run has a
             precision of its own.
+        best_of: number of responses that are sampled for each response that is returned; None: 1.
+        ensemble: directory of an exported ensemble, which chooses among `best_of` responses. None: that of
+            the run's explorer. It is refused without `best_of`.
     """
 
     seed: int = 0
@@ -65,18 +75,21 @@ class GenerationOptions:
     max_new_tokens: int | None = None
     profile: Literal["cpu", "gpu"] | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
+    best_of: int | None = None
+    ensemble: str | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges of the numbers.
 
         Raises:
-            ConfigError: a number is out of range.
+            ConfigError: a number is out of range, or `ensemble` is given without `best_of`.
         """
         sound = {
             "--temperature": self.temperature is None or 0.0 <= self.temperature < math.inf,
             "--top-p": self.top_p is None or 0.0 < self.top_p <= 1.0,
             "--max-new-tokens": self.max_new_tokens is None or self.max_new_tokens > 0,
             "--seed": self.seed >= 0,
+            "--best-of": self.best_of is None or self.best_of > 1,
         }
         for flag, is_sound in sound.items():
             if not is_sound:
@@ -85,8 +98,25 @@ class GenerationOptions:
                     "--temperature": "0 (greedy) or more",
                     "--top-p": "more than 0, at most 1",
                     "--max-new-tokens": "at least 1",
+                    "--best-of": "at least 2 responses, of which the ensemble chooses one, or leave it out",
                 }.get(flag, "0 or more")
                 raise ConfigError(f"{flag} is {value}; give {what}")
+        if self.ensemble is not None and self.best_of is None:
+            raise ConfigError(
+                f"--ensemble is {self.ensemble}, and --best-of is not given; give both, or leave both out"
+            )
+
+
+class Response(NamedTuple):
+    """A response, or its beginning.
+
+    Attributes:
+        ids: (T,) int32, its tokens so far.
+        finish_reason: "aborted" if further tokens follow.
+    """
+
+    ids: np.ndarray
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +127,8 @@ class Speaker:
         name: the name that the user gave. For a run, the checkpoint's step is added: `runs/a after 10 steps`.
         prompt_key, reference_key: columns of prompts and references in the run's data; for a model without a
             run, "prompt" and None.
+        actor: samples responses, and scores them if an ensemble chooses among them.
+        best_of: number of sampled responses of which one is chosen; 0: no response is chosen.
         context: largest number of tokens in a sequence; None: no limit.
     """
 
@@ -107,6 +139,8 @@ class Speaker:
     engine: TorchEngine
     sampling: Sampling
     seeds: Seeds
+    actor: Actor
+    best_of: int
     context: int | None
 
     @property
@@ -120,14 +154,34 @@ class Speaker:
         setting `render.question` puts each prompt into a form."""
         return self.is_chat and self.renderer.definition["question"] is None
 
-    def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Completion]:
-        """Yield the answer so far, after each of its tokens (`TorchEngine.stream`).
+    def respond(self, prompts: Sequence[Prompt], samples: int, address: Sequence[str | int]) -> list[Group]:
+        """Return `samples` responses to each prompt. With `best_of`, each is the one of `best_of` sampled
+        responses that the ensemble's members give the highest mean reward.
+
+        Args:
+            address: that of the random numbers (`Actor.sample`).
+        """
+        groups = self.actor.sample(prompts, {SLOT: samples * (self.best_of or 1)}, address)
+        if not self.best_of:
+            return groups
+        return best_of(groups, self.actor.score(groups, (ENSEMBLE,))[ENSEMBLE], samples)
+
+    def answer(self, messages: Sequence[Message], turn: int) -> Iterator[Response]:
+        """Yield the answer so far, after each of its tokens (`TorchEngine.stream`). With `best_of`, yield
+        only the whole answer.
 
         Args:
             turn: number of the answer in the chat, which is the address of its random numbers.
         """
+        if self.best_of:
+            prompt = Prompt(turn, turn, tuple(messages))
+            (chosen,) = self.respond([prompt], 1, ("chat",))[0].trajectories
+            yield Response(chosen.completion, chosen.finish_reason)
+            return
         key = self.seeds.key("chat", turn)
-        return self.engine.stream(Request(self.renderer.prompt(messages), self.sampling, key), SLOT)
+        request = Request(self.renderer.prompt(messages), self.sampling, key)
+        for completion in self.engine.stream(request, SLOT):
+            yield Response(completion.ids, completion.finish_reason)
 
 
 def load_speaker(target: str, options: GenerationOptions) -> Speaker:
@@ -137,8 +191,10 @@ def load_speaker(target: str, options: GenerationOptions) -> Speaker:
         target: a run directory, a directory of a model or of an adapter, or a hub id.
 
     Raises:
-        ConfigError: the run trained a reward model, or the target is a file.
-        OatError: the checkpoint or the model cannot be loaded, or the template does not suit it.
+        ConfigError: the run trained a reward model, the target is a file, or no ensemble can choose the best
+            response.
+        OatError: the checkpoint, the model or the ensemble cannot be loaded; or the template or the ensemble
+            does not suit the model.
     """
     path = Path(target)
     with warnings.catch_warnings():
@@ -160,6 +216,11 @@ def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
             f"--dtype is {options.dtype}, and {run_dir} has a precision of its own; leave it out, or give "
             "an exported model"
         )
+    chooser = None
+    if options.ensemble is not None:
+        chooser = exported_chooser(options.ensemble)
+    elif options.best_of is not None:
+        chooser = run_chooser(run_dir, config)
     profile = config.compute.profile if torch.cuda.is_available() else "cpu"
     found = load_learned(run_dir, options.step, device_of(options.profile or profile))
     if found.name == "reward":
@@ -180,12 +241,19 @@ def _load_run(run_dir: Path, options: GenerationOptions) -> Speaker:
         )
     renderer = make_renderer(replace(config, render=render), found.lm, found.tokenizer)
     name = f"{run_dir} after {found.step} steps"
-    return _speaker(name, found.lm, renderer, plain_sampling(config), options, config)
+    scorer = None if chooser is None else run_scorer(chooser, run_dir, config, found)
+    return _speaker(name, found.lm, renderer, plain_sampling(config), options, config, chooser, scorer)
 
 
 def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
     if options.step is not None:
         raise ConfigError(f"--step is {options.step}, and {target} is no run; leave it out")
+    if options.best_of is not None and options.ensemble is None:
+        raise ConfigError(
+            f"{target}: it is no run, so it has no ensemble that could choose the best response; give one by "
+            "--ensemble, a directory that `oat export RUN OUT --ensemble` wrote, or leave --best-of out"
+        )
+    chooser = None if options.ensemble is None else exported_chooser(options.ensemble)
     model = ModelConfig(target, dtype=options.dtype or "float32")
     if is_adapter_directory(target):
         lora, base = described_adapter(target)
@@ -196,7 +264,9 @@ def _load_plain_model(target: str, options: GenerationOptions) -> Speaker:
     _refuse_system(target, options, template)
     renderer = Renderer(tokenizer, template=template, system=options.system, eos_ids=lm.eos_ids)
     check_tokenizer(lm, model.path, renderer)
-    return _speaker(target, lm, renderer, Sampling(SamplingConfig.max_new_tokens), options, None)
+    scorer = None if chooser is None else model_scorer(chooser, lm, target)
+    sampling = Sampling(SamplingConfig.max_new_tokens)
+    return _speaker(target, lm, renderer, sampling, options, None, chooser, scorer)
 
 
 def _speaker(
@@ -206,6 +276,8 @@ def _speaker(
     sampling: Sampling,
     options: GenerationOptions,
     config: Config | None,
+    chooser: Chooser | None,
+    scorer: EnsembleScorer | None,
 ) -> Speaker:
     engine_options = TorchEngineConfig()
     threads = None
@@ -214,12 +286,17 @@ def _speaker(
         engine_options = settings_of(config, "engine")
         threads = config.compute.threads if config.compute.profile == "cpu" else None
         keys = (config.prompts.prompt_key, config.prompts.reference_key)
-    engine = make_engine({SLOT: lm}, renderer, engine_options, engine_options.threads or threads)
+    pooling = pooling_of(chooser.features if chooser else None)
+    engine = make_engine({SLOT: lm}, renderer, engine_options, engine_options.threads or threads, pooling)
     given: dict[str, Any] = {
         name: getattr(options, name) for name in ("temperature", "top_p", "max_new_tokens")
     }
     sampling = replace(sampling, **{name: value for name, value in given.items() if value is not None})
-    return Speaker(name, *keys, renderer, engine, sampling, Seeds(options.seed), lm.context_length)
+    seeds = Seeds(options.seed)
+    actor = Actor(renderer, engine, sampling, seeds, scorer=scorer)
+    return Speaker(
+        name, *keys, renderer, engine, sampling, seeds, actor, options.best_of or 0, lm.context_length
+    )
 
 
 def _refuse_system(target: str | Path, options: GenerationOptions, template: str | None) -> None:

@@ -37,6 +37,17 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--temperature", type=float, metavar="X", help="0 is greedy; by default the run's, or 1")
     add("--top-p", type=float, metavar="X", help="as sampling.top_p; by default the run's, or 1")
+    add(
+        "--best-of",
+        type=int,
+        metavar="N",
+        help="sample N responses for each one, and keep the one that an ensemble rewards most on average",
+    )
+    add(
+        "--ensemble",
+        metavar="DIR",
+        help="the ensemble that chooses, written by oat export RUN DIR --ensemble; by default the run's own",
+    )
     add("--seed", type=int, default=0, metavar="N", help="seed of the random numbers; by default 0")
     add(
         "--device",
@@ -60,7 +71,17 @@ def generation_options(arguments: argparse.Namespace) -> "GenerationOptions":
     """
     from oat.build.speaker import GenerationOptions
 
-    names = ("template", "system", "temperature", "top_p", "max_new_tokens", "dtype", "seed")
+    names = (
+        "template",
+        "system",
+        "temperature",
+        "top_p",
+        "max_new_tokens",
+        "dtype",
+        "seed",
+        "best_of",
+        "ensemble",
+    )
     own = {name: getattr(arguments, name) for name in names}
     return GenerationOptions(step=checkpoint_of(arguments.step), profile=arguments.device, **own)
 

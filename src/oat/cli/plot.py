@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         default="steps",
-        metavar="steps|queries|tokens|time|kl|sqrt_kl",
+        metavar="steps|queries|pairs|tokens|time|kl|sqrt_kl",
         help="the horizontal axis; by default steps",
     )
     parser.add_argument(

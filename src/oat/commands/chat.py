@@ -60,6 +60,8 @@ def _greeting(speaker: Speaker) -> str:
         what = "answers, and remembers"
     else:
         what = "answers each line by itself"
+    if speaker.best_of:
+        what += f" (the best of {speaker.best_of} each time)"
     return f"{speaker.name} {what}; {_EXIT} ends, {_NEW} begins anew, Ctrl-C cuts an answer"
 
 
@@ -118,19 +120,19 @@ def _fitting(speaker: Speaker, messages: list[Message]) -> list[Message]:
 
 
 def _print_answer(speaker: Speaker, messages: Sequence[Message], turn: int, *, in_terminal: bool) -> str:
-    """Print a response while it is generated, and return its text. In a terminal, Ctrl-C ends the generation;
-    the text that was printed until then is returned."""
+    """Print a response while it is generated, or the best of several as a whole, and return its text. In a
+    terminal, Ctrl-C ends the generation; the text that was printed until then is returned."""
     shown = ""
     try:
-        for completion in speaker.answer(messages, turn):
-            text = speaker.renderer.text(completion.ids)
-            is_last = completion.finish_reason != "aborted"
+        for response in speaker.answer(messages, turn):
+            text = speaker.renderer.text(response.ids)
+            is_last = response.finish_reason != "aborted"
             text = text if is_last else _certain(text, speaker.renderer.stop)
             if is_last or text.startswith(shown):
                 print(printable(text[len(shown) :]), end="", flush=True)
                 shown = text
-        if in_terminal and completion.finish_reason == "length":
-            print(f" [cut off after {len(completion.ids)} tokens]", end="")
+        if in_terminal and response.finish_reason == "length":
+            print(f" [cut off after {len(response.ids)} tokens]", end="")
     except KeyboardInterrupt:
         if not in_terminal:
             raise

@@ -1,16 +1,16 @@
-"""`oat export RUN OUT --ensemble`: write the ensemble of a run's explorer, from which another run can start
-(`explorer.ensemble.start`)."""
+"""`oat export RUN OUT --ensemble`: write the ensemble of a run's explorer. Another run can start from it
+(`explorer.ensemble.start`), and it can choose among responses (`oat generate --best-of`)."""
 
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from oat.build.learned import policy_weights, run_config, weights_prefix
+from oat.build.learned import ensemble_features, ensemble_weights, policy_weights, run_config
 from oat.commands.swap import swapped_in
 from oat.errors import ConfigError, ExportError
+from oat.explore.settings import WITHIN_RUN
 from oat.files import saying_what_is_free, seen
 from oat.models.ensemble_files import DESCRIPTION, WEIGHTS, EnsembleDescription, save_ensemble
-from oat.types import ENSEMBLE
 
 
 def export_ensemble(run_dir: Path, out: Path, which: int | Literal["best"] | None = None) -> int:
@@ -27,19 +27,23 @@ def export_ensemble(run_dir: Path, out: Path, which: int | Literal["best"] | Non
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; give a directory")
     step, _, tensors, state = policy_weights(run_dir, which)
-    prefix = weights_prefix(ENSEMBLE)
-    weights = {
-        name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)
-    }
+    weights = ensemble_weights(tensors)
     if not weights:
         raise ConfigError(
             f"{run_dir}: has no ensemble that learned, so there is none to export; give a run with an "
             "explorer that has one"
         )
     members, _, hidden = weights["weight1"].shape
-    activation = run_config(run_dir).explorer.options["ensemble"]["activation"]
-    features = state[ENSEMBLE].get("features", {})
-    description = EnsembleDescription(members, hidden, activation, features, step)
+    options = run_config(run_dir).explorer.options
+    backbone = options.get("features", {}).get("backbone")
+    description = EnsembleDescription(
+        members,
+        hidden,
+        options["ensemble"]["activation"],
+        ensemble_features(state),
+        step,
+        None if backbone in WITHIN_RUN else backbone,
+    )
     place = seen(out).resolve()
     try:
         with (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oat.build.speaker import SLOT, Speaker
+from oat.build.speaker import Speaker
 from oat.data.fit import Fit
 from oat.data.formats import Layout
 from oat.data.index_cache import cache_folders
@@ -16,12 +16,11 @@ from oat.data.prompt_set import PromptSet, Source
 from oat.errors import ConfigError, DataError, printable
 from oat.evaluation.records import raw_prompt
 from oat.files import saying_what_is_free, sync_to_disk
-from oat.rollout.actor import Actor
 from oat.types import Group
 
 _PROMPTS = 512
-"""Largest number of prompts whose responses are sampled in one call. Their lines are yielded after the
-call."""
+"""Largest number of prompts whose responses are sampled in one call, and with `best_of` a fraction of it.
+Their lines are yielded after the call."""
 
 
 def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | None = None) -> Iterator[str]:
@@ -30,7 +29,8 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
 
     Args:
         prompts: a file, a saved dataset or a dataset of the hub, as `data/sources.py` reads them.
-        samples: number of responses to each prompt.
+        samples: number of responses to each prompt. If an ensemble chooses them, each is the best one of
+            several that were sampled for it alone.
         prompt_key: column of the prompt. If it is given, no reference is read. None: the run's columns of
             prompt and reference; for a model without a run, the column `prompt` and no reference.
 
@@ -52,15 +52,15 @@ def generate(speaker: Speaker, prompts: str, samples: int, *, prompt_key: str | 
             f"{prompts}: record {row}: the prompt has {tokens} tokens, and the model's context holds "
             f"{speaker.context}; shorten it, or leave it out (this long: {found.index.over} of {len(found)})"
         )
-    actor = Actor(speaker.renderer, speaker.engine, speaker.sampling, speaker.seeds)
-    for start in range(0, len(found), _PROMPTS):
-        end = min(start + _PROMPTS, len(found))
+    most = max(1, _PROMPTS // (speaker.best_of or 1))
+    for start in range(0, len(found), most):
+        end = min(start + most, len(found))
         some = [replace(found[number], occurrence=number) for number in range(start, end)]
         if not all(prompt.messages for prompt in some):
             raise DataError(
                 f"{prompts}: its records have texts and no prompts; --prompt-key text continues them"
             )
-        for group in actor.sample(some, {SLOT: samples}, ("generate",)):
+        for group in speaker.respond(some, samples, ("generate",)):
             yield printable(json.dumps(_record(group), ensure_ascii=False))
 
 

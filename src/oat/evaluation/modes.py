@@ -28,16 +28,25 @@ class Mode:
     best_of: int = 0
 
 
-def best_of(groups: Sequence[Group], rewards: Sequence[np.ndarray]) -> list[Group]:
-    """Return the groups, each with only the response of the highest mean reward.
+def best_of(groups: Sequence[Group], rewards: Sequence[np.ndarray], count: int = 1) -> list[Group]:
+    """Return the groups, each with only the responses of the highest mean reward: the best one of each of
+    `count` equal parts, in order.
 
     Args:
-        rewards: for each group, the rewards that an ensemble's members give its responses, (M, G).
+        rewards: for each group, the rewards that an ensemble's members give its responses, (M, G). G is a
+            multiple of `count`.
     """
     return [
-        replace(group, trajectories=(group.trajectories[int(rewards_MG.mean(axis=0).argmax())],))
+        replace(group, trajectories=tuple(group.trajectories[place] for place in _best(rewards_MG, count)))
         for group, rewards_MG in zip(groups, rewards, strict=True)
     ]
+
+
+def _best(rewards_MG: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the responses of the highest mean reward, one for each of `count` equal parts,
+    (count,)."""
+    parts = rewards_MG.mean(axis=0).reshape(count, -1)
+    return parts.argmax(axis=1) + np.arange(count) * parts.shape[1]
 
 
 def learned_from(feedback: Feedback) -> list[Mode]:

@@ -1,5 +1,5 @@
 """Files of an exported ensemble: `ensemble.safetensors` with its weights, and `ensemble.json` with its shape
-and the identity of the features that it reads."""
+and the features that it reads."""
 
 import json
 from collections.abc import Mapping
@@ -26,6 +26,8 @@ class EnsembleDescription:
         members, hidden, activation: as in `EnsembleConfig`.
         features: the identity of the features (`oat.rollout.features.Features`).
         step: the step of the run after which it was exported.
+        backbone: path or hub id of a backbone that is loaded for the features alone. None: the features are
+            the run's policy's or reference's, or the export is from a release that did not write this.
     """
 
     members: int
@@ -33,6 +35,7 @@ class EnsembleDescription:
     activation: str
     features: dict[str, Any]
     step: int
+    backbone: str | None = None
 
 
 def save_ensemble(

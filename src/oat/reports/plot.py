@@ -28,11 +28,12 @@ from oat.reports.metric_names import ours
 from oat.rundir.reading import load_run
 from oat.rundir.rows import read_metrics
 
-Against = Literal["steps", "queries", "tokens", "time", "kl", "sqrt_kl"]
+Against = Literal["steps", "queries", "pairs", "tokens", "time", "kl", "sqrt_kl"]
 
 DEFAULTS = ("eval/sampled", "reward/mean", "loss/total")
 """If no metric is chosen, the first of these that every run has is plotted."""
 CHANGES = "oracle/changes"
+PAIRS = "oracle/pairs"
 KL = "eval/kl"
 """The metric of the policy's distance from the reference."""
 GOLD = ("eval/sampled", "eval/gold_sampled")
@@ -59,6 +60,7 @@ _STYLES = ("-", "--", ":")
 _AXES = {
     "steps": ("steps", "steps"),
     "queries": ("queries", "oracle queries of training"),
+    "pairs": ("pairs", "compared and paid pairs of training"),
     "tokens": ("tokens", "tokens of responses that steps learned from"),
     "time": ("seconds", "running time, {}"),
     "kl": ("kl", "KL(policy || reference), nats a response"),
@@ -211,6 +213,13 @@ def _places(run: Path, rows: Sequence[Mapping[str, Any]], against: Against) -> l
         return [float(row["step"]) for row in rows]
     if against == "queries":
         return _running_maximum(row.get("oracle/queries", 0.0) for row in rows)
+    if against == "pairs":
+        if not any(PAIRS in row for row in rows):
+            raise ConfigError(
+                f"{run}: its rows have no {PAIRS}, since no step took a paid answer about a pair, so it "
+                "cannot be plotted against pairs; give another --against, such as queries"
+            )
+        return _running_maximum(row.get(PAIRS, 0.0) for row in rows)
     if against == "tokens":
         if not any("response/tokens" in row for row in rows):
             raise ConfigError(
