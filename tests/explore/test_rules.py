@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oat.errors import ConfigError, ContractError
 from oat.explore.find_rule import call_rule, find_rule
-from oat.explore.rules import RULES
+from oat.explore.rules import RULES, _information
 from oat.explore.uncertainty import MEASURES, bernoulli_variance, kl_disagreement, logits_variance
 
 MEMBERS, PROMPTS, SIZE = 4, 3, 6
@@ -74,13 +74,17 @@ def test_the_order_of_candidates_does_not_matter(
     name: str, given: tuple[np.ndarray, np.ndarray], order: list[int], seed: int
 ) -> None:
     """If the candidates are permuted, so is the choice. `uncertainty` and the rules of information choose a
-    pair without an order. Where all members prefer one candidate, no answer tells anything about the best
-    one, and `best_arm_information` has no preference."""
+    pair without an order. `best_arm_information` has no preference between pairs whose answers tell equally
+    much: where all members prefer one candidate, and where their probabilities are 0 or 1."""
     rewards_MBG, valid_BG = given
     if name == "best_arm_information":
-        best_MB = np.where(valid_BG, rewards_MBG, -np.inf).argmax(axis=-1)
-        differ_B = (best_MB != best_MB[0]).any(axis=0)
-        rewards_MBG, valid_BG = rewards_MBG[:, differ_B], valid_BG[differ_B]
+        is_pair_BGG = valid_BG[:, :, None] & valid_BG[:, None, :] & np.triu(np.ones((SIZE, SIZE), bool), k=1)
+        values_BP = np.where(is_pair_BGG, _information(rewards_MBG, valid_BG), -np.inf).reshape(
+            len(valid_BG), -1
+        )
+        second_B, first_B = np.sort(values_BP, axis=1)[:, -2:].T
+        is_clear_B = first_B > second_B + 1e-9
+        rewards_MBG, valid_BG = rewards_MBG[:, is_clear_B], valid_BG[is_clear_B]
     pairs_B2 = chosen(name, rewards_MBG, valid_BG, seed)
     moved_B2 = np.array(order)[chosen(name, rewards_MBG[..., order], valid_BG[:, order], seed)]
     assert (np.sort(moved_B2, axis=1) == np.sort(pairs_B2, axis=1)).all()
