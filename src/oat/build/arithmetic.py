@@ -66,6 +66,9 @@ def step_lines(resolved: Resolved, run: Run, dearest: Price) -> Lines:
         f"{many(epochs * minibatches, 'optimiser step')}{bounded}"
         f"{'' if resolved.step.target_kl is None else ', or fewer (algorithm.target_kl)'}"
     )
+    if not resolved.objective.learns:
+        yield "", "the policy does not learn"
+        return
     yield "", f"{each}, each of {many(math.ceil(units / minibatches), unit)}, in passes of at most {most}"
     if (buffer := config.learner.buffer) is not None:
         yield "a buffer", _buffered(resolved, buffer)

@@ -15,6 +15,7 @@ from oat.learner.learner import Learner
 from oat.learner.limits import GB
 from oat.rundir.checkpoints import Checkpoints
 from oat.tracking.sinks import told_of
+from oat.types import ENSEMBLE
 
 _MOMENTS = 2
 """Number of moments of AdamW. Each moment is as large as the weights that learn."""
@@ -80,13 +81,14 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
         ),
     )
     precision = f"{config.model.dtype}, products in {c.autocast}" if c.autocast else config.model.dtype
+    learning = [name for name in learner.trained if name == ENSEMBLE or resolved.objective.learns]
     frozen = [
         name
         for name in learner.models
-        if name not in learner.trained and not (name == "reference" and learner.following)
+        if name not in learning and not (name == "reference" and learner.following)
     ]
     models = (
-        "trains " + ", ".join(learner.trained) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
+        "trains " + ", ".join(learning) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
     )
     if c.critic_only_steps:
         models += f"; in the first {many(c.critic_only_steps, 'step')} only the critic learns"

@@ -84,7 +84,7 @@ def _lines(
 ) -> Lines:
     learner, begun = run.learner, _begun(resolved, origin)
     assert isinstance(learner, Learner), "nothing goes through the wire here"
-    yield from _model(learner)
+    yield from _model(learner, learns=resolved.objective.learns)
     yield from _data(run_inputs)
     yield from step_lines(resolved, run, dearest)
     yield from run_lines(resolved, run, run_inputs, dearest, begun)
@@ -95,19 +95,14 @@ def _lines(
     yield from sink_lines(resolved)
 
 
-def _model(learner: Learner) -> Lines:
+def _model(learner: Learner, *, learns: bool) -> Lines:
     policy = learner.models["policy"]
     assert isinstance(policy, LanguageModel)
     lm = policy.lm
     parameters = sum(count(lm).values())
     learning = sum(parameter.numel() for parameter in lm.trainable().values())
-    yield (
-        "model",
-        (
-            f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, of which {learning / 1e6:.3g} "
-            "million learn"
-        ),
-    )
+    which = f"of which {learning / 1e6:.3g} million learn" if learns else "which stay as they are"
+    yield "model", f"a {lm.model_type} of {parameters / 1e6:.3g} million parameters, {which}"
 
 
 def _data(run_inputs: RunInputs) -> Lines:
