@@ -3,8 +3,8 @@
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --trl-ppo PYTHON --vllm PYTHON
 
 `make bench` makes the environments of the peers and calls this program for all tables: generation, step,
-short, ppo, update, direct, logps, gae, growth, shapes, turns. TRL has two environments, because its newest
-version has no PPO trainer.
+short, ppo, update, direct, logps, gae, growth, shapes, turns, explore. TRL has two environments, because its
+newest version has no PPO trainer.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import direct
+import explore_cost
 import gae
 import generation
 import logps
@@ -37,8 +38,11 @@ REPETITIONS = 3
 """Number of repetitions of a row."""
 OF_SECONDS = 5
 """Number of repetitions of a row if one repetition takes only seconds."""
-ONE_THREAD = ("short", "ppo")
-"""Tables whose models are so small that two threads make both sides slower."""
+OF_DIFFERENCES = 10
+"""Number of repetitions of a row that has small differences of two times. Each of the two comes first equally
+often."""
+ONE_THREAD = ("short", "ppo", "explore")
+"""Tables whose models are so small that two threads make all sides slower."""
 DIRECT_STEPS = 20
 """Number of steps of which `direct` compares the losses."""
 
@@ -360,6 +364,37 @@ def turns_rows(peers: Peers) -> Rows:
         ]
 
 
+def explore_rows(peers: Peers) -> Rows:
+    yield ["work", "part", "seconds", "share of generation", "target", "with"]
+    for size in ("0.3M", "20M"):
+        row = explore_cost.compare(size, OF_DIFFERENCES)
+        seconds, given = row["seconds"], row["settings"]["oat"]
+        work = f"{size}: {given['prompts']} x {given['samples']} samples, {row['features']:,} features"
+        yield [work, "generation", f"{seconds['generate']:.2f}", "", "", _with(row)]
+        for part, share, target in (
+            ("rewards of all members, and the rule", "ensemble and rule", "at most 3%"),
+            ("these, and keeping the policy's hidden states", "policy", "at most 10%"),
+            ("rewards, rule, and a pass of the reference", "reference", ""),
+            ("the ensemble's learning and new weights", "learn", ""),
+        ):
+            took = sum(seconds[each] for each in explore_cost.SHARES[share])
+            least, greatest = row["spread"][share]
+            shown = f"{row['shares'][share]:.1%} ({least:.1%} to {greatest:.1%})"
+            yield ["", part, f"{took:.3f}", shown, target, ""]
+    row = explore_cost.rate(OF_DIFFERENCES)
+    least, greatest = row["spread"]
+    given = row["settings"]["oat"]
+    yield [
+        f"{given['candidates']:,} candidates, {given['features']:,} features",
+        "rewards of all members",
+        f"{row['operations'] / row['rate']:.3f}",
+        f"{row['rate'] / 1e9:.0f} of {row['machine'] / 1e9:.0f} GFLOP/s: {row['ratio']:.0%} "
+        f"({least:.0%} to {greatest:.0%})",
+        "at least 70% of the machine's rate",
+        _with(row),
+    ]
+
+
 TABLES: dict[str, Callable[[Peers], Rows]] = {
     "generation": generation_rows,
     "step": step_rows,
@@ -372,6 +407,7 @@ TABLES: dict[str, Callable[[Peers], Rows]] = {
     "growth": growth_rows,
     "shapes": shapes_rows,
     "turns": turns_rows,
+    "explore": explore_rows,
 }
 
 

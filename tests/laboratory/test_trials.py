@@ -57,6 +57,11 @@ def test_a_seed_decides_a_trial_and_all_rules_see_the_same_prompts() -> None:
     assert one == same
 
 
+def test_an_agent_may_be_made_by_a_function() -> None:
+    named = learn_rewards("independent", "ideal", rule("bai_ts"), 4, 3)
+    assert learn_rewards("independent", AGENTS["ideal"], rule("bai_ts"), 4, 3) == named
+
+
 @pytest.mark.parametrize("learn", [learn_rewards, learn_policy])
 def test_clashes_cost_nothing_and_teach_nothing(learn: Any) -> None:
     def clashing(rewards_MBG: np.ndarray, valid_BG: np.ndarray, generator: np.random.Generator) -> np.ndarray:

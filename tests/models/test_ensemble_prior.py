@@ -221,6 +221,19 @@ def test_a_given_start_is_what_the_prior_pulls_to(form: PriorForm) -> None:
     assert set(model.trainable()) == set(NAMES), "the anchor is not learned"
 
 
+@pytest.mark.parametrize("features", [4, 256])
+def test_many_candidates_have_the_rewards_of_few(features: int) -> None:
+    """Without a gradient, members are computed in groups if there are many candidates."""
+    model = ensemble(features=features, members=5, hidden=320)
+    features_ND = torch.randn(700, features, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        rewards_NM = model(features_ND)
+        few_NM = torch.cat([model(some) for some in features_ND.split(350)])
+    assert rewards_NM.shape == (700, 5)
+    torch.testing.assert_close(rewards_NM, model(features_ND).detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rewards_NM, few_NM, rtol=0, atol=1e-6)
+
+
 @pytest.mark.inventory(56)
 def test_members_are_independent() -> None:
     """If the parameters of one member change, only its rewards do, and only it has a gradient of them."""

@@ -268,3 +268,17 @@ def test_turns() -> None:
     row = compare("tiny", 3, 2, 8, 1, {"prompt_count": 2, "samples": 2, "said": 2})
     assert row["ratios"].keys() == {"kept", "again", "own"}
     assert min(row["seconds"].values()) > 0
+
+
+def test_explore_cost() -> None:
+    """Keeping hidden states does not change the tokens; the script asserts it."""
+    import explore_cost
+
+    row = explore_cost.compare("tiny", 1)
+    assert row["features"] == 64
+    assert min(row["seconds"][part] for part in ("generate", "ensemble", "rule", "pass", "learn")) > 0
+    assert row["shares"].keys() == explore_cost.SHARES.keys()
+    load = {"candidates": 3, "features": 5, "members": 2, "hidden": 4}
+    found = explore_cost.rate(1, load, (8, 16))
+    assert found["operations"] == 2 * 3 * 2 * (5 * 4 + 4 * 4 + 4)
+    assert found["spread"][0] <= found["ratio"] <= found["spread"][1]

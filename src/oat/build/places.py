@@ -87,9 +87,7 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
         for name in learner.models
         if name not in learning and not (name == "reference" and learner.following)
     ]
-    models = (
-        "trains " + ", ".join(learning) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
-    )
+    models = "trains " + ", ".join(learning) + (f", beside a frozen {', '.join(frozen)}" if frozen else "")
     if c.critic_only_steps:
         models += f"; in the first {many(c.critic_only_steps, 'step')} only the critic learns"
     if update := config.model.reference_update:

@@ -240,27 +240,31 @@ class Ratio:
 
 
 def ratios(
-    found: dict[Case, Curve], world: str, agent: str, threshold: float = THRESHOLD
+    found: dict[Case, Curve],
+    world: str,
+    agent: str,
+    threshold: float = THRESHOLD,
+    baseline: str = BASELINE,
 ) -> dict[str, Ratio]:
     """Return the ratios of all arms in a world with an agent, by arm. The baseline must be among them."""
     by_arm: dict[str, dict[int, Curve]] = {}
     for case, curve in found.items():
         if (case.world, case.agent) == (world, agent):
             by_arm.setdefault(case.arm, {})[case.seed] = curve
-    seeds = sorted(by_arm[BASELINE])
+    seeds = sorted(by_arm[baseline])
     needed = {
         arm: np.array([queries_to(curves[seed], threshold) for seed in seeds])
         for arm, curves in by_arm.items()
     }
     generator = np.random.default_rng(0)
     drawn = generator.integers(len(seeds), size=(_RESAMPLES, len(seeds)))
-    base = np.median(needed[BASELINE][drawn], axis=1)
+    base = np.median(needed[baseline][drawn], axis=1)
     rows = {}
     for arm, queries in needed.items():
         low, high = np.quantile(np.median(queries[drawn], axis=1) / base, [0.025, 0.975])
         reached = [len(_reached(by_arm[arm][seed], threshold)) > 0 for seed in seeds]
         median = float(np.median(queries))
-        ratio = median / float(np.median(needed[BASELINE]))
+        ratio = median / float(np.median(needed[baseline]))
         rows[arm] = Ratio(median, ratio, float(low), float(high), reached.count(False))
     return rows
 

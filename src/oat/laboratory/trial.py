@@ -12,6 +12,7 @@ Regret is relative: the best candidate of a prompt has 0, and one drawn uniforml
 All rules see the same prompts with one seed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,9 @@ is a softmax of features times weights; the reference has weights of 0."""
 RATES = (3.0, 10.0, 30.0)
 """`learn_policy`: the learning rates from which each arm gets its best one (`report.with_rates`)."""
 
+MakeAgent = Callable[[int, np.random.Generator], Agent]
+"""Makes an agent that reads so many features."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -49,12 +53,17 @@ class Curve:
     clashes: float
 
 
-def learn_rewards(world: str, agent: str, rule: Chooser, seed: int, rounds: int) -> Curve:
-    """Let an agent learn rewards from the pairs that a rule chooses."""
+def learn_rewards(world: str, agent: str | MakeAgent, rule: Chooser, seed: int, rounds: int) -> Curve:
+    """Let an agent learn rewards from the pairs that a rule chooses.
+
+    Args:
+        agent: name of an agent, or a function that makes one.
+    """
+    make = AGENTS[agent] if isinstance(agent, str) else agent
     seeds = Seeds(seed)
     draw = make_world(world, seeds.at("world", world))
     held_out = draw(seeds.at("held out", world), HELD_OUT, SIZE)
-    learner: Agent = AGENTS[agent](DIM, seeds.at("agent", world))
+    learner = make(DIM, seeds.at("agent", world))
     queries: list[int] = []
     regrets: list[float] = []
     clashes = 0

@@ -9,10 +9,12 @@ parameters towards the anchor.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from oat.functional.products import linear
 from oat.types import Trajectory
@@ -20,8 +22,14 @@ from oat.types import Trajectory
 Activation = Literal["relu", "swish"]
 PriorForm = Literal["mean", "map"]
 _WIDE = 256
-"""Number of features from which the first layer of all members is one product."""
-_ACTIVATIONS = {"relu": torch.relu, "swish": torch.nn.functional.silu}
+"""Number of features from which the first layer of several members is one product."""
+_LARGE = 2**20
+"""Number of a layer's outputs from which members are computed in groups, if there is no gradient."""
+_GROUP = 512
+"""Least number of outputs that a layer of a group has for each row; a group also has at least two members.
+The outputs of a group stay in the processor's cache from layer to layer. Products of fewer outputs are
+slower, and may round differently."""
+_ACTIVATIONS = {"relu": F.relu, "swish": F.silu}
 
 
 class Ensemble(torch.nn.Module):
@@ -85,22 +93,37 @@ class Ensemble(torch.nn.Module):
 
     def forward(self, features_ND: torch.Tensor) -> torch.Tensor:
         """Compute the rewards (N, M) of features (N, D)."""
-        x = self._first(features_ND)
-        for layer in (2, 3):
-            x = self.activation(x)
-            x = torch.matmul(x, getattr(self, f"weight{layer}")) + getattr(self, f"bias{layer}")
-        return x.squeeze(-1).transpose(0, 1)
-
-    def _first(self, features_ND: torch.Tensor) -> torch.Tensor:
-        """Compute the first layer of all members, (M, N, H). For wide features this is nearly all of the
-        work, and one product of matrices is faster than one for each member."""
         parameters = dict(self.named_parameters())
-        weight_MDH, bias_M1H = parameters["weight1"], parameters["bias1"]
+        outputs = self.members * parameters["weight1"].shape[2]
+        groups = min(self.members // 2, outputs // _GROUP)
+        if torch.is_grad_enabled() or groups < 2 or len(features_ND) * outputs < _LARGE:
+            return self._rewards(features_ND, parameters).T
+        bounds = [self.members * number // groups for number in range(groups + 1)]
+        parts = [
+            self._rewards(features_ND, {name: value[first:end] for name, value in parameters.items()})
+            for first, end in pairwise(bounds)
+        ]
+        return torch.cat(parts).T
+
+    def _rewards(self, features_ND: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Compute the rewards of the members that have these parameters, (M, N)."""
+        x = self._first(features_ND, parameters["weight1"], parameters["bias1"])
+        for layer in (2, 3):
+            x = self.activation(x, inplace=not torch.is_grad_enabled())
+            x = torch.matmul(x, parameters[f"weight{layer}"])
+            x += parameters[f"bias{layer}"]
+        return x.squeeze(-1)
+
+    def _first(
+        self, features_ND: torch.Tensor, weight_MDH: torch.Tensor, bias_M1H: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute the first layer of members, (M, N, H). For wide features this is nearly all of the work,
+        and one product of matrices is faster than one for each member."""
         if features_ND.shape[1] < _WIDE:
             return torch.matmul(features_ND, weight_MDH) + bias_M1H
         weight_OD = weight_MDH.transpose(1, 2).flatten(0, 1)
         made_NO = linear(features_ND, weight_OD, bias_M1H.flatten())
-        return made_NO.unflatten(1, (self.members, -1)).transpose(0, 1)
+        return made_NO.unflatten(1, (len(weight_MDH), -1)).transpose(0, 1)
 
     def prior(self) -> torch.Tensor:
         """Return the distance of the parameters from their initial values, a scalar.
