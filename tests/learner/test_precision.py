@@ -284,9 +284,9 @@ def test_no_pass_is_larger_than_its_limit(smooth: Path, name: str, monkeypatch: 
     for model in learner.models.values():
         lm: Any = getattr(model, "lm")  # noqa: B009 (the protocol of models does not have it)
 
-        def hidden_of(sequences: list[np.ndarray], prefixes: Any = None, *, of: Any = lm.hidden_of) -> Any:
+        def hidden_of(sequences: list[np.ndarray], *args: Any, of: Any = lm.hidden_of, **named: Any) -> Any:
             shapes.append((len(sequences), sum(len(ids) for ids in sequences)))
-            return of(sequences, prefixes)
+            return of(sequences, *args, **named)
 
         monkeypatch.setattr(lm, "hidden_of", hidden_of)
     update(learner, name)

@@ -89,6 +89,16 @@ class StepSettings:
         return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
 
+STATES = "states "
+"""Beginning of the names of hidden states among a language model's values."""
+
+
+def states_want(layer: int | str) -> str:
+    """Return the name of the hidden states of a layer, or of "all" layers, among a language model's values:
+    (K, D), those from which the trained tokens are predicted. They are asked for alone."""
+    return f"{STATES}{layer}"
+
+
 class Forward(Protocol):
     def __call__(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, torch.Tensor]:
         """Compute values of a model for the rows, without gradient.

@@ -36,11 +36,10 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from oat.algorithms.base import Forward, Objective, Outputs, View
+from oat.algorithms.base import Forward, Objective, Outputs, View, states_want
 from oat.errors import CheckpointError, warn
 from oat.explore.pair_buffer import PairBuffer, Sampled
 from oat.explore.settings import EnsembleConfig
-from oat.learner.models import states_want
 from oat.types import ENSEMBLE, Batch, Feedback, Item, Loss, Plan, Requires, Segment, Trajectory
 
 __all__ = ["EnsembleConfig", "EnsembleLearning"]
@@ -48,10 +47,11 @@ __all__ = ["EnsembleConfig", "EnsembleLearning"]
 _PAIRS_A_PASS = 16
 """Number of pairs whose features are computed again in one call of the policy."""
 
-_VERSION = 3
+_VERSION = 4
 """Version of the state's format. The first format had no version number: it is from a release that learned by
 AdamW and with a prior that faded with the number of queries. A run of the second format makes no optimiser
-step before its buffer has a whole batch, and goes on so."""
+step before its buffer has a whole batch. Up to the third format, its forward passes have the limits of those
+of the policy. Runs that began so, go on so."""
 
 
 class EnsembleLearning(Objective):
@@ -87,7 +87,7 @@ class EnsembleLearning(Objective):
         before = self.buffer.seen
         self._remember(feedback)
         size = self.buffer.size
-        wanted = self.config.batch if self.version < _VERSION else min(self.config.batch, size)
+        wanted = self.config.batch if self.version < 3 else min(self.config.batch, size)
         metrics = {"ensemble/pairs": float(size), **self._refresh(feedback.step + 1, forward)}
         is_over = self.config.max_pairs is not None and before >= self.config.max_pairs
         if size < wanted or not wanted or is_over:
@@ -99,7 +99,16 @@ class EnsembleLearning(Objective):
         seen = float(self.buffer.seen)
         columns = {"features_N": features_N, "labelled_N": torch.full((len(features_N),), seen)}
         units = np.arange(len(drawn)).repeat(2)
-        return Batch((), units, units, columns, minibatches=self.config.steps, metrics=metrics, shuffle=False)
+        return Batch(
+            (),
+            units,
+            units,
+            columns,
+            minibatches=self.config.steps,
+            metrics=metrics,
+            shuffle=False,
+            is_whole=self.version >= 4,
+        )
 
     def losses(self, outputs: Outputs, view: View) -> dict[str, Loss]:
         weight = self.config.weight_of_prior(float(view["labelled_N"][0]))

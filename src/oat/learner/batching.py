@@ -65,7 +65,7 @@ def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
         index["K"] = _tokens(batch, rows)
     columns = {name: values[index[name[-1]]] for name, values in batch.columns.items()}
     chosen = tuple(batch.rows[row] for row in rows.tolist()) if batch.rows else ()
-    return Batch(chosen, unit_of_N, group_of_N, columns)
+    return Batch(chosen, unit_of_N, group_of_N, columns, is_whole=batch.is_whole)
 
 
 def view_of(batch: Batch) -> View:
@@ -93,7 +93,9 @@ def split_units(batch: Batch, order: np.ndarray, parts: int) -> Iterator[np.ndar
 def micro_batches(batch: Batch, size: int | None, tokens: int | None = None) -> Iterator[np.ndarray]:
     """Yield the row indices of each micro-batch. A micro-batch consists of complete units, with at most
     `size` rows and `tokens` tokens in all. A unit that has more is a micro-batch of its own. None means no
-    limit."""
+    limit. A whole batch (`Batch.is_whole`) is one micro-batch."""
+    if batch.is_whole:
+        size = tokens = None
     pending: list[np.ndarray] = []
     count = length = 0
     for rows in _rows_of_units(batch):

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from oat.algorithms.base import STATES
 from oat.engines.base import checksum
 from oat.functional.head import linear_functionals
 from oat.functional.logprobs import chunked_head, sampled_logps, token_entropy, token_logps
@@ -20,7 +21,6 @@ CHUNK_LOGITS = 2**26
 """Number of logits in a chunk, 0.27 GB in float32. A chunk of this size takes little more time than its
 matrix products."""
 
-_STATES = "states "
 Functional = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
@@ -55,15 +55,10 @@ class Model(Protocol):
         """
 
 
-def states_want(layer: Layer) -> str:
-    """Return the name of the hidden states of a layer among a language model's values."""
-    return f"{_STATES}{layer}"
-
-
 class LanguageModel:
     """A causal language model. It gives "raw" and "sampled" log-probabilities, and the "entropy" at
-    temperature 1, all in nats; or the hidden states of a layer (`states_want`) from which the trained tokens
-    are predicted, (K, D).
+    temperature 1, all in nats; or the hidden states of a layer from which the trained tokens are predicted,
+    (K, D) (`oat.algorithms.base.states_want`).
 
     Args:
         num_tokens: number of tokens that the tokenizer has; ids of `num_tokens` and above are never sampled.
@@ -92,7 +87,7 @@ class LanguageModel:
     def outputs(
         self, rows: Sequence[Trajectory], columns: Mapping[str, torch.Tensor], wants: set[str]
     ) -> dict[str, torch.Tensor]:
-        layers = [want.removeprefix(_STATES) for want in wants if want.startswith(_STATES)]
+        layers = [want.removeprefix(STATES) for want in wants if want.startswith(STATES)]
         if layers:
             assert len(wants) == 1, f"hidden states are given alone, not with others of {wants}"
             return {want: self._states(rows, layers[0]) for want in wants}

@@ -111,6 +111,8 @@ class Batch:
         metrics: numbers about the batch, by metric name.
         shuffle: True: each pass of several mini-batches takes the units in a new random order. False: it
             takes them in the order of their numbers.
+        is_whole: True: a mini-batch is one forward pass, whatever the limits of a pass are. For batches of
+            features only, which take little memory.
     """
 
     rows: tuple[Trajectory, ...]
@@ -121,6 +123,7 @@ class Batch:
     minibatches: int = 1
     metrics: dict[str, float] = field(default_factory=dict)
     shuffle: bool = True
+    is_whole: bool = False
 
     @property
     def size(self) -> int:
