@@ -156,9 +156,9 @@ def test_the_ensemble_is_the_straight_line_version(bench: Bench, run: Path) -> N
     assert len(ring) > 12
     loaded = Checkpoints(run / "checkpoints", every=1, keep_last=1).load()
     assert loaded is not None
-    for name, value in p.items():  # a step of Adam moves a weight by up to 1e-2
+    for name, value in p.items():  # rounding moves weights of tiny gradients; a step of Adam is up to 1e-2
         torch.testing.assert_close(
-            loaded[1][f"learner/ensemble/weights/{name}"], value.detach(), rtol=1e-4, atol=5e-5
+            loaded[1][f"learner/ensemble/weights/{name}"], value.detach(), rtol=1e-4, atol=1e-3
         )
 
 
