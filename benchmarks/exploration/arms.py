@@ -16,6 +16,9 @@ SAMPLES = 20
 LABELS = {"share": 0.3, "burn_in": 4}
 MANY_LABELS = {**LABELS, "share": 0.75}
 BASELINE = "passive"
+MOST_ROUNDS = 6
+"""A run ends after so many times the steps that its pairs would need: a policy that has collapsed to
+one response a prompt asks about none."""
 
 
 @dataclass(frozen=True)
@@ -162,5 +165,5 @@ class Job:
             },
             "checkpoint": {"every": 1_000_000},
             "compute": {"threads": 1},
-            "stop": {"max_queries": 2 * size.pairs},
+            "stop": {"max_queries": 2 * size.pairs, "max_steps": MOST_ROUNDS * size.pairs // size.prompts},
         }
