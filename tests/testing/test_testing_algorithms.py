@@ -257,8 +257,8 @@ def test_a_state_that_comes_back_passes() -> None:
         (
             WantsMore,
             (
-                r"wants raised AssertionError: a language model gives raw, sampled and entropy, not "
-                r"\{'value'\}"
+                r"wants raised AssertionError: a language model gives raw, sampled, entropy and states, "
+                r"not \{'value'\}"
             ),
         ),
         (

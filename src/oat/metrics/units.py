@@ -33,7 +33,7 @@ _UNITS = {
         "eval/kl",
     ),
     "ratio": ("policy/ratio_*",),
-    "steps": ("buffer/age",),
+    "steps": ("buffer/age", "ensemble/feature_age"),
     "turns": ("episode/turns",),
     "version": ("weights/version", "lag/versions"),
     "count": (
