@@ -96,14 +96,16 @@ class PairBuffer:
 
     @property
     def state(self) -> dict[str, Any]:
+        state = {"pairs": self.pairs, "seen": self.seen}
+        if not self.responses:
+            return state
         flat = [ids for pair in self.responses.values() for one in pair for ids in one]
-        kept = {
-            "places": torch.tensor([*self.responses], dtype=torch.int64),
-            "versions": torch.tensor([*self.versions.values()], dtype=torch.int64),
-            "lengths": torch.tensor([len(ids) for ids in flat], dtype=torch.int64),
-            "ids": torch.from_numpy(np.concatenate(flat)) if flat else torch.zeros(0, dtype=torch.int32),
+        return state | {
+            "places": torch.tensor([*self.responses]),
+            "versions": torch.tensor([*self.versions.values()]),
+            "lengths": torch.tensor([len(ids) for ids in flat]),
+            "ids": torch.from_numpy(np.concatenate(flat)),
         }
-        return {"pairs": self.pairs, "seen": self.seen, **(kept if flat else {})}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._memory, self.seen = state["pairs"].clone(), state["seen"]
