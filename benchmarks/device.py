@@ -1,13 +1,16 @@
-"""Complete steps of GRPO and PPO on one GPU: generation, rewards of a rule, values of a critic (PPO),
-log-probabilities of a reference, updates, and the new weights in the engine.
+"""Complete steps of GRPO, PPO, and DPO with an explorer (SEA) on one GPU: generation, rewards of a rule,
+choice of pairs (SEA), values of a critic (PPO), log-probabilities of a reference, updates, and the new
+weights in the engine.
 
-    python benchmarks/device.py [--sizes 500M] [--algorithms grpo ppo] [--steps 4] [--profile gpu]
+    python benchmarks/device.py [--sizes 500M] [--rows grpo ppo] [--steps 4] [--profile gpu]
 
 Load: 64 prompts of 16 to 64 tokens, 8 samples per prompt, at most 512 new tokens. The end-of-text has
 probability 1 / 128, so lengths are geometric with mean about 128. The engine is in bfloat16, and the learner
 computes under autocast, with weights of float32. GRPO has a reference (`kl_coef: 0.05`) and one pass; PPO has
-a critic of the policy's size, a reference and four passes, with one optimiser step each. The learning rate is
-so small that lengths do not change.
+a critic of the policy's size, a reference and four passes, with one optimiser step each. The two rows of SEA
+have 25 prompts with 20 samples, and an ensemble of 20 members with hidden layers of 128 that reads the last
+layer's states, of the policy (`sea`) or of the reference (`sea_reference`). The learning rate is so small
+that lengths do not change.
 
 The first step is left out. A row has the medians of the others: the seconds of a step and of its parts,
 the tokens that are sampled and learned per second of their part, and the peak of the device's memory over the
@@ -31,7 +34,17 @@ from task import RATE, SIZES, make_model, prompts, text
 
 LOADS = {"500M": (64, 8, 512, 128), "tiny": (4, 2, 16, 8)}
 """Prompts, samples per prompt, largest number of new tokens, and their mean number."""
-ALGORITHMS = {"grpo": {"kl_coef": 0.05}, "ppo": {"epochs": 4, "kl_reward_coef": 0.05}}
+CANDIDATES = {"500M": (25, 20), "tiny": (2, 4)}
+"""Prompts and samples per prompt with an explorer."""
+ROWS: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "grpo", "kl_coef": 0.05},
+    "ppo": {"name": "ppo", "epochs": 4, "kl_reward_coef": 0.05},
+    "sea": {"name": "dpo"},
+    "sea_reference": {"name": "dpo"},
+}
+"""The section `algorithm` of each row."""
+BACKBONES = {"sea": "policy", "sea_reference": "reference"}
+GAPS = ("logps/recorded_gap", "logps/recorded_gap_max")
 WARM = 1
 """First steps, which are not counted."""
 
@@ -49,22 +62,29 @@ def write_inputs(size: str, folder: Path) -> None:
     )
 
 
-def configuration(folder: Path, size: str, algorithm: str, profile: str, micro_tokens: int) -> dict[str, Any]:
+def shape(size: str, row: str) -> tuple[int, int]:
+    """Return the number of prompts of a step, and of samples per prompt."""
+    return CANDIDATES[size] if row in BACKBONES else LOADS[size][:2]
+
+
+def configuration(folder: Path, size: str, row: str, profile: str, micro_tokens: int) -> dict[str, Any]:
     """Return the configuration of a run on these inputs, as plain data."""
-    prompt_count, samples, cap, _ = LOADS[size]
+    prompt_count, samples = shape(size, row)
+    cap = LOADS[size][2]
     half = profile == "gpu"
+    explorer = {"name": "ensemble", "samples": samples, "features": {"backbone": BACKBONES.get(row)}}
     return {
-        "run_dir": str(folder / algorithm),
+        "run_dir": str(folder / row),
         "model": {"path": str(folder / "model")},
         "prompts": {"path": str(folder / "train.jsonl")},
         "sampling": {"max_new_tokens": cap},
         "engine": {"max_rows": prompt_count * samples, **({"dtype": "bfloat16"} if half else {})},
         "oracle": {"name": f"{folder / 'rule.py'}:even"},
+        **({"explorer": explorer} if row in BACKBONES else {}),
         "algorithm": {
-            "name": algorithm,
             "prompts": prompt_count,
-            "samples": samples,
-            **ALGORITHMS[algorithm],
+            **({} if row in BACKBONES else {"samples": samples}),
+            **ROWS[row],
         },
         "learner": {
             "learning_rate": RATE,
@@ -77,10 +97,10 @@ def configuration(folder: Path, size: str, algorithm: str, profile: str, micro_t
     }
 
 
-def measured(folder: Path, size: str, algorithm: str, options: argparse.Namespace) -> dict[str, Any]:
+def measured(folder: Path, size: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return one row. The metrics of every step go to the standard error as they come."""
-    file = folder / f"{algorithm}.yaml"
-    tree = configuration(folder, size, algorithm, options.profile, options.micro_tokens)
+    file = folder / f"{name}.yaml"
+    tree = configuration(folder, size, name, options.profile, options.micro_tokens)
     file.write_text(json.dumps(tree), encoding="utf-8")
     metrics, paced = paced_run(file)
     rows = []
@@ -88,15 +108,18 @@ def measured(folder: Path, size: str, algorithm: str, options: argparse.Namespac
         paced.step()
         rows.append(dict(metrics))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    sequences = LOADS[size][0] * LOADS[size][1]
+    prompt_count, samples = shape(size, name)
+    sequences = prompt_count * samples
+    learned = prompt_count * (2 if name in BACKBONES else samples)
     each = [
         {
             "step_s": row["time/step_s"],
             "sample_s": row["time/sample_s"],
             "learn_s": row["time/learn_s"],
             "sampled_tokens_per_s": sequences * row["response/length"] / row["time/sample_s"],
-            "learned_tokens_per_s": sequences * row["response/length"] / row["time/learn_s"],
+            "learned_tokens_per_s": learned * row["response/length"] / row["time/learn_s"],
             "length": row["response/length"],
+            **({"explore_s": row["time/explore_s"]} if "time/explore_s" in row else {}),
             **{name: value for name, value in row.items() if name.startswith("roofline/")},
         }
         for row in rows[WARM:]
@@ -104,9 +127,9 @@ def measured(folder: Path, size: str, algorithm: str, options: argparse.Namespac
     on_gpu = options.profile == "gpu"
     return {
         "size": size,
-        "algorithm": algorithm,
+        "row": name,
         **{name: median(row[name] for row in each) for name in each[0]},
-        **{name: max(row[name] for row in rows) for name in ("logps/recorded_gap", "logps/recorded_gap_max")},
+        **{gap: max(row[gap] for row in rows) for gap in GAPS if gap in rows[0]},
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "versions": {name: version(name) for name in ("oat-align", "torch", "transformers")},
@@ -118,7 +141,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", nargs="+", default=["500M"], choices=list(LOADS))
-    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--profile", default="gpu", choices=["gpu", "cpu"])
     parser.add_argument("--micro-tokens", type=int, default=16_384)
@@ -126,10 +149,10 @@ def main() -> None:
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as directory:
             write_inputs(size, Path(directory))
-            for algorithm in options.algorithms:
+            for name in options.rows:
                 if options.profile == "gpu":
                     torch.cuda.reset_peak_memory_stats()
-                print(json.dumps(measured(Path(directory), size, algorithm, options)), flush=True)
+                print(json.dumps(measured(Path(directory), size, name, options)), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from attention_heads import GROUPED
-from engines import KEYS, SAMPLINGS, build_requests
+from engines import KEYS, SAMPLINGS, build_requests, groups_of
+from exploring import EXPLORING
 from fixtures import World, gradient_of, made, oat
 from objectives import OBJECTIVES, VOCABULARY, compared_feedback, row, scored_feedback
 from tiny_models import FAMILIES, NUM_TOKENS, build_config, save_llama, save_model
@@ -24,6 +25,7 @@ from oat.build.learned import policy_weights
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.load import load_config
+from oat.engines.records import Pooling
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.learner.learner import Learner
@@ -34,6 +36,7 @@ from oat.models.attention import Packed
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.packing import Span
+from oat.rollout.features import FromSampling, SecondPass
 from oat.seeds import Seeds
 from oat.types import Completion, Request, Sampling
 
@@ -101,6 +104,35 @@ def test_scored_sequences_are_those_of_a_cpu(paths: Mapping[str, str], dtype: st
         *(engines[device].logps(sequences, "sampler") for device in ("cuda", "cpu")), strict=True
     ):
         np.testing.assert_allclose(one, other, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.06)])
+@pytest.mark.parametrize("pooling", [Pooling("all", False), Pooling(-1, True)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_are_those_of_a_cpu(
+    paths: Mapping[str, str], family: str, pooling: Pooling, dtype: str, tolerance: float
+) -> None:
+    """The features that the engine keeps while it samples on the GPU, and those of a second pass there, are
+    close to those of a pass on the CPU over the same tokens. The tolerance is relative to a feature's
+    length."""
+    requests = [
+        Request(request.ids, request.sampling, KEYS.key("features", number, sample))
+        for number, request in enumerate(build_requests(Sampling(6), each=4))
+        for sample in range(5)
+    ]
+    lm = load_lm(paths[family], dtype=dtype, device=CUDA)
+    groups = groups_of(requests, sampled(lm, requests, max_rows=8, pooling=pooling), 5)
+    name = "last" if pooling.takes_last else "mean"
+    kept_GD = FromSampling(lm, pooling.layer, name).of(groups)
+    passed_GD, exact_GD = (
+        SecondPass(each, pooling.layer, name, name="policy", weights=0, is_policy=True).of(groups)
+        for each in (lm, load_lm(paths[family]))
+    )
+    for kept, passed, exact in zip(kept_GD, passed_GD, exact_GD, strict=True):
+        length = np.linalg.norm(exact, axis=1)
+        assert kept.dtype == passed.dtype == np.float32
+        assert (np.linalg.norm(kept - exact, axis=1) <= tolerance * length).all()
+        assert (np.linalg.norm(passed - exact, axis=1) <= tolerance * length).all()
 
 
 def test_a_full_cache_changes_no_token(paths: Mapping[str, str]) -> None:
@@ -341,11 +373,39 @@ def test_a_run_of_episodes(world: World, tmp_path: Path, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("algorithm", ["dpo", "grpo", "ppo"])
-def test_a_killed_run_goes_on(world: World, tmp_path: Path, algorithm: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", EXPLORING)
+def test_an_exploring_run(world: World, tmp_path: Path, case: str, changes: dict[str, Any]) -> None:
+    """A run with an explorer learns on the GPU, and is continued. The best of 3 by its ensemble, which reads
+    features from the GPU, is better than a sample."""
+    algorithm, exploring = EXPLORING[case]
+    steps = {"stop.max_steps": 14, "evaluation.every": 14, "evaluation.samples": 32, "algorithm.prompts": 8}
+    options = {**GPU, "learner.learning_rate": 0.01, **steps, **exploring, **changes}
+    config = world.config(algorithm, tmp_path, options)
+    assert oat("train", config) == 0
+    rows = rows_of(tmp_path / algorithm)
+    assert rows[-1]["eval/sampled"] > rows[0]["eval/sampled"] + 0.2
+    if "explorer/model_frac" in rows[-1]:
+        assert max(row["explorer/model_frac"] for row in rows if "explorer/model_frac" in row) == 0.5
+        assert rows[-1]["eval/best"] > rows[-1]["eval/sampled"] + 0.1
+    assert oat("train", config, "--stop.max_steps", "16") == 0
+    assert [row["step"] for row in rows_of(tmp_path / algorithm)[-2:]] == [15, 16]
+
+
+KILLED_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{algorithm: (algorithm, {}) for algorithm in ("dpo", "grpo", "ppo")},
+    **{f"exploring {name}": EXPLORING[name] for name in ("policy", "refreshed", "xpo")},
+}
+
+
+@pytest.mark.parametrize("changes", [{}, HALF], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", KILLED_RUNS)
+def test_a_killed_run_goes_on(world: World, tmp_path: Path, case: str, changes: dict[str, Any]) -> None:
     """A killed run on the GPU continues with the recorded samples and answers. Sums on a GPU have no fixed
     order, so its numbers are close to those of the unbroken run, not equal."""
-    config = world.config(algorithm, tmp_path, {**GPU, **changes, "checkpoint.every": 1, "evaluation": None})
+    algorithm, special = KILLED_RUNS[case]
+    recording = {"checkpoint.every": 1, "evaluation": None}
+    special = {name: value for name, value in special.items() if not name.startswith("evaluation")}
+    config = world.config(algorithm, tmp_path, {**GPU, **special, **changes, **recording})
     code = KILLED.format(tests=str(Path(__file__).parent / "support"), config=str(config))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert oat("train", config) == 0

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import KEYS, build_engine, run
+from engines import KEYS, build_engine, groups_of, run
 from tiny_models import FAMILIES, NUM_TOKENS
 
 from oat.engines.records import Pooling
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.rollout.features import FromSampling, SecondPass
-from oat.types import Group, Message, Prompt, Request, Sampling, Segment, Trajectory
+from oat.types import Request, Sampling
 
 POOLINGS = [
     Pooling(-1, False),
@@ -51,20 +51,6 @@ def states(module: Any, ids: np.ndarray, layer: Any) -> torch.Tensor:
     return torch.cat([layer[0] for layer in layers], dim=-1)
 
 
-def groups_of(requests: list[Request], completions: list[Any]) -> list[Group]:
-    rows = []
-    for request, completion in zip(requests, completions, strict=True):
-        size = len(completion.ids)
-        response = Segment("model", completion.ids, mask=np.ones(size, dtype=bool))
-        segments = (Segment("context", request.ids), response)
-        rows.append(Trajectory("sampler", segments, "stop", "", features=completion.features))
-    prompts = [Prompt(1, number, (Message("user", "p"),)) for number in range(len(LENGTHS))]
-    return [
-        Group(prompt, tuple(rows[SAMPLES * number : SAMPLES * (number + 1)]))
-        for number, prompt in enumerate(prompts)
-    ]
-
-
 @pytest.mark.inventory(63)
 @pytest.mark.parametrize("pooling", POOLINGS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,7 +58,7 @@ def test_features_are_pooled_hidden_states(lms: Any, family: str, pooling: Pooli
     lm = lms[family]
     requests = requests_of(Sampling(6))
     completions = run(build_engine(lm, pooling=pooling), requests)
-    groups = groups_of(requests, completions)
+    groups = groups_of(requests, completions, SAMPLES)
     own = FromSampling(lm, pooling.layer, "last" if pooling.takes_last else "mean")
     passed = SecondPass(
         lm, pooling.layer, "last" if pooling.takes_last else "mean", name="reference", weights=0

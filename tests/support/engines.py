@@ -11,7 +11,7 @@ from tiny_models import (
 
 from oat import seeds
 from oat.engines.torch import TorchEngine
-from oat.types import Request, Sampling
+from oat.types import Completion, Group, Message, Prompt, Request, Sampling, Segment, Trajectory
 
 SAMPLINGS = {
     "none": Sampling(6),
@@ -54,6 +54,19 @@ def run(engine, requests, slot="sampler"):
     completions = sorted(engine.generate(requests, slot), key=lambda completion: completion.index)
     assert [completion.index for completion in completions] == list(range(len(requests)))
     return completions
+
+
+def groups_of(requests: list[Request], completions: list[Completion], samples: int) -> list[Group]:
+    """Return the completions as groups, of so many requests with the same prompt each."""
+    rows = []
+    for request, completion in zip(requests, completions, strict=True):
+        response = Segment("model", completion.ids, mask=np.ones(len(completion.ids), dtype=bool))
+        segments = (Segment("context", request.ids), response)
+        rows.append(Trajectory("sampler", segments, "stop", "", features=completion.features))
+    return [
+        Group(Prompt(1, begin // samples, (Message("user", "p"),)), tuple(rows[begin : begin + samples]))
+        for begin in range(0, len(rows), samples)
+    ]
 
 
 @torch.no_grad()
