@@ -228,8 +228,6 @@ def users(folder: Any, body: str, **options: Any) -> Any:
 def test_a_users_rule_is_called_with_its_options(tmp_path: Any) -> None:
     rule = users(tmp_path, "return np.array([[0, by]] * len(valid_BG))", by=2)
     assert call_rule(rule, REWARDS, EVERY, np.random.default_rng(0)).tolist() == [[0, 2]]
-    same = users(tmp_path, "return [[3, 3]]")
-    assert call_rule(same, REWARDS, EVERY, np.random.default_rng(0)).tolist() == [[3, 3]], "a clash"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def find_rule(name: str, options: Mapping[str, Any]) -> Chooser:
     Raises:
         ConfigError: there is no such rule, or it takes no such option.
         ContractError (the rule): a user's rule raises an exception, or returns something else than two
-            candidates for each prompt.
+            different candidates for each prompt.
     """
     if name in RULES:
         _check_options(name, RULES[name], options)
@@ -84,6 +84,13 @@ def _call_users(
         raise refuse(
             f"chose {tuple(pairs_B2[place].tolist())} for a prompt whose candidates are "
             f"{np.flatnonzero(valid_BG[place]).tolist()}; choose among those for which valid_BG is true"
+        )
+    is_same_B = pairs_B2[:, 0] == pairs_B2[:, 1]
+    if is_same_B.any():
+        place = int(np.flatnonzero(is_same_B)[0])
+        raise refuse(
+            f"chose candidate {pairs_B2[place, 0]} twice for a prompt whose candidates are "
+            f"{np.flatnonzero(valid_BG[place]).tolist()}; return two different candidates"
         )
     return pairs_B2
 

@@ -197,8 +197,8 @@ class EnsembleExplorerConfig:
     samples: int = 20
     """Responses per prompt, of which two are chosen."""
     clash: Literal["unasked", "random"] = "unasked"
-    """What follows if a rule chooses one response twice. `unasked`: no oracle is asked, and nothing is
-    learned. `random`: the second response is drawn from the others."""
+    """What follows if the rule `eets` chooses one response twice. `unasked`: no oracle is asked, and nothing
+    is learned. `random`: the second response is drawn from the others. A rule of your own must not do it."""
     model_labels: ModelLabelsConfig | None = None
     """The ensemble labels some pairs itself (mixed preference learning). None: it labels none."""
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
