@@ -246,7 +246,7 @@ STARTED = EnsembleConfig(learn=False, start="somewhere")
         (
             {"model_labels": labels(burn_in_pairs=40)},
             {"max_queries": 40},
-            ["explorer.model_labels.burn_in"],
+            ["explorer.model_labels.burn_in_pairs"],
         ),
         ({"model_labels": labels(burn_in_pairs=40)}, {"max_queries": 41, "max_steps": 1}, []),
         (

@@ -263,7 +263,8 @@ def test_a_run_with_a_rule_that_returns_one_candidate_twice_ends(
     }
     assert oat("train", world.config("dpo", tmp_path, changes)) == 1
     error = capsys.readouterr().err
-    assert "explorer.rule: " in error and "return two different candidates" in error
+    assert "explorer.rule: " in error
+    assert "return two different candidates" in error
     assert "Traceback" not in error
 
 

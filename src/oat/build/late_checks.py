@@ -1,0 +1,49 @@
+"""Checks of settings that need the prompts, the oracle's prices or the files of a backbone. They are made
+before anything is sampled or paid for.
+
+They refuse new runs only. A run that has begun is never refused: it may have begun before oat made these
+checks, and it gets a warning.
+"""
+
+from dataclasses import replace
+
+from oat.build.cross_checks.all_sections import message_of
+from oat.build.parts import part_checks, run_facts
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs
+from oat.errors import ConfigError, warn
+from oat.types import Price
+from oat.types.part import RunFacts
+
+
+def check_with_inputs(
+    resolved: Resolved, run_inputs: RunInputs, dearest: Price | None, *, is_begun: bool
+) -> None:
+    """Make the checks of parts once more, with all facts of the run. These are also the checks that
+    `check_settings` left out.
+
+    Args:
+        dearest: the highest price of a question, as `dearest_question` returns it; None: it is not known,
+            since no budget limits the run.
+        is_begun: True if the run has begun, or is a fork of one. Then nothing is refused.
+
+    Raises:
+        ConfigError: a setting is refused. The message names its place and its field, and says what to do.
+    """
+    for check in part_checks(resolved.config, _all_facts(resolved, run_inputs, dearest)):
+        if not check.is_wrong or (is_begun and check.refuses == "never"):
+            continue
+        if not is_begun and check.refuses != "never":
+            raise ConfigError(message_of(resolved, check))
+        warn(message_of(resolved, check))
+
+
+def _all_facts(resolved: Resolved, run_inputs: RunInputs, dearest: Price | None) -> RunFacts:
+    config, questions = resolved.config, resolved.widened.questions
+    return replace(
+        run_facts(config),
+        steps=resolved.last_step(run_inputs.prompts.size),
+        questions=questions,
+        most_questions=None if config.oracle.max_outstanding else questions * resolved.most_rounds,
+        question_price=dearest.queries if dearest is not None else None,
+    )
