@@ -86,6 +86,12 @@ class EnsembleLearning(Objective):
         pair u; the columns are `features_N` and `labelled_N`."""
         before = self.buffer.seen
         self._remember(feedback)
+        if not self.buffer.seen and not self.config.start and _was_labelled_by_ensemble(feedback):
+            warn(
+                "the ensemble labels pairs, and no pair with a winner has taught it anything yet, so its "
+                "labels are noise; set explorer.model_labels.burn_in_pairs, and look at why the oracle's "
+                "pairs have no winner (answers/tied_frac, explorer/clash_frac)"
+            )
         size = self.buffer.size
         wanted = self.config.batch if self.version < 3 else min(self.config.batch, size)
         metrics = {"ensemble/pairs": float(size), **self._refresh(feedback.step + 1, forward)}
@@ -198,6 +204,10 @@ class EnsembleLearning(Objective):
                 "faded with queries. Now Adam goes on with its moments, and the prior fades with labelled "
                 f"pairs, {self.buffer.seen} so far; begin a run of its own if its curve must be of one kind"
             )
+
+
+def _was_labelled_by_ensemble(feedback: Feedback) -> bool:
+    return any(item.question.oracle == ENSEMBLE for item in feedback.items)
 
 
 def _pair_of(item: Item) -> tuple[Trajectory, Trajectory]:

@@ -19,7 +19,7 @@ from oat.errors import ConfigError, many
 from oat.explore.base import Round
 from oat.explore.find_rule import call_rule, find_rule
 from oat.explore.metrics import pair_metrics
-from oat.explore.model_labels import label_of, model_pairs
+from oat.explore.model_labels import label_of, model_pairs, num_labelled
 from oat.explore.rules import READS_NO_REWARDS, RULES
 from oat.explore.settings import EnsembleConfig, EnsembleExplorerConfig, ModelLabelsConfig
 from oat.explore.uncertainty import logits_variance, sigmoid
@@ -80,12 +80,20 @@ class EnsembleExplorer:
         return [
             *_rule_checks(config),
             *([] if labels is None else _label_checks(labels, config.ensemble)),
+            *([] if labels is None else _share_checks(labels, run)),
             *([] if labels is None else _burn_in_checks(labels, run)),
             Check(
                 "explorer.features.backbone",
                 config.features.backbone == "policy" and (run.has_environment or run.has_recorded),
                 "the policy's features are kept while it samples a single response, and here responses are "
                 "recorded, or an episode has several; set the field to reference",
+            ),
+            Check(
+                "explorer.features.backbone",
+                config.features.is_own and run.has_environment,
+                "it reads a prompt and one response, and an episode of an environment may have several; set "
+                "the field to reference",
+                refuses="new",
             ),
         ]
 
@@ -198,6 +206,26 @@ def _label_checks(labels: ModelLabelsConfig, ensemble: EnsembleConfig) -> Iterat
         labels.pure and ensemble.start is None and labels.burn_in == 0 and labels.burn_in_pairs == 0,
         "without a burn-in no oracle is ever asked, and the ensemble learns nothing; set "
         "explorer.model_labels.burn_in, or explorer.ensemble.start",
+    )
+
+
+def _share_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]:
+    """Check that the ensemble labels pairs at all, and that the run can end."""
+    if run.questions is None:
+        return
+    yield Check(
+        "explorer.model_labels.share",
+        labels.share > 0 and num_labelled(run.questions, labels) == 0,
+        f"a step has {many(run.questions, 'question')}, and this share of them, rounded down, is 0, so the "
+        "ensemble labels nothing; raise it, or remove explorer.model_labels",
+        refuses="new",
+    )
+    yield Check(
+        "explorer.model_labels.pure",
+        labels.pure and labels.audit == 0 and run.max_steps is None and run.steps is None,
+        "after the burn-in the run asks no oracle, so stop.max_queries does not end it; set stop.max_steps, "
+        "stop.max_hours or prompts.epochs, or explorer.model_labels.audit",
+        refuses="never",
     )
 
 
