@@ -60,6 +60,6 @@ def test_a_prior_is_compared_with_none_of_the_same_rule(priors: ModuleType) -> N
     }
     shown = priors.summary(found)
     assert "| `mlp` | `eets` | 1.00 (1.00-1.00); 0.300 | 0.50 (0.50-0.50); 0.150 |" in shown
-    assert "2.00 (2.00-2.00, 3 never); 0.900" in shown
-    cells = "100 | 0.50 (0.50-0.50) | 0.150 | -0.150 (-0.150 to -0.150) | 1.00 | 0.250 |"
+    assert "2.00 (2.00-2.00, 3 never); 0.900 |" in shown
+    cells = "16 | 0.50 (0.50-0.50) | 0.150 | -0.150 (-0.150 to -0.150) | 1.00 | 0.250 |"
     assert f"| `mlp` | `eets` | map 1 | {cells}" in priors.table(found)
