@@ -1,5 +1,6 @@
 """Backbones that are loaded for features alone, compared with transformers' own models of one row."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, Debe
 from oat.errors import ConfigError
 from oat.rollout.backbones import load_backbone
 from oat.testing.samples import make_group
-from oat.types import Group
+from oat.types import Group, Message
 
 SPECIAL = ["[CLS]", "[SEP]", "[PAD]", "<|source|>", "<|candidate1|>", "<|candidate2|>", "<|candidate|>"]
 WIDTH, LAYERS = 16, 2
@@ -152,6 +153,54 @@ def test_pairrm_gives_the_states_of_its_two_markers(pairrm: str, groups: list[Gr
         expected = torch.cat([states_TD[1], states_TD[len(source) + 1]])
         torch.testing.assert_close(torch.from_numpy(features_D), expected, rtol=1e-4, atol=1e-5)
     assert backbone.width == 2 * WIDTH
+
+
+def said(prompt: str, *texts: str) -> Group:
+    """Return a group with this prompt and these responses."""
+    made = make_group(0, {"sampler": len(texts)}, np.random.default_rng(0))
+    rows = [replace(row, text=text) for row, text in zip(made.trajectories, texts, strict=True)]
+    return replace(
+        made, prompt=replace(made.prompt, messages=(Message("user", prompt),)), trajectories=tuple(rows)
+    )
+
+
+LONG = "the quick brown fox jumps"
+
+
+@pytest.mark.inventory(63)
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@torch.no_grad()
+def test_a_causal_model_reads_the_end_of_a_long_prompt(tmp_path: Path, pooling: str) -> None:
+    """Of 25 characters of the prompt and 5 of the response, 12 are read: 7 of the prompt and the response. A
+    response that is too long by itself keeps its beginning, behind the last token of the prompt."""
+    path = save_model(tmp_path / "model", build_config("llama"))
+    module, tokenizer = AutoModel.from_pretrained(path), tokenizer_of(path)
+    (found_GD,) = load_backbone(path, -1, pooling, 12, "cpu").of([said(LONG, "howdy", "over the lazy dog")])
+    prompt = tokenizer(LONG)["input_ids"]
+    for features_D, text, kept in zip(found_GD, ("howdy", "over the la"), (7, 1), strict=True):
+        ids = torch.tensor([[*prompt[-kept:], *tokenizer(text)["input_ids"]]])
+        assert ids.shape == (1, 12)
+        states_TD = module(input_ids=ids).last_hidden_state[0]
+        expected_D = states_TD[-1] if pooling == "last" else states_TD[kept - 1 : -1].mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(features_D), expected_D, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.inventory(61)
+@torch.no_grad()
+def test_pairrm_cuts_prompt_and_response_at_their_ends(pairrm: str) -> None:
+    """Of 24 tokens the prompt gets at most half, and the response what is left. Both end with [SEP]. A short
+    prompt leaves more to the response."""
+    backbone, tokenizer = load_backbone(pairrm, -1, "mean", 24, "cpu"), tokenizer_of(pairrm)
+    module = backbone.model.modules[0]  # type: ignore[attr-defined]
+    found = backbone.of([said(LONG, "over the lazy dog"), said("hi", "over the lazy dog")])
+    read = [("the quick", "over the "), ("hi", "over the lazy do")]
+    for (features_D,), (source, response) in zip(found, read, strict=True):
+        first = tokenizer("<|source|>" + source)["input_ids"]
+        ids = torch.tensor([[*first, *tokenizer("<|candidate|>" + response)["input_ids"]]])
+        assert ids.shape == (1, 24)
+        states_TD = module(input_ids=ids).last_hidden_state[0]
+        expected_D = torch.cat([states_TD[1], states_TD[len(first) + 1]])
+        torch.testing.assert_close(torch.from_numpy(features_D), expected_D, rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_backbone_lacks_is_refused(encoder: str, pairrm: str) -> None:
