@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fixtures
 import numpy as np
 import pytest
 import torch
@@ -175,6 +174,54 @@ def test_pairrm_gives_the_states_of_its_two_markers(pairrm: str, groups: list[Gr
     assert backbone.width == 2 * WIDTH
 
 
+def said(prompt: str, *texts: str) -> Group:
+    """Return a group with this prompt and these responses."""
+    made = make_group(0, {"sampler": len(texts)}, np.random.default_rng(0))
+    rows = [replace(row, text=text) for row, text in zip(made.trajectories, texts, strict=True)]
+    return replace(
+        made, prompt=replace(made.prompt, messages=(Message("user", prompt),)), trajectories=tuple(rows)
+    )
+
+
+LONG = "the quick brown fox jumps"
+
+
+@pytest.mark.inventory(63)
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@torch.no_grad()
+def test_a_causal_model_reads_the_end_of_a_long_prompt(tmp_path: Path, pooling: str) -> None:
+    """Of 25 characters of the prompt and 5 of the response, 12 are read: 7 of the prompt and the response. A
+    response that is too long by itself keeps its beginning, behind the last token of the prompt."""
+    path = save_model(tmp_path / "model", build_config("llama"))
+    module, tokenizer = AutoModel.from_pretrained(path), tokenizer_of(path)
+    (found_GD,) = load_backbone(path, -1, pooling, 12, "cpu").of([said(LONG, "howdy", "over the lazy dog")])
+    prompt = tokenizer(LONG)["input_ids"]
+    for features_D, text, kept in zip(found_GD, ("howdy", "over the la"), (7, 1), strict=True):
+        ids = torch.tensor([[*prompt[-kept:], *tokenizer(text)["input_ids"]]])
+        assert ids.shape == (1, 12)
+        states_TD = module(input_ids=ids).last_hidden_state[0]
+        expected_D = states_TD[-1] if pooling == "last" else states_TD[kept - 1 : -1].mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(features_D), expected_D, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.inventory(61)
+@torch.no_grad()
+def test_pairrm_cuts_prompt_and_response_at_their_ends(pairrm: str) -> None:
+    """Of 24 tokens the prompt gets at most half, and the response what is left. Both end with [SEP]. A short
+    prompt leaves more to the response."""
+    backbone, tokenizer = load_backbone(pairrm, -1, "mean", 24, "cpu"), tokenizer_of(pairrm)
+    module = backbone.model.modules[0]  # type: ignore[attr-defined]
+    found = backbone.of([said(LONG, "over the lazy dog"), said("hi", "over the lazy dog")])
+    read = [("the quick", "over the "), ("hi", "over the lazy do")]
+    for (features_D,), (source, response) in zip(found, read, strict=True):
+        first = tokenizer("<|source|>" + source)["input_ids"]
+        ids = torch.tensor([[*first, *tokenizer("<|candidate|>" + response)["input_ids"]]])
+        assert ids.shape == (1, 24)
+        states_TD = module(input_ids=ids).last_hidden_state[0]
+        expected_D = torch.cat([states_TD[1], states_TD[len(first) + 1]])
+        torch.testing.assert_close(torch.from_numpy(features_D), expected_D, rtol=1e-4, atol=1e-5)
+
+
 def test_what_a_backbone_lacks_is_refused(encoder: str, pairrm: str) -> None:
     with pytest.raises(ConfigError, match=r"layer is 9, and .* has 2 layers"):
         load_backbone(encoder, 9, "mean", 128, "cpu")
@@ -185,25 +232,20 @@ def test_what_a_backbone_lacks_is_refused(encoder: str, pairrm: str) -> None:
 # texts that are longer than a backbone reads
 
 POSITIONS = 32
-LONG = "".join("abcdefghij"[number % 10] for number in range(50))
+LETTERS = "".join("abcdefghij"[number % 10] for number in range(50))
 ROOM = POSITIONS - 3
 """Three tokens of a row are special ones; two without a response."""
-
-
-def group_of(prompt: str, *texts: str) -> Group:
-    group = fixtures.make_group(0, *texts)
-    return replace(group, prompt=replace(group.prompt, messages=(Message("user", prompt),)))
 
 
 @pytest.mark.parametrize(
     ("prompt", "text", "read"),
     [
         ("ab", "cd", ("ab", "cd")),
-        (LONG, "cde", (LONG[-(ROOM - 3) :], "cde")),
-        (LONG, LONG, (LONG[-1:], LONG[: ROOM - 1])),
-        ("ab", LONG[: ROOM - 1], ("b", LONG[: ROOM - 1])),
-        ("", LONG, ("", LONG[:ROOM])),
-        (LONG, "", (LONG[-ROOM - 1 :], "")),
+        (LETTERS, "cde", (LETTERS[-(ROOM - 3) :], "cde")),
+        (LETTERS, LETTERS, (LETTERS[-1:], LETTERS[: ROOM - 1])),
+        ("ab", LETTERS[: ROOM - 1], ("b", LETTERS[: ROOM - 1])),
+        ("", LETTERS, ("", LETTERS[:ROOM])),
+        (LETTERS, "", (LETTERS[-ROOM - 1 :], "")),
     ],
 )
 @torch.no_grad()
@@ -213,7 +255,7 @@ def test_an_encoder_reads_as_many_tokens_as_it_has_positions(
     """A prompt loses its beginning. If one token of it is left, the response loses its end."""
     path = save_encoder(tmp_path, POSITIONS)
     module, tokenizer = AutoModel.from_pretrained(path), tokenizer_of(path)
-    ((found_D,),) = load_backbone(path, -1, "mean", DEFAULT, "cpu").of([group_of(prompt, text)])
+    ((found_D,),) = load_backbone(path, -1, "mean", DEFAULT, "cpu").of([said(prompt, text)])
     pair = tokenizer(*read, return_tensors="pt")
     own = [place for place, part in enumerate(pair.sequence_ids(0)) if part == 1] or [0]
     expected_D = module(**{**pair, "token_type_ids": None}).last_hidden_state[0][own].mean(dim=0)
@@ -226,9 +268,10 @@ def test_a_prompt_is_cut_as_the_tokenizer_cuts_it(encoder: str, size: int) -> No
     tokenizer = tokenizer_of(encoder)
     tokenizer.truncation_side = "left"
     backbone: Any = load_backbone(encoder, -1, "mean", POSITIONS, "cpu")
-    text = LONG[:size]
-    own = tokenizer(LONG, text, split_special_tokens=True, truncation="only_first", max_length=POSITIONS)
-    row = backbone._encode_pair((Message("user", LONG),), fixtures.make_group(0, text).trajectories[0])
+    text = LETTERS[:size]
+    own = tokenizer(LETTERS, text, split_special_tokens=True, truncation="only_first", max_length=POSITIONS)
+    group = said(LETTERS, text)
+    row = backbone._encode_pair(group.prompt.messages, group.trajectories[0])
     assert row.ids == own["input_ids"]
     assert [own.sequence_ids()[place] for place in row.read] == [1] * size
 
@@ -259,8 +302,8 @@ def test_long_texts_of_every_kind_of_backbone(tmp_path: Path, kind: str) -> None
     sizes: list[int] = []
     inner = backbone._features
     backbone._features = lambda rows: sizes.extend(len(row.ids) for row in rows) or inner(rows)
-    texts = ("a", LONG[:20], LONG, LONG * 2)
-    groups = [group_of("ab", *texts), group_of(LONG, *texts), group_of(LONG * 2, *texts)]
+    texts = ("a", LETTERS[:20], LETTERS, LETTERS * 2)
+    groups = [said("ab", *texts), said(LETTERS, *texts), said(LETTERS * 2, *texts)]
     found = np.concatenate(backbone.of(groups))
     assert found.shape == (12, backbone.width)
     assert np.isfinite(found).all()
