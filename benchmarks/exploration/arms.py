@@ -4,6 +4,10 @@ Targets, registered before any figure was made: the best arm reaches the mean of
 evaluations (`LAST`) with at most half of passive's queries. Every arm's learning rate is tuned on
 `Size.tuning_seeds`, with the whole budget; figures are of other seeds. The rows in `first/` are of an earlier
 design, with one tuning seed, three rates, `pooling: mean` for sums, and final seeds from 201 on.
+
+After all figures of stories and a half of those of sums were seen, a control was added ("mean_best_random +
+labels"), and each grid of rates was continued at both ends for stories and at the lower end for sums, since
+some arms had the best rate of the grid at its end. The seeds stayed.
 """
 
 from collections.abc import Mapping
@@ -49,6 +53,9 @@ ARMS = {
     "passive": _rule("passive", "nothing: two random samples"),
     "passive + labels": _rule("passive", "model labels", labels=LABELS),
     "mean_best_random": _rule("mean_best_random", "the best by the mean, against a random one"),
+    "mean_best_random + labels": _rule(
+        "mean_best_random", "the best by the mean, and model labels", labels=LABELS
+    ),
     "mean_best_worst": _rule("mean_best_worst", "the widest pair by the mean; explores nothing"),
     "uncertainty": _rule("uncertainty", "exploration alone"),
     "eets": _rule("eets", "double Thompson sampling"),
@@ -75,11 +82,17 @@ PARTS = (
     ("exploration alone", "uncertainty", "passive"),
     ("exploration, beyond a wide pair", "sea", "mean_best_worst"),
     ("exploration, beyond the best by the mean", "sea", "mean_best_random"),
-    ("model labels, without exploration", "passive + labels", "passive"),
+    ("model labels, for a random pair", "passive + labels", "passive"),
+    ("model labels, for the best by the mean", "mean_best_random + labels", "mean_best_random"),
     ("model labels, with exploration", "sea + labels", "sea"),
-    ("many model labels, without exploration", "passive + many labels", "passive"),
-    ("exploration, with model labels", "sea + labels", "passive + labels"),
-    ("exploration, with many model labels", "sea + many labels", "passive + many labels"),
+    ("the best by the mean, with model labels", "mean_best_random + labels", "passive + labels"),
+    (
+        "exploration, beyond the best by the mean, with model labels",
+        "sea + labels",
+        "mean_best_random + labels",
+    ),
+    ("many model labels, for a random pair", "passive + many labels", "passive"),
+    ("best-arm identification, with many model labels", "sea + many labels", "passive + many labels"),
 )
 """The parts of a gain: a name, an arm that has the part, and an arm that lacks it."""
 
@@ -108,14 +121,15 @@ class Size:
 _SUMS_SEEDS = (301, 302, 303, 304, 305)
 _STORIES_SEEDS = (401, 402, 403, 404, 405)
 _SOME_ARMS = ("passive", "mean_best_worst", "sea", "sea + labels")
-_SUMS_RATES, _STORIES_RATES = (1e-5, 3e-5, 1e-4, 3e-4), (3e-4, 6e-4, 1.2e-3)
+_SUMS_RATES = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+_STORIES_RATES = (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3)
 SIZES = {
     size.name: size
     for size in (
         Size("sums", 32, _SUMS_RATES, (100, 101, 102), _SUMS_SEEDS, 1024, 128, tuple(ARMS)),
-        Size("sums_short", 32, _SUMS_RATES[1:], (100,), _SUMS_SEEDS[:2], 352, 64, _SOME_ARMS),
+        Size("sums_short", 32, _SUMS_RATES[2:], (100,), _SUMS_SEEDS[:2], 352, 64, _SOME_ARMS),
         Size("stories", 16, _STORIES_RATES, (100, 101), _STORIES_SEEDS, 256, 32, tuple(ARMS)),
-        Size("stories_short", 16, _STORIES_RATES[1:], (100,), _STORIES_SEEDS[:2], 96, 32, _SOME_ARMS),
+        Size("stories_short", 16, _STORIES_RATES[2:4], (100,), _STORIES_SEEDS[:2], 96, 32, _SOME_ARMS),
     )
 }
 

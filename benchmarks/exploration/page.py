@@ -1,6 +1,6 @@
-"""The table of the comparison, from its records."""
+"""The tables of the comparison, from its records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,15 +53,17 @@ def finals(runs: Runs, arm: str, size: Size) -> list[Sequence[Evaluation]]:
 
 
 def table(file: Path, size: Size) -> str:
-    """Return the results in Markdown: a table of the arms, and one of the parts of a gain. The ratio is that
-    of a seed's pairs to the level, over those of passive with the same seed; it shows the median and the
-    range."""
+    """Return the results in Markdown: a table of the arms, one of the parts of a gain, and one of the
+    learning rates. The ratio is that of a seed's pairs to the level, over those of passive with the same
+    seed; it shows the median and the range."""
     runs = read(file)
     own = {arm: found for arm in size.arms if len(found := finals(runs, arm, size)) == len(size.seeds)}
     if BASELINE not in own:
         return ""
     level = float(np.mean([end_of(run) for run in own[BASELINE]]))
-    reached = {arm: np.array([_pairs(run, level) for run in found]) for arm, found in own.items()}
+    reached = {
+        arm: np.array([min(pairs_to(run, level), size.pairs) for run in found]) for arm, found in own.items()
+    }
     ends = {arm: np.array([end_of(run) for run in found]) for arm, found in own.items()}
     lines = [
         "| arm | what it adds to passive | learning rate | reward at the end | win rate | pairs to passive's "
@@ -71,7 +73,7 @@ def table(file: Path, size: Size) -> str:
     for arm, found in own.items():
         wins = [float(np.mean([each.win_rate for each in run[-LAST:]])) for run in found]
         never = sum(pairs_to(run, level) == float("inf") for run in found)
-        best = [each.best for run in found for each in run[-LAST:] if each.best is not None]
+        best = [float(np.mean([each.best or 0.0 for each in run[-LAST:]])) for run in found if run[-1].best]
         cells = [
             arm,
             ARMS[arm].part,
@@ -79,7 +81,7 @@ def table(file: Path, size: Size) -> str:
             _spread(ends[arm]),
             _spread(wins),
             _spread(reached[arm] / reached[BASELINE]) + (f", {never} never" if never else ""),
-            f"{np.mean(best):.2f}" if best else "",
+            _spread(best) if best else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
@@ -93,12 +95,25 @@ def table(file: Path, size: Size) -> str:
         gains = ends[having] - ends[lacking]
         faster = reached[having] / reached[lacking]
         lines.append(f"| {part} | {having} | {lacking} | {_spread(gains)} | {_spread(faster)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_rates(runs, own, size, level)]) + "\n"
 
 
-def _pairs(run: Sequence[Evaluation], level: float) -> float:
-    """Return the number of pairs after which a run reaches a level, at most all of its pairs."""
-    return min(pairs_to(run, level), run[-1].pairs)
+def _rates(runs: Runs, arms: Iterable[str], size: Size, level: float) -> list[str]:
+    """Return a table of the tuning runs: a row for each arm, a column for each learning rate. A cell has the
+    mean reward at the end, and the mean number of pairs to the level."""
+    lines = [
+        f"| arm | {' | '.join(f'{rate:g}' for rate in size.rates)} |",
+        "| --- |" + " --- |" * len(size.rates),
+    ]
+    for arm in arms:
+        cells = []
+        for rate in size.rates:
+            found = [runs[arm, f"{rate:g}", seed, "tuning"] for seed in size.tuning_seeds]
+            end = np.mean([end_of(run) for run in found])
+            pairs = np.mean([min(pairs_to(run, level), size.pairs) for run in found])
+            cells.append(f"{end:.2f}; {pairs:.0f}")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return lines
 
 
 def _spread(values: Sequence[float] | np.ndarray) -> str:

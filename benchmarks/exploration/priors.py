@@ -68,7 +68,7 @@ class Trial:
         torch.set_num_threads(1)
         agents: list[Learned] = []
 
-        def make(dim: int, generator: np.random.Generator) -> Learned:
+        def make(dim: int, generator: np.random.Generator, prior_std: float) -> Learned:
             agents.append(Learned(dim, generator, replace(ENSEMBLE, **PRIORS[self.prior])))
             return agents[-1]
 

@@ -28,7 +28,6 @@ def rule(name: str) -> Chooser:
     return find_rule(name, {})
 
 
-@pytest.mark.inventory(59)
 @pytest.mark.parametrize(("agent", "rounds"), [("ideal", 25), ("ensemble", 12)])
 def test_an_agent_learns_an_easy_world(agent: str, rounds: int) -> None:
     """A regret of 1 is that of a random choice, and 0 that of the best one. Each pair is a query."""
@@ -117,25 +116,30 @@ def test_equal_responses_of_a_policy_are_one_candidate() -> None:
 # the table
 
 
-def curve_of(*regrets: float, per_round: int = 10) -> Curve:
+def curve_of(*regrets: float, per_round: int = PROMPTS) -> Curve:
     return Curve([per_round * (number + 1) for number in range(len(regrets))], list(regrets), 0.0)
 
 
 @pytest.mark.parametrize(
-    ("regrets", "queries"),
+    ("regrets", "rounds"),
     [
-        ((0.1, 0.1, 0.9), 10),
-        ((0.9, 0.2, 0.2), 20),
-        ((0.9, 0.1, 0.9, 0.1, 0.1), 40),
-        ((0.9, 0.21, 0.19), 30),
-        ((0.9, 0.9, 0.9), 30),
-        ((0.1, 0.9, 0.1), 30),
-        ((0.1,), 10),
+        ((0.1, 0.1, 0.9), 1),
+        ((0.9, 0.2, 0.2), 2),
+        ((0.9, 0.1, 0.9, 0.1, 0.1), 4),
+        ((0.9, 0.21, 0.19), 3),
+        ((0.9, 0.9, 0.9), 3),
+        ((0.1, 0.9, 0.1), 3),
+        ((0.1,), 1),
     ],
 )
-def test_the_threshold_must_be_reached_twice_in_a_row(regrets: tuple[float, ...], queries: int) -> None:
+def test_the_threshold_must_be_reached_twice_in_a_row(regrets: tuple[float, ...], rounds: int) -> None:
     """Otherwise the trial counts with all of its queries."""
-    assert queries_to(curve_of(*regrets), 0.2) == queries
+    assert queries_to(curve_of(*regrets), 0.2) == PROMPTS * rounds
+
+
+def test_a_trial_that_asks_little_and_learns_nothing_counts_with_the_budget() -> None:
+    assert queries_to(curve_of(0.9, 0.9, per_round=3), 0.2) == 2 * PROMPTS
+    assert queries_to(curve_of(0.9, 0.1, 0.1, per_round=3), 0.2) == 6
 
 
 def cases(arms: dict[str, Sequence[Curve]], **place: Any) -> dict[Case, Curve]:
@@ -157,7 +161,7 @@ SLOW_TRIALS = [reaching(8), reaching(4), reaching(6), reaching(10)]
 
 
 def test_ratios_by_hand() -> None:
-    """The baseline needs 80, 40, 60 and 100 queries, so 70 in the median. An arm that needs half as many with
+    """The baseline needs 8, 4, 6 and 10 rounds, so 7 in the median. An arm that needs half as many with
     each seed has a ratio of one half in every resample."""
     found = ratios(
         cases(
@@ -173,15 +177,15 @@ def test_ratios_by_hand() -> None:
     )
     assert set(found) == {"passive", "half", "mixed", "never"}
     base = found["passive"]
-    assert (base.queries, base.ratio, base.low, base.high, base.censored) == (70.0, 1.0, 1.0, 1.0, 0)
+    assert (base.queries, base.ratio, base.low, base.high, base.censored) == (7 * PROMPTS, 1.0, 1.0, 1.0, 0)
     half = found["half"]
-    assert (half.queries, half.ratio, half.low, half.high, half.censored) == (35.0, 0.5, 0.5, 0.5, 0)
+    assert (half.queries, half.ratio, half.low, half.high, half.censored) == (3.5 * PROMPTS, 0.5, 0.5, 0.5, 0)
     mixed = found["mixed"]
-    assert mixed.queries == 25.0
+    assert mixed.queries == 2.5 * PROMPTS
     assert mixed.ratio == pytest.approx(25 / 70)
     assert mixed.low < mixed.ratio < mixed.high
     never = found["never"]
-    assert (never.queries, never.censored) == (120.0, 4)
+    assert (never.queries, never.censored) == (12 * PROMPTS, 4)
 
 
 def test_the_table_has_a_row_for_each_arm_and_a_column_for_each_place() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.ensemble import ensemble_optimiser
 from oat.explore.settings import EnsembleConfig
-from oat.laboratory.agents import AGENTS, MEMBERS, PRIOR_STD, Ideal, Learned
+from oat.laboratory.agents import AGENTS, MEMBERS, Ideal, Learned
 from oat.laboratory.worlds import (
     BEST_WINS,
     DIM,
@@ -29,11 +29,14 @@ from oat.laboratory.worlds import (
     WORLDS,
     Prompts,
     make_world,
+    weight_std,
 )
 from oat.learner.learner import Learner
 from oat.models.ensemble import Ensemble
 from oat.seeds import Seeds
 from oat.types import ENSEMBLE, Answer, Feedback, Item, Trajectory
+
+PRIOR_STD = 0.8
 
 
 def drawn(name: str, prompts: int = 300, *, of_world: int = 1, seed: int = 2, size: int = SIZE) -> Prompts:
@@ -58,6 +61,20 @@ def test_the_best_candidate_wins_as_often_in_every_world(name: str, of_world: in
         best = int(utilities_G.argmax())
         wins += [sigmoid(utilities_G[best] - utilities_G[other]) for other in range(SIZE) if other != best]
     assert np.mean(wins) == pytest.approx(BEST_WINS, abs=0.015)
+
+
+@pytest.mark.parametrize("name", ["independent", "centred", "noisy", "redundant", "heavy_tailed"])
+def test_the_scale_of_a_linear_utility_is_that_of_its_weights(name: str) -> None:
+    """A prior with this scale is the right one for the ideal agent. The weights are found by least squares
+    within prompts."""
+    prompts = drawn(name)
+    features_ND, utilities_N = (
+        (each - each.mean(axis=1, keepdims=True)).reshape(-1, *each.shape[2:])
+        for each in (prompts.features_BGD, prompts.utilities_BG)
+    )
+    weights_D = np.linalg.lstsq(features_ND, utilities_N)[0]
+    np.testing.assert_allclose(features_ND @ weights_D, utilities_N, atol=1e-8)
+    assert weight_std(prompts) == pytest.approx(np.sqrt((weights_D**2).mean()), rel=0.1)
 
 
 @pytest.mark.parametrize("name", sorted(WORLDS))
@@ -193,7 +210,7 @@ def test_the_ideal_agent_is_laplaces_approximation() -> None:
     second derivatives there, by finite differences. Pairs may come in several parts."""
     dim = 5
     chosen_PD, rejected_PD = some_pairs(12, dim, 3)
-    agent = Ideal(dim, np.random.default_rng(0))
+    agent = Ideal(dim, np.random.default_rng(0), PRIOR_STD)
     for some in (slice(0, 4), slice(4, 5), slice(5, 12)):
         agent.learn(chosen_PD[some], rejected_PD[some])
     margins_PD, step = chosen_PD - rejected_PD, 1e-4
@@ -215,7 +232,7 @@ def test_the_ideal_agent_is_laplaces_approximation() -> None:
     )
     covariance_DD = agent.root_DD @ agent.root_DD.T
     np.testing.assert_allclose(covariance_DD @ -curvature_DD, np.eye(dim), atol=5e-3)
-    whole = Ideal(dim, np.random.default_rng(0))
+    whole = Ideal(dim, np.random.default_rng(0), PRIOR_STD)
     whole.learn(chosen_PD, rejected_PD)
     np.testing.assert_allclose(whole.mean_D, agent.mean_D, atol=1e-3)
 
@@ -227,7 +244,7 @@ def test_the_ideal_agent_finds_the_maximum_however_large_features_are(
 ) -> None:
     """No direction leads upwards from the mean. Pairs that a plane separates need many halved steps."""
     chosen_PD, rejected_PD = some_pairs(count, dim, seed, scale)
-    agent = Ideal(dim, np.random.default_rng(0))
+    agent = Ideal(dim, np.random.default_rng(0), PRIOR_STD)
     agent.learn(chosen_PD, rejected_PD)
     margins_PD = chosen_PD - rejected_PD
     p_P = sigmoid(np.clip(margins_PD @ agent.mean_D, -700, 700))
@@ -238,7 +255,7 @@ def test_the_ideal_agent_finds_the_maximum_however_large_features_are(
 
 
 def test_the_ideal_agents_members_are_samples_of_its_belief() -> None:
-    agent = Ideal(3, np.random.default_rng(0))
+    agent = Ideal(3, np.random.default_rng(0), PRIOR_STD)
     agent.learn(*some_pairs(20, 3, 1))
     features_BGD = np.eye(3)[None]
     draws_MD = np.concatenate([agent.rewards(features_BGD)[:, 0] for _ in range(400)])
@@ -252,11 +269,11 @@ def test_agents_without_pairs_keep_their_prior() -> None:
     nothing_PD = np.zeros((0, DIM))
     features_BGD = np.random.default_rng(1).normal(size=(2, 3, DIM))
     for make in AGENTS.values():
-        agent = make(DIM, np.random.default_rng(0))
+        agent = make(DIM, np.random.default_rng(0), PRIOR_STD)
         before = agent.means(features_BGD)
         agent.learn(nothing_PD, nothing_PD)
         np.testing.assert_allclose(agent.means(features_BGD), before)
-    ideal = Ideal(DIM, np.random.default_rng(0))
+    ideal = Ideal(DIM, np.random.default_rng(0), PRIOR_STD)
     ideal.learn(nothing_PD, nothing_PD)
     np.testing.assert_allclose(ideal.root_DD, PRIOR_STD * np.eye(DIM), atol=1e-12)
 

@@ -51,7 +51,7 @@ _VERSION = 4
 """Version of the state's format. The first format had no version number: it is from a release that learned by
 AdamW and with a prior that faded with the number of queries. A run of the second format makes no optimiser
 step before its buffer has a whole batch. Up to the third format, its forward passes have the limits of those
-of the policy. Runs that began so, go on so."""
+of the policy, and its rows no `ensemble/prior_coef`. Runs that began so, go on so."""
 
 
 class EnsembleLearning(Objective):
@@ -103,6 +103,8 @@ class EnsembleLearning(Objective):
         )
         features_N = self.buffer.pairs[torch.from_numpy(drawn)].flatten(0, 1)
         seen = float(self.buffer.seen)
+        if self.version >= 4:
+            metrics["ensemble/prior_coef"] = self.config.weight_of_prior(seen)
         columns = {"features_N": features_N, "labelled_N": torch.full((len(features_N),), seen)}
         units = np.arange(len(drawn)).repeat(2)
         return Batch(

@@ -11,7 +11,10 @@ from oat.build.cross_checks.all_sections import message_of
 from oat.build.parts import part_checks, run_facts
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
+from oat.config.load import where
 from oat.errors import ConfigError, warn
+from oat.explore.settings import FeaturesConfig
+from oat.rollout.backbones import positions_of
 from oat.types import Price
 from oat.types.part import RunFacts
 
@@ -36,6 +39,35 @@ def check_with_inputs(
         if not is_begun and check.refuses != "never":
             raise ConfigError(message_of(resolved, check))
         warn(message_of(resolved, check))
+    check_positions(resolved, is_begun=is_begun)
+
+
+def check_positions(resolved: Resolved, *, is_begun: bool) -> None:
+    """Check that `explorer.features.max_tokens` is no more than the positions of the backbone that it is for.
+    The default of the field is no mistake: a backbone with fewer positions reads as many as it has.
+
+    Args:
+        is_begun: as in `check_with_inputs`.
+
+    Raises:
+        ConfigError: it is more, and the run has not begun.
+        ModelError: there is no such backbone.
+    """
+    features = resolved.features
+    if features is None or not features.is_own or features.max_tokens == FeaturesConfig.max_tokens:
+        return
+    with resolved.blame("explorer.name"):
+        positions = positions_of(features.backbone)
+    if positions is None or features.max_tokens <= positions:
+        return
+    said = (
+        f"{where(('explorer', 'features', 'max_tokens'), resolved.origins)}: explorer.features.max_tokens is "
+        f"{features.max_tokens}, and the backbone {features.backbone} has {positions} positions; set as much "
+        "or less, or leave it out"
+    )
+    if not is_begun:
+        raise ConfigError(said)
+    warn(said)
 
 
 def _all_facts(resolved: Resolved, run_inputs: RunInputs, dearest: Price | None) -> RunFacts:

@@ -76,6 +76,8 @@ class EnsembleExplorer:
 
     @staticmethod
     def checks(config: EnsembleExplorerConfig, run: RunFacts) -> list[Check]:
+        """Return the checks of the rule, of the ensemble's labels, of the burn-in and of the backbone
+        (`oat.types.part`)."""
         labels = config.model_labels
         return [
             *_rule_checks(config),
@@ -98,6 +100,7 @@ class EnsembleExplorer:
         ]
 
     def widen(self, plan: Plan) -> Plan:
+        """Return the plan with `samples` responses to each prompt."""
         return replace(plan, samples={"sampler": self.config.samples})
 
     def choose(self, round: Round) -> list[Question]:
@@ -135,6 +138,7 @@ class EnsembleExplorer:
         return questions
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return the metrics that `pair_metrics` makes of the notes."""
         return pair_metrics(feedback)
 
     def _label(self, round: Round, beliefs: _Beliefs, pairs_B2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

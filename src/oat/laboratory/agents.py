@@ -1,12 +1,14 @@
 """Agents of the laboratory. An agent learns utilities from labelled pairs. With M samples of its belief, it
 tells a rule the rewards of candidates.
 
-* `Ideal`: Bayesian logistic regression by Laplace's approximation. In a world with a linear utility of known
-  scale, it believes as well as one can. So a rule that does badly with it is a bad rule.
+* `Ideal`: Bayesian logistic regression by Laplace's approximation, whose prior has the scale of the world's
+  utility. In a world with a linear utility, it believes as well as one can, up to the approximation. So a
+  rule that does badly with it is a bad rule.
 * `Learned`: the ensemble of `oat` (`oat.models.ensemble`), learned as in a run. A rule that does well with
   `Ideal` and badly with it has a poor ensemble.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -19,8 +21,6 @@ from oat.explore.uncertainty import sigmoid
 from oat.models.ensemble import Ensemble
 
 MEMBERS = 20
-PRIOR_STD = 1.0
-"""`Ideal`: standard deviation of each weight before any label."""
 _NEWTON_STEPS = 50
 _SMALL = 1e-6
 """Newton's method ends where a step would raise the logarithm of the posterior by less than half of this."""
@@ -41,13 +41,18 @@ class Agent(Protocol):
 
 
 class Ideal:
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, dim: int, generator: np.random.Generator):
-        self.generator = generator
+    Args:
+        dim: number of features.
+        prior_std: standard deviation of each weight before any label.
+    """
+
+    def __init__(self, dim: int, generator: np.random.Generator, prior_std: float):
+        self.generator, self.prior_std = generator, prior_std
         self.pairs_PD = np.zeros((0, dim))
         self.mean_D = np.zeros(dim)
-        self.root_DD = PRIOR_STD * np.eye(dim)
+        self.root_DD = prior_std * np.eye(dim)
 
     def rewards(self, features_BGD: np.ndarray) -> np.ndarray:
         normal_MD = self.generator.normal(size=(MEMBERS, len(self.mean_D)))
@@ -61,7 +66,7 @@ class Ideal:
         """Find the maximum of the posterior by Newton's method, with halved steps where a whole one goes too
         far. The belief is normal, with the curvature at the maximum."""
         self.pairs_PD = np.concatenate([self.pairs_PD, chosen_PD - rejected_PD])
-        prior_DD = np.eye(len(self.mean_D)) / PRIOR_STD**2
+        prior_DD = np.eye(len(self.mean_D)) / self.prior_std**2
         for _ in range(_NEWTON_STEPS):
             p_P = sigmoid(self.pairs_PD @ self.mean_D)
             gradient_D = self.pairs_PD.T @ (1 - p_P) - prior_DD @ self.mean_D
@@ -78,7 +83,7 @@ class Ideal:
     def _log_posterior(self, weights_D: np.ndarray) -> float:
         """Return the logarithm of the posterior density, up to a constant."""
         margins_P = self.pairs_PD @ weights_D
-        return float(-np.logaddexp(0, -margins_P).sum() - 0.5 * weights_D @ weights_D / PRIOR_STD**2)
+        return float(-np.logaddexp(0, -margins_P).sum() - 0.5 * weights_D @ weights_D / self.prior_std**2)
 
 
 class Learned:
@@ -130,4 +135,12 @@ class Learned:
             self.optimiser.step()
 
 
-AGENTS = {"ideal": Ideal, "ensemble": Learned}
+def _learned(dim: int, generator: np.random.Generator, prior_std: float) -> Learned:
+    """Make an ensemble. Its initial weights do not depend on the world."""
+    return Learned(dim, generator)
+
+
+MakeAgent = Callable[[int, np.random.Generator, float], Agent]
+"""Makes an agent that reads so many features. The number is the scale of the world's utility
+(`oat.laboratory.worlds.weight_std`)."""
+AGENTS: dict[str, MakeAgent] = {"ideal": Ideal, "ensemble": _learned}

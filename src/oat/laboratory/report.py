@@ -1,9 +1,9 @@
 """`oat bench explore`: run trials of the laboratory, and write their curves (CSV and PNG) and a table.
 
 The table says how many queries a rule needs to bring the regret down to `THRESHOLD`, relative to `passive`.
-The threshold must be reached in two rounds in a row. A trial that never reaches it counts with all of its
-queries (censored). The number is the median over seeds of the rule, divided by that of `passive`, with a 95 %
-bootstrap interval: seeds are drawn with replacement, the same ones for both.
+The threshold must be reached in two rounds in a row. A trial that never reaches it counts with the queries of
+a trial without clashes (censored). The number is the median over seeds of the rule, divided by that of
+`passive`, with a 95 % bootstrap interval: seeds are drawn with replacement, the same ones for both.
 
 Trials that the CSV file has already are not run again.
 """
@@ -23,7 +23,7 @@ from oat.errors import ConfigError, DataError, did_you_mean
 from oat.explore.find_rule import find_rule
 from oat.explore.settings import ModelLabelsConfig
 from oat.laboratory.agents import AGENTS
-from oat.laboratory.trial import RATES, Curve, learn_policy, learn_rewards
+from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
 
 ROUNDS = 60
@@ -210,10 +210,10 @@ def _row(case: Case, curve: Curve) -> list[Any]:
 
 
 def queries_to(curve: Curve, threshold: float) -> int:
-    """Return the number of queries after which the regret is at most the threshold in two rounds in a row.
-    Return the number of all queries if this never happens."""
+    """Return the number of queries after which the regret is at most the threshold in two rounds in a row. If
+    this never happens, return the budget: one query for each prompt of the trial, also for clashes."""
     at = _reached(curve, threshold)
-    return curve.queries[at[0]] if len(at) else curve.queries[-1]
+    return curve.queries[at[0]] if len(at) else PROMPTS * len(curve.queries)
 
 
 def _reached(curve: Curve, threshold: float) -> np.ndarray:

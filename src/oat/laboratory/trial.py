@@ -12,7 +12,6 @@ Regret is relative: the best candidate of a prompt has 0, and one drawn uniforml
 All rules see the same prompts with one seed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +20,8 @@ from oat.explore.find_rule import Chooser, call_rule
 from oat.explore.model_labels import model_pairs
 from oat.explore.settings import ModelLabelsConfig
 from oat.explore.uncertainty import sigmoid
-from oat.laboratory.agents import AGENTS, Agent
-from oat.laboratory.worlds import DIM, SIZE, Prompts, make_world
+from oat.laboratory.agents import AGENTS, MakeAgent
+from oat.laboratory.worlds import DIM, SIZE, Prompts, make_world, weight_std
 from oat.seeds import Seeds
 
 PROMPTS, HELD_OUT = 16, 200
@@ -33,9 +32,6 @@ BETA, POLICY_STEPS = 0.1, 20
 is a softmax of features times weights; the reference has weights of 0."""
 RATES = (3.0, 10.0, 30.0)
 """`learn_policy`: the learning rates from which each arm gets its best one (`report.with_rates`)."""
-
-MakeAgent = Callable[[int, np.random.Generator], Agent]
-"""Makes an agent that reads so many features."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ def learn_rewards(world: str, agent: str | MakeAgent, rule: Chooser, seed: int, 
     seeds = Seeds(seed)
     draw = make_world(world, seeds.at("world", world))
     held_out = draw(seeds.at("held out", world), HELD_OUT, SIZE)
-    learner = make(DIM, seeds.at("agent", world))
+    learner = make(DIM, seeds.at("agent", world), weight_std(held_out))
     queries: list[int] = []
     regrets: list[float] = []
     clashes = 0
@@ -101,7 +97,7 @@ def learn_policy(
     seeds = Seeds(seed)
     draw = make_world(world, seeds.at("world", world))
     held_out = draw(seeds.at("held out", world), HELD_OUT, POOL)
-    learner: Agent = AGENTS[agent](DIM, seeds.at("agent", world))
+    learner = AGENTS[agent](DIM, seeds.at("agent", world), weight_std(held_out))
     policy_D = np.zeros(DIM)
     queries: list[int] = []
     regrets: list[float] = []

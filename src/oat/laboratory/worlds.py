@@ -90,6 +90,14 @@ def make_world(name: str, generator: np.random.Generator) -> Draw:
     return scaled
 
 
+def weight_std(prompts: Prompts) -> float:
+    """Return the standard deviation of the weights of a linear utility that differs as much among the
+    candidates of a prompt as this one does, if the features are alike in all directions."""
+    features_BGD = prompts.features_BGD - prompts.features_BGD.mean(axis=1, keepdims=True)
+    utilities_BG = prompts.utilities_BG - prompts.utilities_BG.mean(axis=1, keepdims=True)
+    return float(np.sqrt((utilities_BG**2).mean() / (features_BGD**2).sum(axis=2).mean()))
+
+
 def _scale(utilities_BG: np.ndarray) -> float:
     """Return the factor with which the best candidates win as often as `BEST_WINS` says, by bisection."""
     gap_BG = utilities_BG.max(axis=1, keepdims=True) - utilities_BG
