@@ -1,5 +1,6 @@
 """Backbones that are loaded for features alone, compared with transformers' own models of one row."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,43 @@ def test_a_run_that_began_with_more_tokens_goes_on(
         assert oat("train", config) == 0
     with pytest.warns(OatWarning, match=r"explorer\.features\.max_tokens is 64, and the backbone"):
         assert oat("train", config, "--stop.max_steps", 2) == 0
+
+
+def test_a_backbone_that_reads_one_message_is_refused_for_conversations(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairrm: str, encoder: str
+) -> None:
+    """One prompt of the data has two messages. Neither a PairRM nor a causal model without a chat template can
+    read it, and the run is refused before it samples. An encoder reads it."""
+    two = [{"role": "user", "content": "1+1="}, {"role": "user", "content": "2+2="}]
+    lines = [json.dumps({"prompt": two[:1]}), json.dumps({"prompt": two})]
+    (tmp_path / "talks.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "t.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    causal = save_model(tmp_path / "causal", build_config("llama"))
+    (tmp_path / "reward.py").write_text(
+        "def one(prompts, completions, **columns): return [1.0] * len(prompts)"
+    )
+
+    def config(path: str) -> Path:
+        explorer = {"name": "ensemble", "samples": 4, "features": {"backbone": path}}
+        changes = {
+            "explorer": explorer,
+            "evaluation": None,
+            "prompts": {"path": str(tmp_path / "talks.jsonl")},
+            "render": {"template": str(tmp_path / "t.jinja")},
+            "oracle.name": f"{tmp_path / 'reward.py'}:one",
+            "algorithm.prompts": 2,
+        }
+        return world.config("dpo", tmp_path, changes)
+
+    for path in (pairrm, causal):
+        for command in ("check", "train", "features"):
+            assert oat(command, config(path)) == 2
+            assert (
+                f"explorer.features.backbone is {path}, which reads a prompt of one message, and a prompt has 2; "
+                "take an encoder" in capsys.readouterr().err
+            )
+    assert not (tmp_path / "dpo").exists()
+    assert oat("check", config(encoder)) == 0
 
 
 def tokenizer_of(path: str) -> Any:

@@ -5,6 +5,7 @@ They refuse new runs only. A run that has begun is never refused: it may have be
 checks, and it gets a warning.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from oat.build.cross_checks.all_sections import message_of
@@ -12,9 +13,10 @@ from oat.build.parts import part_checks, run_facts
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
 from oat.config.load import where
+from oat.data.prompts import Prompts
 from oat.errors import ConfigError, warn
 from oat.explore.settings import FeaturesConfig
-from oat.rollout.backbones import positions_of
+from oat.rollout.backbones import positions_of, reads_conversations
 from oat.types import Price
 from oat.types.part import RunFacts
 
@@ -39,35 +41,56 @@ def check_with_inputs(
         if not is_begun and check.refuses != "never":
             raise ConfigError(message_of(resolved, check))
         warn(message_of(resolved, check))
-    check_positions(resolved, is_begun=is_begun)
+    check_backbone(resolved, run_inputs.prompts, is_begun=is_begun)
 
 
-def check_positions(resolved: Resolved, *, is_begun: bool) -> None:
-    """Check that `explorer.features.max_tokens` is no more than the positions of the backbone that it is for.
-    The default of the field is no mistake: a backbone with fewer positions reads as many as it has.
+def check_backbone(resolved: Resolved, prompts: Prompts, *, is_begun: bool) -> None:
+    """Check that a backbone of its own can read the run's prompts, and has `explorer.features.max_tokens`
+    positions.
 
     Args:
         is_begun: as in `check_with_inputs`.
 
     Raises:
-        ConfigError: it is more, and the run has not begun.
+        ConfigError: it cannot or has not, and the run has not begun.
         ModelError: there is no such backbone.
     """
     features = resolved.features
-    if features is None or not features.is_own or features.max_tokens == FeaturesConfig.max_tokens:
+    if features is None or not features.is_own:
         return
     with resolved.blame("explorer.name"):
-        positions = positions_of(features.backbone)
-    if positions is None or features.max_tokens <= positions:
+        faults = [*_position_faults(features), *_message_faults(features, prompts)]
+    for field, fault in faults:
+        place = where(("explorer", "features", field), resolved.origins)
+        said = f"{place}: explorer.features.{field} is {getattr(features, field)}, {fault}"
+        if not is_begun:
+            raise ConfigError(said)
+        warn(said)
+
+
+def _position_faults(features: FeaturesConfig) -> Iterator[tuple[str, str]]:
+    """Yield the field `max_tokens` if it is above the backbone's positions. Its default is no mistake: a
+    backbone with fewer positions reads as many as it has."""
+    if features.max_tokens == FeaturesConfig.max_tokens:
         return
-    said = (
-        f"{where(('explorer', 'features', 'max_tokens'), resolved.origins)}: explorer.features.max_tokens is "
-        f"{features.max_tokens}, and the backbone {features.backbone} has {positions} positions; set as much "
-        "or less, or leave it out"
-    )
-    if not is_begun:
-        raise ConfigError(said)
-    warn(said)
+    positions = positions_of(features.backbone)
+    if positions is not None and features.max_tokens > positions:
+        yield (
+            "max_tokens",
+            f"and the backbone {features.backbone} has {positions} positions; set as much or less, or leave "
+            "it out",
+        )
+
+
+def _message_faults(features: FeaturesConfig, prompts: Prompts) -> Iterator[tuple[str, str]]:
+    """Yield the field `backbone` if it reads one message as the prompt, and a prompt has several."""
+    most = max((len(prompt.messages) for prompt in prompts.all()), default=1)
+    if most > 1 and not reads_conversations(features.backbone):
+        yield (
+            "backbone",
+            f"which reads a prompt of one message, and a prompt has {most}; take an encoder, a causal model "
+            "with a chat template, or reference",
+        )
 
 
 def _all_facts(resolved: Resolved, run_inputs: RunInputs, dearest: Price | None) -> RunFacts:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from oat.build.ensemble import features_with
-from oat.build.late_checks import check_positions
+from oat.build.late_checks import check_backbone
 from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import gather_inputs
@@ -83,10 +83,10 @@ def judge_features(
     count = samples or max(resolved.widened.samples.values())
     if prompts < 4 or count < 2 or not 0 < share < 1:
         raise ConfigError("give at least 4 prompts and 2 samples, and a share between 0 and 1")
-    check_positions(resolved, is_begun=False)
     resolved = resolved.without_wire()
     with tempfile.TemporaryDirectory() as scratch:
         run_inputs = gather_inputs(resolved, folder=Path(scratch))
+        check_backbone(resolved, run_inputs.prompts, is_begun=False)
         run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)
         try:
             run.weights.restore(run.learner)

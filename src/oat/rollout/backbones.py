@@ -79,6 +79,26 @@ def positions_of(path: str) -> int | None:
     return num_positions(load_config(path))
 
 
+def reads_conversations(path: str) -> bool:
+    """Return True if a backbone reads prompts of several messages: an encoder, which reads them one after
+    another, or a causal model with a chat template.
+
+    Args:
+        path: a directory, or `org/name`.
+
+    Raises:
+        ModelError: there is no such model or tokenizer.
+    """
+    config = load_config(path)
+    if is_pairrm(config):
+        return False
+    return not _is_causal(config) or bool(load_tokenizer(path).chat_template)
+
+
+def _is_causal(config: Any) -> bool:
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+
+
 class OwnBackbone:
     """Features of a causal model or an encoder. See the module's docstring and `oat.rollout.features`."""
 
@@ -98,9 +118,7 @@ class OwnBackbone:
             "max_tokens": max_tokens,
             "width": self.width,
         }
-        self.is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
-            type(config) not in MODEL_FOR_MASKED_LM_MAPPING
-        )
+        self.is_causal = _is_causal(config)
         self.tokenizer = load_tokenizer(path)
         template = "tokenizer" if self.tokenizer.chat_template else None
         self.renderer = Renderer(self.tokenizer, template=template) if self.is_causal else None
