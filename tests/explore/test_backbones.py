@@ -369,8 +369,8 @@ def test_a_run_that_began_with_more_tokens_goes_on(
 def test_a_backbone_that_reads_one_message_is_refused_for_conversations(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairrm: str, encoder: str
 ) -> None:
-    """One prompt of the data has two messages. Neither a PairRM nor a causal model without a chat template can
-    read it, and the run is refused before it samples. An encoder reads it."""
+    """One prompt of the data has two messages. Neither a PairRM nor a causal model without a chat template
+    can read it, and the run is refused before it samples. An encoder reads it."""
     two = [{"role": "user", "content": "1+1="}, {"role": "user", "content": "2+2="}]
     lines = [json.dumps({"prompt": two[:1]}), json.dumps({"prompt": two})]
     (tmp_path / "talks.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -395,10 +395,8 @@ def test_a_backbone_that_reads_one_message_is_refused_for_conversations(
     for path in (pairrm, causal):
         for command in ("check", "train", "features"):
             assert oat(command, config(path)) == 2
-            assert (
-                f"explorer.features.backbone is {path}, which reads a prompt of one message, and a prompt has 2; "
-                "take an encoder" in capsys.readouterr().err
-            )
+            said = f"explorer.features.backbone is {path}, which reads a prompt of one message, and a prompt"
+            assert f"{said} has 2; take an encoder" in capsys.readouterr().err
     assert not (tmp_path / "dpo").exists()
     assert oat("check", config(encoder)) == 0
 
