@@ -131,7 +131,7 @@ def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) 
         field = "explorer.ensemble.start"
         blame = partial(blaming, config, {(): str(run_dir)})
         refuse_other_weights(
-            recorded(run_dir), {"weights": inputs_of_explorer(None, settings.start)}, [field], blame
+            recorded(run_dir), {"weights": inputs_of_explorer(None, settings.start, blame)}, [field], blame
         )
         scorer = make_scorer(settings, features, seeds)
     return scorer

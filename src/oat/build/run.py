@@ -171,8 +171,13 @@ def _computing(
             check_critic(lms["critic"], critic_model(config.model).path, renderer, longest)
     with resolved.blame("explorer.name"):
         features = make_features(lms, resolved.features) if resolved.features else None
-        has_weights = lms["policy"].has_weights
-        ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=has_weights)
+        ensemble = make_ensemble(
+            resolved.explorer,
+            features,
+            seeds,
+            has_weights=lms["policy"].has_weights,
+            is_begun=run_inputs.known is not None,
+        )
     with resolved.blame("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
         engine = run_engine(resolved, lms, renderer, seeds, load)
