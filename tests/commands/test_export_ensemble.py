@@ -348,41 +348,6 @@ def test_a_run_from_a_missing_ensemble_ends_with_one_message(
 # what may not change between two lives of a run
 
 
-def shift(out: Path) -> None:
-    weights = load_file(out / "ensemble.safetensors")
-    save_file({**weights, "bias3": weights["bias3"] + 0.5}, out / "ensemble.safetensors")
-
-
-@pytest.mark.parametrize("learn", [True, False], ids=["learning", "idle"])
-def test_a_start_that_has_changed_is_refused(
-    world: World, exported: Path, tmp_path: Path, learn: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run goes on once the files are back as they were."""
-    shutil.copytree(exported, tmp_path / "out")
-    changes = changes_of(world, {"start": str(tmp_path / "out"), "learn": learn})
-    folder = tmp_path / "run"
-    assert train(world, folder, changes, "--stop.max_steps", 2) == 0
-    before = digest_run(folder / "dpo")
-    shift(tmp_path / "out")
-    capsys.readouterr()
-    for command in ("check", "train"):
-        assert oat(command, folder / "dpo.yaml") == 2
-        error = capsys.readouterr().err
-        assert "explorer.ensemble.start: what is read of it is not what this run began with" in error
-    (folder / "dpo" / "environment.json").rename(tmp_path / "environment.json")
-    assert train(world, folder, changes) == 1
-    error = capsys.readouterr().err
-    assert "what is frozen in the ensemble is not what this run began with" in error
-    assert "put the files of explorer.ensemble.start back as they were" in error
-    (tmp_path / "environment.json").replace(folder / "dpo" / "environment.json")
-    assert digest_run(folder / "dpo") == before
-    shutil.rmtree(tmp_path / "out")
-    shutil.copytree(exported, tmp_path / "out")
-    assert train(world, folder, changes) == 0
-    assert train(world, tmp_path / "whole", changes) == 0
-    assert digest_run(folder / "dpo") == digest_run(tmp_path / "whole" / "dpo")
-
-
 @pytest.mark.parametrize("algorithm", ["dpo", "simpo"])
 def test_a_reference_that_has_changed_is_refused(
     world: World, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]

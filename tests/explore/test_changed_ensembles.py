@@ -13,6 +13,7 @@ import torch
 from fixtures import Finished, World, forked, make_group, make_model, oat
 from safetensors.torch import load_file, save_file
 
+from oat.commands.export import digest_run
 from oat.errors import ModelError, NonFiniteError
 from oat.ledger.store import Store
 from oat.models.ensemble import Ensemble
@@ -248,6 +249,32 @@ def test_an_ensemble_that_does_not_learn_must_be_that_of_the_run(
     shutil.rmtree(start)
     error = refused("eval", run_dir)
     assert f"{START}: {start} has no ensemble that can be read" in error
+
+
+@pytest.mark.parametrize("learn", [True, False], ids=["learning", "idle"])
+def test_a_run_whose_start_has_changed_is_refused(
+    world: World, exported: Path, tmp_path: Path, refused: Callable[..., str], learn: bool
+) -> None:
+    """The run goes on once the files are back as they were. If `environment.json` is lost, the checkpoint
+    tells."""
+    start = shutil.copytree(exported, tmp_path / "start")
+    changes = changes_of(world, start=str(start), learn=learn)
+    config = trained(world, tmp_path, changes, "--stop.max_steps", 2)
+    run_dir, before = config.with_suffix(""), digest_run(config.with_suffix(""))
+    negate(start)
+    for command in ("check", "train"):
+        assert f"{START}: what is read of it is not what this run began with" in refused(command, config)
+    (run_dir / "environment.json").rename(tmp_path / "environment.json")
+    error = refused("train", config)
+    assert "what is frozen in the ensemble is not what this run began with" in error
+    assert f"put the files of {START} back as they were" in error
+    (tmp_path / "environment.json").replace(run_dir / "environment.json")
+    assert digest_run(run_dir) == before
+    shutil.rmtree(start)
+    shutil.copytree(exported, start)
+    trained(world, tmp_path, changes)
+    whole = trained(world, tmp_path / "whole", changes).with_suffix("")
+    assert digest_run(run_dir) == digest_run(whole)
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["frozen reference", "following reference"])

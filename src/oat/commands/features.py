@@ -42,8 +42,6 @@ _PURPOSE = "features"
 _STRENGTHS = tuple(10.0**power for power in range(-2, 6))
 """The strengths of the ridge regression that cross-validation chooses from."""
 _FOLDS = 5
-_LEAST = 4
-"""Least number of prompts with different texts: two to learn from, and two others."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ def judge_features(
     if settings is None:
         raise ConfigError("this configuration's explorer reads no features; set explorer: {name: ensemble}")
     count = samples or max(resolved.widened.samples.values())
-    if prompts < _LEAST or count < 2 or not 0 < share < 1:
-        raise ConfigError(f"give at least {_LEAST} prompts and 2 samples, and a share between 0 and 1")
+    if prompts < 4 or count < 2 or not 0 < share < 1:
+        raise ConfigError("give at least 4 prompts and 2 samples, and a share between 0 and 1")
     resolved = resolved.without_wire()
     with tempfile.TemporaryDirectory() as scratch:
         run_inputs = gather_inputs(resolved, folder=Path(scratch))
@@ -96,7 +94,7 @@ def judge_features(
             collector: Any = run.collector
             taken = collector.prompts.take(prompts)
             with resolved.blame("prompts.path"):
-                learned = _learned_prompts(taken, share)
+                learned = _learned_prompts(taken, share, count // 2)
             groups = collector.actor.sample(taken, {"sampler": count}, (_PURPOSE,))
             questions = _questions(groups, run_inputs.training_oracle[0])
             run.ledger.ask(0, 0, groups, questions, _PURPOSE)
@@ -153,22 +151,26 @@ def _questions(groups: Sequence[Group], oracle: str) -> list[Question]:
     ]
 
 
-def _learned_prompts(prompts: Sequence[Prompt], share: float) -> set[int]:
+def _learned_prompts(prompts: Sequence[Prompt], share: float, pairs: int) -> set[int]:
     """Return the occurrences of the prompts that the regression learns from. Prompts with equal texts are all
     learned, or none of them is: features read nothing but the text of a prompt and a response.
 
+    Args:
+        pairs: number of pairs of each prompt.
+
     Raises:
-        ConfigError: too few texts are different for two prompts to learn from and two others.
+        ConfigError: the prompts have too few different texts to learn from some and to judge by others.
     """
     texts = list(dict.fromkeys(_text(prompt) for prompt in prompts))
-    if len(texts) < _LEAST:
-        raise ConfigError(
-            f"prompts.path gives {many(len(prompts), 'prompt')} with {many(len(texts), 'different text')}, "
-            f"and the regression needs {_LEAST}: two to learn from, and two that it has not seen; give more "
-            "records"
-        )
     learned = set(texts[: max(2, min(len(texts) - 2, round(len(texts) * share)))])
-    return {prompt.occurrence for prompt in prompts if _text(prompt) in learned}
+    found = {prompt.occurrence for prompt in prompts if _text(prompt) in learned}
+    if (len(prompts) - len(found)) * pairs < 2:
+        raise ConfigError(
+            f"prompts.path gives {many(len(prompts), 'prompt')} with {many(len(texts), 'different text')}; "
+            "two are to learn from, and others, with at least two pairs of responses, to judge by; give at "
+            "least 4 different ones"
+        )
+    return found
 
 
 def _text(prompt: Prompt) -> str:
