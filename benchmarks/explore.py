@@ -6,6 +6,8 @@ comparison and shows its results.
         writes the tables and pictures of the page. After a kill, the same command goes on.
     python benchmarks/explore.py [--short] [--model DIR] --tables
         makes no run; also writes the tables of the laboratory and of the priors into the page
+    python benchmarks/explore.py [--model DIR] --features
+        writes what `oat features` says about the task into NAME_features.txt, beside the CSV
 
 The CSV is benchmarks/exploration/sums.csv, or with --model NAME.csv, where NAME is the name of the model's
 folder; with --short, its name ends with _short. Its rows are never measured again: to repeat a run, delete
@@ -20,6 +22,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import redirect_stdout
+from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -133,6 +137,19 @@ def laboratory_table() -> str:
     return laboratory({case: curve for case, curve in found.items() if case.world in TARGETS})
 
 
+def judge_features(size: Size, task: Mapping[str, Any]) -> str:
+    """Return what `oat features` prints about the task."""
+    from oat.cli import main as oat
+
+    config = WORK / "features.yaml"
+    job = Job("sea", size.rates[0], size.tuning_seeds[0], "tuning", size.name)
+    config.write_text(json.dumps(job.tree(task, str(WORK / "runs" / "features"))), encoding="utf-8")
+    with redirect_stdout(StringIO()) as printed:
+        if oat(["features", str(config), "--prompts", "256"]):
+            sys.exit("oat features failed")
+    return printed.getvalue()
+
+
 def write_page(page: Path, name: str, text: str) -> None:
     """Put a table between its two marks in the page."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
@@ -149,13 +166,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="a story model; by default the quickstart's start")
     parser.add_argument("--minutes", type=float, default=240.0, help="begin no run after these minutes")
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--features", action="store_true")
     options = parser.parse_args(arguments)
     ending = "_short" if options.short else ""
     size = SIZES[("stories" if options.model else "sums") + ending]
     name = (Path(options.model).name if options.model else "sums") + ending
     file = CSVS / f"{name}.csv"
+    folder = WORK / f"task_{name.removesuffix('_short')}"
+    if options.features:
+        shown = judge_features(size, prepare(folder, options.model))
+        (CSVS / f"{name}_features.txt").write_text(shown, encoding="utf-8")
+        print(shown)
+        return
     if not options.tables:
-        folder = WORK / f"task_{name.removesuffix('_short')}"
         run_all(size, file, prepare(folder, options.model), options.minutes)
     else:
         write_page(PAGE, "laboratory", laboratory_table())

@@ -69,7 +69,8 @@ FEATURES = {
     61: "features of a PairRM: twice the hidden size, one marker for each text",
     62: "features of an encoder, such as DeBERTa",
     63: "features of a causal model: the state at the last token, or a mean",
-    64: "measures of disagreement: symmetric, 0 on the diagonal, 0 for equal members",
+    64: "measures of disagreement: symmetric, 0 on the diagonal, 0 for equal members except `bernoulli`, the"
+    " variance of one answer",
     65: "rule EETS: the second response differs from the first if members disagree",
     66: "rule BAI-TS: the second response is the one of the largest variance against the first",
     67: "rule of pure exploration: the pair of the largest variance",

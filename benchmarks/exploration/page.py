@@ -127,7 +127,7 @@ def plot(file: Path, size: Size, picture: Path) -> None:
     from matplotlib.figure import Figure
 
     runs = read(file)
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     for axis, name in zip(figure.subplots(1, 2), ("reward", "win_rate"), strict=True):
         for number, arm in enumerate(size.arms):
@@ -145,5 +145,5 @@ def plot(file: Path, size: Size, picture: Path) -> None:
                 x, np.min(values, axis=0), np.max(values, axis=0), color=f"C{number % 10}", alpha=0.08
             )
         axis.set(xlabel="compared pairs", ylabel=name.replace("_", " "))
-    figure.axes[0].legend(fontsize=7)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     figure.savefig(picture, dpi=130)

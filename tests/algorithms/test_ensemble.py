@@ -93,6 +93,60 @@ def test_a_prior_may_keep_its_strength(form: Literal["mean", "map"], constant: f
         assert (fading == pytest.approx(constant)) == (objective.buffer.seen == CONFIG.batch)
 
 
+@pytest.mark.inventory(77)
+def test_it_learns_no_more_from_the_step_that_finds_max_pairs() -> None:
+    """The buffer has 4 labelled pairs before the second step. That is enough for a limit of 4, and not for
+    one of 5."""
+    for most, is_over in ((4, True), (5, False)):
+        objective = EnsembleLearning(replace(CONFIG, max_pairs=most, buffer=9))
+        sizes = [
+            objective.prepare(
+                Feedback(step, tuple(pairs(4, step=step)), 0), no_model, np.random.default_rng(0)
+            ).size
+            for step in (1, 2)
+        ]
+        assert sizes[0] > 0
+        assert (sizes[1] == 0) == is_over
+        assert objective.buffer.seen == 8, "pairs are stored further"
+
+
+def linear_pairs(count: int, step: int) -> list[Item]:
+    """Return pairs whose winner is the response with the larger sum of features, without noise."""
+    items = []
+    for item in pairs(count, step=step):
+        assert item.question.features is not None
+        first, second = item.question.features.sum(axis=1)
+        items.append(replace(item, label=int(first < second)))
+    return items
+
+
+@pytest.mark.inventory(59)
+def test_it_learns_pairs_that_a_linear_function_labels() -> None:
+    """The objective of a run and the learner teach it. After 12 steps of 16 pairs it names the winner of
+    nearly all other pairs. At the start it guesses."""
+    config = replace(CONFIG, batch=32, steps=5, buffer=500, learning_rate=1e-2)
+    learner, objective = small(config), EnsembleLearning(config)
+    others = linear_pairs(300, step=99)
+    features_ND = torch.from_numpy(np.concatenate([item.question.features for item in others]))  # type: ignore[misc]
+    wins = np.array([item.label == 0 for item in others])
+
+    def accuracy() -> float:
+        with torch.no_grad():
+            rewards_N = learner.models[ENSEMBLE].module(features_ND).mean(dim=1).numpy()
+        return float(((rewards_N[0::2] > rewards_N[1::2]) == wins).mean())
+
+    assert 0.4 < accuracy() < 0.6
+    reports = []
+    for step in range(12):
+        taken = Feedback(step, tuple(linear_pairs(16, step)), 0)
+        reports.append(
+            learner.update(objective, objective.prepare(taken, no_model, np.random.default_rng(step)))
+        )
+    assert accuracy() > 0.9
+    assert reports[-1]["ensemble/accuracy"] > 0.9
+    assert reports[-1]["loss/ensemble"] < 0.5 * reports[0]["loss/ensemble"]
+
+
 def test_it_learns_by_the_adam_of_the_sources() -> None:
     """Updates of the ensemble equal torch's Adam with the sources' settings. The gradients are far above the
     policy's clipping bound, and the weight decay is large enough to change biases."""

@@ -86,6 +86,15 @@ def test_at_most_a_share_of_the_round_is_labelled(
     )
 
 
+@pytest.mark.inventory(71)
+def test_a_whole_share_is_not_rounded_down_below_itself() -> None:
+    """29 of 50 prompts are a share of 0.58, and 50 * 0.58 is 28.999999999999996 to the computer."""
+    assert math.floor(50 * 0.58) == 28
+    questions = explorer(model_labels=labels(share=0.58)).choose(plain_round(50))
+    assert addresses(questions).count(ENSEMBLE) == 29
+
+
+@pytest.mark.inventory(72)
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_the_ensembles_pair_is_a_members_best_and_worst_with_the_preferred_one_first(rule: str) -> None:
     """Whatever the rule is. The members disagree enough that for some prompts the drawn member's order is not

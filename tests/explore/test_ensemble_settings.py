@@ -109,6 +109,15 @@ def test_metrics_by_hand() -> None:
     assert explorer().metrics(Feedback(0, ITEMS, 0)) == found
 
 
+def test_an_audit_says_how_often_the_oracle_names_the_ensembles_winner() -> None:
+    """It does so for two of three audited pairs."""
+    notes = noted(0.8, 4.0, 2.0, (6.0, 3.0), 0.2) | MODEL
+    audited = [item(0, notes, label=0), item(1, notes, label=1, p=0.25), item(2, notes, label=0, p=0.95)]
+    found = pair_metrics(Feedback(0, tuple(audited), 0))
+    assert found["explorer/audit_accuracy"] == pytest.approx(2 / 3)
+    assert found["explorer/audit_win_prob"] == pytest.approx((1 + 0.25 + 0.95) / 3)
+
+
 @pytest.mark.parametrize(
     ("items", "absent"),
     [
@@ -246,7 +255,7 @@ STARTED = EnsembleConfig(learn=False, start="somewhere")
         (
             {"model_labels": labels(burn_in_pairs=40)},
             {"max_queries": 40},
-            ["explorer.model_labels.burn_in"],
+            ["explorer.model_labels.burn_in_pairs"],
         ),
         ({"model_labels": labels(burn_in_pairs=40)}, {"max_queries": 41, "max_steps": 1}, []),
         (

@@ -19,6 +19,7 @@ from oat.build.explorers import GuardedExplorer
 from oat.commands.export import digest_run
 from oat.errors import ContractError, OatWarning
 from oat.explore.base import Round
+from oat.explore.find_rule import call_rule, find_rule
 from oat.explore.none import NoExploration
 from oat.testing.samples import make_group
 from oat.types import ENSEMBLE, Key, Plan, Question
@@ -220,6 +221,66 @@ def test_a_run_ends_with_one_message(world: World, tmp_path: Path, body: str, co
     assert forked(lambda: oat("train", config), tmp_path / "log") == code
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert last.startswith("oat train: " + said.format(file=file))
+
+
+RULE = """
+import numpy as np
+
+def rule(rewards_MBG, valid_BG, generator):
+    pairs_B2 = np.argsort(~valid_BG, axis=1, kind="stable")[:, :2]
+    pairs_B2[{where}, 1] = pairs_B2[{where}, 0]
+    return pairs_B2
+"""
+
+
+def users_rule(folder: Path, where: str) -> str:
+    """Write a rule that returns one candidate twice for these prompts. Return its name."""
+    (folder / "twice.py").write_text(RULE.format(where=where), encoding="utf-8")
+    return f"{folder / 'twice.py'}:rule"
+
+
+def test_a_rule_that_returns_one_candidate_twice_is_refused(tmp_path: Path) -> None:
+    """The first prompt that has such a pair is enough. Prompts without two candidates are not its fault."""
+    rule = find_rule(users_rule(tmp_path, "2"), {})
+    rewards_MBG, valid_BG = np.zeros((4, 5, 3), dtype=np.float32), np.ones((5, 3), dtype=bool)
+    valid_BG[0, 1:] = valid_BG[3, 0] = False
+    with pytest.raises(ContractError, match=r"^explorer\.rule: .*twice\.py:rule chose candidate 1") as raised:
+        call_rule(rule, rewards_MBG, valid_BG, np.random.default_rng(0))
+    said = "twice for a prompt whose candidates are [1, 2]; return two different candidates; repair it"
+    assert said in str(raised.value)
+    sound = find_rule(users_rule(tmp_path, "0:0"), {})
+    assert call_rule(sound, rewards_MBG, valid_BG, np.random.default_rng(0))[0].tolist() == [0, 0]
+
+
+def test_a_run_with_a_rule_that_returns_one_candidate_twice_ends(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the refusal, nothing would be asked, and a run with a budget alone would never end."""
+    changes = {
+        "explorer": {"name": "ensemble", "samples": 4, "rule": users_rule(tmp_path, ":")},
+        "evaluation": None,
+        "stop": {"max_queries": 8, "max_steps": 2},
+    }
+    assert oat("train", world.config("dpo", tmp_path, changes)) == 1
+    error = capsys.readouterr().err
+    assert "explorer.rule: " in error
+    assert "return two different candidates" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_laboratory_refuses_the_rule_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    from oat.laboratory import report
+
+    monkeypatch.setattr(report, "ROUNDS", 2)
+    places = ("--worlds", "independent", "--agents", "ideal", "--out", tmp_path / "out")
+    flags = ("--rules", users_rule(tmp_path, "3"), "--seeds", 1, "--jobs", jobs)
+    assert oat("bench", "explore", *places, *flags) == 1
+    error = capfd.readouterr().err
+    assert "twice.py:rule chose candidate 0 twice" in error
+    assert "Traceback" not in error
 
 
 def test_what_a_callback_leaves_is_put_back(world: World, tmp_path: Path) -> None:

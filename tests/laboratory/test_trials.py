@@ -28,7 +28,6 @@ def rule(name: str) -> Chooser:
     return find_rule(name, {})
 
 
-@pytest.mark.inventory(59)
 @pytest.mark.parametrize(("agent", "rounds"), [("ideal", 25), ("ensemble", 12)])
 def test_an_agent_learns_an_easy_world(agent: str, rounds: int) -> None:
     """A regret of 1 is that of a random choice, and 0 that of the best one. Each pair is a query."""

@@ -121,11 +121,23 @@ def test_the_form_map_is_minus_the_logarithm_of_the_normal_prior(
     assert model.prior().item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("form", ["mean", "map"])
-def test_the_gradient_is_that_of_finite_differences(form: PriorForm) -> None:
-    model = moved(ensemble(form=form, hidden=2, features=3).double())
+@given(
+    form=st.sampled_from(["mean", "map"]),
+    features=st.integers(1, 3),
+    hidden=st.integers(1, 3),
+    members=st.integers(1, 2),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([0.01, 0.3, 3.0]),
+)
+@settings(max_examples=15, deadline=None)
+def test_the_gradient_is_that_of_finite_differences(
+    form: PriorForm, features: int, hidden: int, members: int, seed: int, scale: float
+) -> None:
+    """In float64, for every parameter. The prior is a square, so that a long step makes no error."""
+    made = ensemble(form=form, features=features, hidden=hidden, members=members, seed=seed)
+    model = moved(made.double(), seed, scale)
     model.prior().backward()
-    step = 1e-6
+    step = 1e-3
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         for place in np.ndindex(*parameter.shape):

@@ -14,7 +14,8 @@ from oat.reports.metric_names import PREDECESSOR, TRL, ours
 GROUPS = {
     "misc": """pi_beta_version global_step policy_sgd_step pi_buffer_len elapse update_interval prompt_epoch
         gradient_update_elapse lr query_step prompt_consumed r_buffer_len""",
-    "actor": """total_time chosen_avg_str_len rejected_avg_str_len init_clash_ratio loss_mask pair_edit_dist
+    "actor": """total_time chosen_avg_str_len rejected_avg_str_len init_clash_ratio same_response_ratio
+        loss_mask pair_edit_dist
         chosen_id generate_time oracle_time first_action_win_prob generate_avg_str_len rewards_mean
         rewards_std rewards_std_per_prompt minibatch_accuracy no_eos_count num_data model_data_ratio
         avg_margins selected_margins avg_scores selected_scores""",
@@ -22,6 +23,7 @@ GROUPS = {
         model_pred_prob_max model_pred_prob_mean sel_pair_ep_uct_mean sel_pair_ep_uct_std
         sel_prompt_ep_uct_mean sel_prompt_ep_uct_std all_ep_uct_mean agreed_best_resp_std
         not_agreed_best_resp_std""",
+    "train/rm": "loss_rew loss_reg chosen_rewards rejected_rewards lambda",
     "eval": """rm_win_rate rm_win_rate_prob elapse response_str_len online_win_probs rm_acc model_rollout_acc
         model_rollout_win_prob""",
 }

@@ -81,6 +81,26 @@ def test_the_ensembles_questions_cost_nothing_and_begin_after_the_burn_in(run: P
         assert rows[step]["oracle/queries"] == spent
 
 
+@pytest.mark.inventory(72)
+def test_the_ensembles_labels_follow_its_rewards(bench: Bench, run: Path) -> None:
+    """The winner of a pair that the ensemble labels is the response that more probably wins, in the mean over
+    the members of the checkpoint that sampled."""
+    reference, step = straight.load(bench.folder / "reference"), 4
+    tensors = Checkpoints(run / "checkpoints", every=1, keep_last=9).load_step(step)[1]
+    p = {name.rpartition("/")[2]: value for name, value in tensors.items() if "/ensemble/weights/" in name}
+    items = straight.recorded_steps(run)[step]
+    believed = [item for item in items if item.question.oracle == ENSEMBLE]
+    assert believed
+    for item in believed:
+        pair = (item.group.trajectories[pick] for pick in item.question.picks)
+        first, second = (features_of(reference, row) for row in pair)
+        margins = [members_reward(p, m, first) - members_reward(p, m, second) for m in range(3)]
+        belief = float(torch.sigmoid(torch.stack(margins)).mean())
+        assert item.question.notes["belief"] == pytest.approx(belief, abs=1e-4)
+        assert belief > 0.5
+        assert (item.label, item.answer.values) == (0, (1.0,))
+
+
 def features_of(reference: torch.nn.Module, row: Trajectory) -> torch.Tensor:
     ids = torch.from_numpy(np.concatenate([segment.ids for segment in row.segments])).long()[None]
     begin = len(row.segments[0].ids)

@@ -1,6 +1,7 @@
 """Rounds of the explorer `ensemble` with rewards that a test gives or draws."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,3 +110,12 @@ def facts(**changes: Any) -> RunFacts:
 
 def addresses(questions: Sequence[Question]) -> list[str]:
     return [question.oracle for question in questions]
+
+
+def chi_square(drawn: Iterable[Hashable], outcomes: Sequence[Hashable]) -> float:
+    """Return the statistic of the chi-square test that all outcomes are equally probable. Nothing else may be
+    drawn."""
+    counts = Counter(drawn)
+    assert counts.keys() <= set(outcomes)
+    expected = counts.total() / len(outcomes)
+    return sum((counts[outcome] - expected) ** 2 for outcome in outcomes) / expected

@@ -51,7 +51,7 @@ _VERSION = 4
 """Version of the state's format. The first format had no version number: it is from a release that learned by
 AdamW and with a prior that faded with the number of queries. A run of the second format makes no optimiser
 step before its buffer has a whole batch. Up to the third format, its forward passes have the limits of those
-of the policy. Runs that began so, go on so."""
+of the policy, and its rows no `ensemble/prior_coef`. Runs that began so, go on so."""
 
 
 class EnsembleLearning(Objective):
@@ -86,6 +86,12 @@ class EnsembleLearning(Objective):
         pair u; the columns are `features_N` and `labelled_N`."""
         before = self.buffer.seen
         self._remember(feedback)
+        if not self.buffer.seen and not self.config.start and _was_labelled_by_ensemble(feedback):
+            warn(
+                "the ensemble labels pairs, and no pair with a winner has taught it anything yet, so its "
+                "labels are noise; set explorer.model_labels.burn_in_pairs, and look at why the oracle's "
+                "pairs have no winner (answers/tied_frac, explorer/clash_frac)"
+            )
         size = self.buffer.size
         wanted = self.config.batch if self.version < 3 else min(self.config.batch, size)
         metrics = {"ensemble/pairs": float(size), **self._refresh(feedback.step + 1, forward)}
@@ -97,6 +103,8 @@ class EnsembleLearning(Objective):
         )
         features_N = self.buffer.pairs[torch.from_numpy(drawn)].flatten(0, 1)
         seen = float(self.buffer.seen)
+        if self.version >= 4:
+            metrics["ensemble/prior_coef"] = self.config.weight_of_prior(seen)
         columns = {"features_N": features_N, "labelled_N": torch.full((len(features_N),), seen)}
         units = np.arange(len(drawn)).repeat(2)
         return Batch(
@@ -198,6 +206,10 @@ class EnsembleLearning(Objective):
                 "faded with queries. Now Adam goes on with its moments, and the prior fades with labelled "
                 f"pairs, {self.buffer.seen} so far; begin a run of its own if its curve must be of one kind"
             )
+
+
+def _was_labelled_by_ensemble(feedback: Feedback) -> bool:
+    return any(item.question.oracle == ENSEMBLE for item in feedback.items)
 
 
 def _pair_of(item: Item) -> tuple[Trajectory, Trajectory]:

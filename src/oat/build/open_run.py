@@ -22,6 +22,7 @@ from oat.build.fingerprints import (
 from oat.build.fixed import as_stored, with_chosen
 from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_of, verify_origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
+from oat.build.late_checks import check_with_inputs
 from oat.build.memory import refuse_short_cache, refuse_too_large
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
@@ -198,8 +199,10 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
         refuse_short_cache(resolved, lengths, run_inputs.outline, is_begun=file.exists())
         refuse_too_large(resolved, lengths, run_inputs.outline)
         refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed)
-        if resolved.budgets["train"].is_limited:
-            refuse_small_budget(resolved, dearest_question(resolved, run_inputs), is_begun=file.exists())
+        dearest = dearest_question(resolved, run_inputs) if resolved.budgets["train"].is_limited else None
+        if dearest is not None:
+            refuse_small_budget(resolved, dearest, is_begun=file.exists())
+        check_with_inputs(resolved, run_inputs, dearest, is_begun=file.exists() or origin is not None)
         run = build(resolved, directory=home, run_inputs=run_inputs)
         left.callback(run.ledger.close)
         refuse_weights(resolved, run_inputs, is_begun=is_begun)

@@ -91,8 +91,7 @@ def settings_of(config: Config, section: str) -> Any:
 
 
 def run_facts(config: Config) -> RunFacts:
-    """Return the facts about a run that its parts get."""
-    prompts = config.algorithm.options.get("prompts")
+    """Return the facts about a run that its parts get before its prompts and its oracle are known."""
     return RunFacts(
         profile=config.compute.profile,
         max_new_tokens=config.sampling.max_new_tokens,
@@ -102,7 +101,6 @@ def run_facts(config: Config) -> RunFacts:
         has_environment=config.sampling.environment is not None,
         has_buffer=config.learner.buffer is not None,
         measures_pairs=config.evaluation is not None and config.evaluation.pairs is not None,
-        prompts=prompts if isinstance(prompts, int) else None,
         max_steps=config.stop.max_steps,
         max_queries=config.stop.max_queries,
     )
@@ -131,7 +129,7 @@ def part_defaults(config: Config, section: str, origins: Origins) -> Mapping[str
     return found
 
 
-def part_checks(config: Config) -> list[Check]:
+def part_checks(config: Config, facts: RunFacts) -> list[Check]:
     """Return the checks of settings that the methods `checks` of the configured parts make.
 
     Raises:
@@ -143,7 +141,7 @@ def part_checks(config: Config) -> list[Check]:
         if hasattr(part, "checks"):
             settings = settings_of(config, section)
             with _calling(config, section, "checks"):
-                checks = list[Check](part.checks(settings, run_facts(config)))
+                checks = list[Check](part.checks(settings, facts))
             for check in checks:
                 _require_setting(config, section, check)
             found += checks

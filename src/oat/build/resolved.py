@@ -11,7 +11,7 @@ from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
 from oat.build.about import About, about
-from oat.build.parts import part_checks, settings_of
+from oat.build.parts import part_checks, run_facts, settings_of
 from oat.config.load import Origins, blaming, to_yaml
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.control.alarms import GOLD
@@ -106,7 +106,8 @@ class Resolved:
 
     @cached_property
     def part_checks(self) -> list[Check]:
-        return part_checks(self.config)
+        """The checks that the parts make before the prompts and the oracle are known."""
+        return part_checks(self.config, run_facts(self.config))
 
     @cached_property
     def evaluation_oracles(self) -> dict[str, OracleConfig | Component]:
@@ -143,6 +144,22 @@ class Resolved:
     @cached_property
     def watched(self) -> frozenset[str]:
         return watched_metrics(self.config, self.objective)
+
+    def last_step(self, prompts: int) -> int | None:
+        """Return the number of steps of the run; None if there is no limit. It is `stop.max_steps`, or fewer
+        if the prompts are used up earlier.
+
+        Args:
+            prompts: number of prompts of an epoch.
+        """
+        most, epochs = self.config.stop.max_steps, self.config.prompts.epochs
+        if epochs is None:
+            return most
+        left, step = prompts * epochs, 0
+        while left > 0 and (most is None or step < most):
+            left -= self.explorer.widen(self.objective.plan(step)).prompts
+            step += 1
+        return step
 
     def optimiser_steps(self, steps: int) -> int:
         """Return the number of optimiser steps planned for the first `steps` steps of the run together. An

@@ -128,7 +128,7 @@ def build(
     computing = _computing(resolved, run_inputs, home.directory, seeds, load)
     ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=computing.scorer is not None)
     plans = _plans(resolved.objective, resolved.explorer)
-    stop = _stop(resolved, run_inputs.prompts, plans)
+    stop = _stop(resolved, run_inputs.prompts)
     collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
     weights, alarms = _weights(resolved, computing), _alarms(resolved)
     return Run(
@@ -323,25 +323,13 @@ def _plans(objective: Objective, explorer: Explorer) -> Plans:
     return plans
 
 
-def _stop(resolved: Resolved, prompts: Prompts, plans: Plans) -> Stop:
+def _stop(resolved: Resolved, prompts: Prompts) -> Stop:
     return Stop(
-        last=_last_step(resolved.config, prompts, plans),
+        last=resolved.last_step(prompts.size),
         budget=resolved.budgets["train"],
         max_hours=resolved.config.stop.max_hours,
         when=conditions_of(resolved.config.stop.when),
     )
-
-
-def _last_step(config: Config, prompts: Prompts, plans: Plans) -> int | None:
-    """Return the number of steps of the run; None if there is no limit. It is `stop.max_steps`, or fewer if
-    the prompts are used up earlier."""
-    if config.prompts.epochs is None:
-        return config.stop.max_steps
-    left, step = prompts.size * config.prompts.epochs, 0
-    while left > 0 and (config.stop.max_steps is None or step < config.stop.max_steps):
-        left -= plans(step).prompts
-        step += 1
-    return step
 
 
 def _weights(resolved: Resolved, computing: _Computing) -> Weights:

@@ -15,6 +15,7 @@ from oat.build.estimate import lengths_of
 from oat.build.fingerprints import OwnFiles, recorded
 from oat.build.fork import Origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
+from oat.build.late_checks import check_with_inputs
 from oat.build.memory import memory_lines, refuse_short_cache, refuse_too_large
 from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
@@ -63,6 +64,7 @@ def check_run(
     refuse_changes(resolved, run_inputs, directory / "ledger.sqlite", accept_changed, step)
     most = dearest_question(resolved, run_inputs)
     refuse_small_budget(resolved, most, is_begun=is_begun)
+    check_with_inputs(resolved, run_inputs, most, is_begun=is_begun or origin is not None)
     refuse_weights(
         resolved,
         run_inputs,

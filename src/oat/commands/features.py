@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from oat.build.ensemble import features_with
+from oat.build.late_checks import check_backbone
 from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import gather_inputs
@@ -88,6 +89,7 @@ def judge_features(
     resolved = resolved.without_wire()
     with tempfile.TemporaryDirectory() as scratch:
         run_inputs = gather_inputs(resolved, folder=Path(scratch))
+        check_backbone(resolved, run_inputs.prompts, is_begun=False)
         run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)
         try:
             run.weights.restore(run.learner)

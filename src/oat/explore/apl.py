@@ -63,6 +63,7 @@ class APL:
         self.config = config
 
     def widen(self, plan: Plan) -> Plan:
+        """Return the plan with `oversample` times its prompts, and the samples of the variant."""
         samples = 2 if self.config.variant == "certainty" else self.config.samples
         return replace(plan, prompts=plan.prompts * self.config.oversample, samples={"sampler": samples})
 
@@ -94,4 +95,5 @@ class APL:
         return replace(Question.about(group, key, "compare", picks, oracle=oracle), notes=notes)
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return the metrics that `margin_metrics` makes of the notes."""
         return margin_metrics(feedback)

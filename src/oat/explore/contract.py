@@ -35,6 +35,7 @@ def choose_of(explorer: Any) -> Callable[[Round], Any]:
 
 
 def needs_faults(needs: Any) -> Iterator[str]:
+    """Yield the fault of an explorer's `needs`, if it is not a set of names from `SCORED`."""
     if not isinstance(needs, set | frozenset) or not needs <= SCORED:
         yield f"needs is {shown(needs)}; make it a frozenset of {', '.join(sorted(SCORED))}, or an empty one"
 

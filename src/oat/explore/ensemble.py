@@ -9,19 +9,19 @@ Departure from the papers' code: a group has as many candidates as it has differ
 two, no oracle is asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from oat.errors import ConfigError
+from oat.errors import ConfigError, many
 from oat.explore.base import Round
 from oat.explore.find_rule import call_rule, find_rule
 from oat.explore.metrics import pair_metrics
-from oat.explore.model_labels import label_of, model_pairs
+from oat.explore.model_labels import label_of, model_pairs, num_labelled
 from oat.explore.rules import READS_NO_REWARDS, RULES
-from oat.explore.settings import EnsembleExplorerConfig, ModelLabelsConfig
+from oat.explore.settings import EnsembleConfig, EnsembleExplorerConfig, ModelLabelsConfig
 from oat.explore.uncertainty import logits_variance, sigmoid
 from oat.types import ENSEMBLE, UNASKED, Feedback, Kind, Plan, Question
 from oat.types.part import Check, RunFacts
@@ -76,59 +76,31 @@ class EnsembleExplorer:
 
     @staticmethod
     def checks(config: EnsembleExplorerConfig, run: RunFacts) -> list[Check]:
-        name, _ = rule_of(config.rule)
-        labels, ensemble = config.model_labels, config.ensemble
-        is_blind = name in READS_NO_REWARDS
+        """Return the checks of the rule, of the ensemble's labels, of the burn-in and of the backbone
+        (`oat.types.part`)."""
+        labels = config.model_labels
         return [
-            Check(
-                "explorer.samples",
-                config.samples < 3 and not is_blind,
-                f"the rule {name} chooses between pairs, and {config.samples} responses are one pair; raise "
-                "explorer.samples, for example to 20",
-            ),
-            Check(
-                "explorer.ensemble.members",
-                ensemble.members < 2 and name in READS_DISAGREEMENT,
-                f"the rule {name} reads how much members disagree; give at least 2 members",
-            ),
-            Check(
-                "explorer.model_labels.max_variance",
-                labels is not None
-                and ensemble.members < 2
-                and (labels.pick == "certain" or labels.max_variance is not None),
-                "the ensemble has one member, so nothing is known about its certainty; give at least 2",
-            ),
-            Check(
-                "explorer.model_labels",
-                labels is not None and not ensemble.learn and ensemble.start is None,
-                "the ensemble neither learns nor starts from a learned one, so its labels mean nothing; set "
-                "explorer.ensemble.learn to true, or explorer.ensemble.start",
-            ),
-            Check(
-                "explorer.model_labels.pure",
-                labels is not None
-                and labels.pure
-                and ensemble.start is None
-                and labels.burn_in == 0
-                and labels.burn_in_pairs == 0,
-                "without a burn-in no oracle is ever asked, and the ensemble learns nothing; set "
-                "explorer.model_labels.burn_in, or explorer.ensemble.start",
-            ),
-            Check(
-                "explorer.model_labels.burn_in",
-                labels is not None and _ends_before(labels, run),
-                "the run ends before the burn-in does, so the ensemble labels nothing; lower it (or "
-                "explorer.model_labels.burn_in_pairs), or raise the limits of the section stop",
-            ),
+            *_rule_checks(config),
+            *([] if labels is None else _label_checks(labels, config.ensemble)),
+            *([] if labels is None else _share_checks(labels, run)),
+            *([] if labels is None else _burn_in_checks(labels, run)),
             Check(
                 "explorer.features.backbone",
                 config.features.backbone == "policy" and (run.has_environment or run.has_recorded),
                 "the policy's features are kept while it samples a single response, and here responses are "
                 "recorded, or an episode has several; set the field to reference",
             ),
+            Check(
+                "explorer.features.backbone",
+                config.features.is_own and run.has_environment,
+                "it reads a prompt and one response, and an episode of an environment may have several; set "
+                "the field to reference",
+                refuses="new",
+            ),
         ]
 
     def widen(self, plan: Plan) -> Plan:
+        """Return the plan with `samples` responses to each prompt."""
         return replace(plan, samples={"sampler": self.config.samples})
 
     def choose(self, round: Round) -> list[Question]:
@@ -166,6 +138,7 @@ class EnsembleExplorer:
         return questions
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return the metrics that `pair_metrics` makes of the notes."""
         return pair_metrics(feedback)
 
     def _label(self, round: Round, beliefs: _Beliefs, pairs_B2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -193,13 +166,126 @@ READS_DISAGREEMENT = frozenset(RULES) - {
 """The rules that make no sense for an ensemble of one member."""
 
 
-def _ends_before(labels: ModelLabelsConfig, run: RunFacts) -> bool:
-    """Return True if a run certainly ends before the burn-in. A pair costs at least one query."""
-    steps, queries = run.max_steps, run.max_queries
-    if steps is not None and labels.burn_in >= steps:
-        return True
-    needed = max(labels.burn_in_pairs, labels.burn_in * (run.prompts or 0))
-    return queries is not None and needed >= queries
+def _rule_checks(config: EnsembleExplorerConfig) -> Iterator[Check]:
+    """Check that the rule gets what it reads. A run that began with more tries than members goes on: it looks
+    at all members."""
+    name, options = rule_of(config.rule)
+    members, tries = config.ensemble.members, options.get("tries")
+    yield Check(
+        "explorer.samples",
+        config.samples < 3 and name not in READS_NO_REWARDS,
+        f"the rule {name} chooses between pairs, and {config.samples} responses are one pair; raise "
+        "explorer.samples, for example to 20",
+    )
+    yield Check(
+        "explorer.ensemble.members",
+        members < 2 and name in READS_DISAGREEMENT,
+        f"the rule {name} reads how much members disagree; give at least 2 members",
+    )
+    yield Check(
+        "explorer.rule",
+        name == "eets" and isinstance(tries, int) and tries > members,
+        f"tries is {tries}, and the ensemble has {members} members (explorer.ensemble.members), so that no "
+        "more can be looked at; lower tries, leave it out for all members, or raise "
+        "explorer.ensemble.members",
+        refuses="new",
+    )
+
+
+def _label_checks(labels: ModelLabelsConfig, ensemble: EnsembleConfig) -> Iterator[Check]:
+    """Check that the ensemble's labels mean something."""
+    yield Check(
+        "explorer.model_labels.max_variance",
+        ensemble.members < 2 and (labels.pick == "certain" or labels.max_variance is not None),
+        "the ensemble has one member, so nothing is known about its certainty; give at least 2",
+    )
+    yield Check(
+        "explorer.model_labels",
+        not ensemble.learn and ensemble.start is None,
+        "the ensemble neither learns nor starts from a learned one, so its labels mean nothing; set "
+        "explorer.ensemble.learn to true, or explorer.ensemble.start",
+    )
+    yield Check(
+        "explorer.model_labels.pure",
+        labels.pure and ensemble.start is None and labels.burn_in == 0 and labels.burn_in_pairs == 0,
+        "without a burn-in no oracle is ever asked, and the ensemble learns nothing; set "
+        "explorer.model_labels.burn_in, or explorer.ensemble.start",
+    )
+
+
+def _share_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]:
+    """Check that the ensemble labels pairs at all, and that the run can end."""
+    if run.questions is None:
+        return
+    yield Check(
+        "explorer.model_labels.share",
+        labels.share > 0 and num_labelled(run.questions, labels) == 0,
+        f"a step has {many(run.questions, 'question')}, and this share of them, rounded down, is 0, so the "
+        "ensemble labels nothing; raise it, or remove explorer.model_labels",
+        refuses="new",
+    )
+    yield Check(
+        "explorer.model_labels.pure",
+        labels.pure and labels.audit == 0 and run.max_steps is None and run.steps is None,
+        "after the burn-in the run asks no oracle, so stop.max_queries does not end it; set stop.max_steps, "
+        "stop.max_hours or prompts.epochs, or explorer.model_labels.audit",
+        refuses="never",
+    )
+
+
+def _burn_in_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]:
+    """Check that the run does not end before the burn-in does.
+
+    A run is refused if this is certain:
+
+    * It has too few steps for `burn_in`, or for the pairs of `burn_in_pairs`.
+    * Its budget has no more queries than `burn_in_pairs`. A pair that counts costs at least one query. It may
+      cost less than the highest price: a response that was scored before is not paid again
+      (`oracle.repeats`), and a user's oracle may charge less than it states. Ties and abstentions cost as
+      much as other pairs. A pair that costs nothing does not count.
+
+    It is only likely, and gives a warning, if one pair of each prompt at the highest price spends the budget
+    in the burn-in. For pairs may cost less, and a step asks fewer of them if the rule clashes, or if a prompt
+    has fewer than two candidates.
+    """
+    steps, queries = run.max_steps if run.steps is None else run.steps, run.max_queries
+    none = "so the ensemble labels nothing"
+    is_short = steps is not None and labels.burn_in >= steps
+    yield Check(
+        "explorer.model_labels.burn_in",
+        is_short,
+        f"the run has at most {steps} steps (stop.max_steps, prompts.epochs), {none}; lower it, or let the "
+        "run have more steps",
+    )
+    is_poor = queries is not None and labels.burn_in_pairs >= queries
+    yield Check(
+        "explorer.model_labels.burn_in_pairs",
+        is_poor,
+        f"a pair costs at least one query, and stop.max_queries is {queries}, {none}; lower it, or raise "
+        "stop.max_queries",
+    )
+    most = None if steps is None or run.most_questions is None else (steps - 1) * run.most_questions
+    yield Check(
+        "explorer.model_labels.burn_in_pairs",
+        most is not None and labels.burn_in_pairs > most,
+        f"before the last of at most {steps} steps, at most {most} pairs are asked, {none}; lower it, or let "
+        "the run have more steps (stop.max_steps, prompts.epochs)",
+    )
+    price = run.question_price
+    if queries is None or not price or run.questions is None or is_short or is_poor:
+        return
+    for name, pairs in (
+        ("burn_in", labels.burn_in * run.questions),
+        ("burn_in_pairs", labels.burn_in_pairs),
+    ):
+        yield Check(
+            f"explorer.model_labels.{name}",
+            pairs * price >= queries,
+            f"this is {many(pairs, 'pair')} at a price of at most {price}, and stop.max_queries is "
+            f"{queries}, so the run probably ends before the ensemble labels anything; lower it, or raise "
+            "stop.max_queries",
+            refuses="never",
+        )
 
 
 def rule_of(rule: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

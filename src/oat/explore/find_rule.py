@@ -1,6 +1,7 @@
 """Finds a selection rule by its name or a user's path, and calls it."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ def find_rule(name: str, options: Mapping[str, Any]) -> Chooser:
     Raises:
         ConfigError: there is no such rule, or it takes no such option.
         ContractError (the rule): a user's rule raises an exception, or returns something else than two
-            candidates for each prompt.
+            different candidates for each prompt.
     """
     if name in RULES:
         _check_options(name, RULES[name], options)
@@ -85,6 +86,13 @@ def _call_users(
             f"chose {tuple(pairs_B2[place].tolist())} for a prompt whose candidates are "
             f"{np.flatnonzero(valid_BG[place]).tolist()}; choose among those for which valid_BG is true"
         )
+    is_same_B = pairs_B2[:, 0] == pairs_B2[:, 1]
+    if is_same_B.any():
+        place = int(np.flatnonzero(is_same_B)[0])
+        raise refuse(
+            f"chose candidate {pairs_B2[place, 0]} twice for a prompt whose candidates are "
+            f"{np.flatnonzero(valid_BG[place]).tolist()}; return two different candidates"
+        )
     return pairs_B2
 
 
@@ -109,9 +117,17 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
 
 
 def _check_value(name: str, parameter: inspect.Parameter, value: Any) -> None:
-    """Refuse a value that an annotation such as `Literal["a", "b"]` excludes, and a number below 1 for a rule
-    of ours: all of these are counts."""
-    is_count = name in RULES and isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Refuse a value that an annotation such as `Literal["a", "b"]` excludes, a number that is not finite,
+    and for a rule of ours a value of another type than its default's. All numbers of our rules are counts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(
+            f"explorer.rule: {parameter.name} of the rule {name} is {value}; give a finite number"
+        )
+    is_ours, takes_bool = name in RULES, isinstance(parameter.default, bool)
+    if is_ours and takes_bool != isinstance(value, bool):
+        wanted = "true or false" if takes_bool else "a value that is neither true nor false"
+        raise ConfigError(f"explorer.rule: {parameter.name} of the rule {name} is {value!r}; give {wanted}")
+    is_count = is_ours and isinstance(value, (int, float)) and not takes_bool
     if is_count and (not isinstance(value, int) or value < 1):
         raise ConfigError(
             f"explorer.rule: {parameter.name} of the rule {name} is {value!r}; give a whole number above 0, "

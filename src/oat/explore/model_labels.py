@@ -61,9 +61,14 @@ def model_pairs(
     order_B = variance_B if labels.pick == "certain" else generator.random(prompts)
     sorted_B = np.argsort(order_B, kind="stable")
     is_chosen_B = np.zeros(prompts, dtype=bool)
-    is_chosen_B[sorted_B[can_B[sorted_B]][: int(prompts * labels.share + 1e-9)]] = True
+    is_chosen_B[sorted_B[can_B[sorted_B]][: num_labelled(prompts, labels)]] = True
     is_audited_B = is_chosen_B & (generator.random(prompts) < labels.audit)
     return ModelPairs(pairs_B2, is_chosen_B, is_audited_B)
+
+
+def num_labelled(prompts: int, labels: ModelLabelsConfig) -> int:
+    """Return the largest number of a round's prompts whose pair the ensemble labels."""
+    return int(prompts * labels.share + 1e-9)
 
 
 def label_of(belief: float, labels: ModelLabelsConfig, generator: np.random.Generator) -> float:

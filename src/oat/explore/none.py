@@ -22,6 +22,7 @@ class NoExploration:
         self.reads_text = reads_text
 
     def widen(self, plan: Plan) -> Plan:
+        """Return the plan unchanged."""
         return plan
 
     def choose(self, round: Round) -> list[Question]:
@@ -33,6 +34,7 @@ class NoExploration:
         return [self.ask(group, key) for group, key in zip(round.groups, round.keys, strict=True)]
 
     def metrics(self, feedback: Feedback) -> dict[str, float]:
+        """Return no metrics, since the questions have no notes."""
         return {}
 
     def ask(self, group: Group, key: Key) -> Question:

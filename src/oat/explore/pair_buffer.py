@@ -96,6 +96,9 @@ class PairBuffer:
 
     @property
     def state(self) -> dict[str, Any]:
+        """The pairs, and the number of pairs added so far. If pairs were added with responses: also, for each
+        of these pairs, its index in `pairs` and its version; and the ids of both prompts and responses, one
+        after another, with their lengths."""
         state = {"pairs": self.pairs, "seen": self.seen}
         if not self.responses:
             return state
@@ -108,6 +111,7 @@ class PairBuffer:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned. The capacity must be that of the buffer which returned it."""
         self._memory, self.seen = state["pairs"].clone(), state["seen"]
         self.responses, self.versions = {}, {}
         if "ids" not in state:

@@ -6,8 +6,9 @@ prompt. Parameters behind the first three are the rule's options, which a config
 
     explorer: {name: ensemble, rule: {name: bai_ts, variance: probability}}
 
-A rule may return the same candidate twice where the members agree; this is a *clash*, and the explorer says
-what follows (`explorer.clash`). A user's rule is named by `path/to/file.py:function`.
+`eets` may return the same candidate twice where the members agree; this is a *clash*, and the explorer says
+what follows (`explorer.clash`). All other rules return two different candidates. So must a user's rule, which
+is named by `path/to/file.py:function`: a rule that always clashed would never ask, and its run never end.
 
 To add a rule, write the function here, under `@rule`. It then appears in configurations, in the laboratory
 (`oat bench explore`) and in the documentation by its name.
@@ -29,7 +30,8 @@ from oat.explore.uncertainty import MEASURES, entropy, win_probabilities
 
 Rule = Callable[..., np.ndarray]
 """`rule(rewards_MBG, valid_BG, generator, **options) -> pairs_B2`. Each prompt has at least two valid
-candidates. `pairs_B2` has the indices of the first and the second candidate."""
+candidates. `pairs_B2` has the indices of the first and the second candidate; only those of `eets` may be
+equal."""
 Variance = Literal["logits", "probability", "bernoulli", "kl"]
 Shared = Literal["prompt", "batch"]
 

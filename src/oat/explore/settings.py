@@ -31,8 +31,10 @@ class FeaturesConfig:
     """`mean`: the mean over the response's tokens. `last`: the state at the last token, or at the first token
     of an encoder."""
     max_tokens: int = 2048
-    """Largest number of tokens that a backbone of its own reads; longer prompts lose their beginning. Not
-    read with `reference` and `policy`."""
+    """Largest number of tokens that a backbone of its own reads. Prompts that are too long lose their
+    beginning (of a PairRM: their end), and then responses lose their end. A backbone with fewer positions
+    than the default reads as many as it has; any other number above them is refused. Not read with
+    `reference` and `policy`."""
     refresh_every: int | None = None
     """Only with `policy`: number of steps after which the features of all pairs in the ensemble's buffer are
     computed again, under the policy's weights of that step. This is a pass over all of these responses.
@@ -197,8 +199,8 @@ class EnsembleExplorerConfig:
     samples: int = 20
     """Responses per prompt, of which two are chosen."""
     clash: Literal["unasked", "random"] = "unasked"
-    """What follows if a rule chooses one response twice. `unasked`: no oracle is asked, and nothing is
-    learned. `random`: the second response is drawn from the others."""
+    """What follows if the rule `eets` chooses one response twice. `unasked`: no oracle is asked, and nothing
+    is learned. `random`: the second response is drawn from the others. A rule of your own must not do it."""
     model_labels: ModelLabelsConfig | None = None
     """The ensemble labels some pairs itself (mixed preference learning). None: it labels none."""
     features: FeaturesConfig = field(default_factory=FeaturesConfig)

@@ -44,6 +44,10 @@ NAMES = {
         "pairs were computed (explorer.features.refresh_every)"
     ),
     "ensemble/pairs": "pairs in the ensemble's buffer",
+    "ensemble/prior_coef": (
+        "coefficient of loss/prior in this step, which falls with the number of labelled pairs "
+        "(explorer.ensemble.prior, prior_form and prior_fades)"
+    ),
     "ensemble/reward_chosen": (
         "mean over the ensemble's training pairs of the mean reward over members of the chosen response"
     ),
@@ -213,8 +217,8 @@ NAMES = {
     "loss/policy": "policy-gradient term, averaged",
     "loss/preference": "preference term, averaged",
     "loss/prior": (
-        "distance of the ensemble's parameters to their initial values, before its coefficient "
-        "(explorer.ensemble.prior_form)"
+        "distance of the ensemble's parameters to their initial values, before its coefficient, "
+        "ensemble/prior_coef (explorer.ensemble.prior_form)"
     ),
     "loss/reward": "loss of the reward model, averaged",
     "loss/sft": (
@@ -369,7 +373,7 @@ NAMES = {
     "time/evaluate_s": "seconds of the evaluation",
     "time/explore_s": "seconds in which the explorer scored samples and chose questions",
     "time/learn_s": "seconds of prepare and update",
-    "time/sample_s": "seconds of generation and asking",
+    "time/sample_s": "seconds of generation and asking, with those of time/explore_s",
     "time/save_s": (
         "seconds that the run stood still to save the checkpoint after the previous row: it waits until an "
         "older one is written, and copies the state; with checkpoint.background false it waits until the new "

@@ -64,6 +64,7 @@ _UNITS = {
     ),
     "": (
         "ensemble/reward_*",
+        "ensemble/prior_coef",
         "explorer/*reward_*",
         "explorer/gap",
         "explorer/*std",

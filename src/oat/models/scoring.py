@@ -66,6 +66,9 @@ _BEHIND_PADDING = (
     "xmod",
     "longformer",
     "mpnet",
+    "luke",
+    "ibert",
+    "esm",
 )
 """Types of models whose positions begin at the pad id plus 1. So fewer positions are left for tokens."""
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -400,23 +403,28 @@ def _label(path: str, config: Any, label: int | None) -> int:
     return label or 0
 
 
+def num_positions(config: Any) -> int | None:
+    """Return the largest number of tokens that a model has positions for; None if it has no such limit.
+
+    DeBERTa's positions may be relative, and then are no limit. RoBERTa's begin at the pad id plus 1, so fewer
+    are left for tokens.
+    """
+    if not getattr(config, "position_biased_input", True):
+        return None
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and config.model_type in _BEHIND_PADDING:
+        positions -= (config.pad_token_id or 0) + 1
+    return positions
+
+
 def _limit(path: str, config: Any, tokenizer: Any, given: int | None) -> int | None:
     """Return the largest number of tokens of an input: `given`, or else the lower of the tokenizer's limit
     and the model's number of positions. Return None if there is no limit.
 
-    DeBERTa's positions may be relative, and then are no limit. RoBERTa's begin at the pad id plus 1, so fewer
-    are left for tokens.
-
     Raises:
         ConfigError: `given` is more than the model's number of positions.
     """
-    positions = (
-        getattr(config.get_text_config(), "max_position_embeddings", None)
-        if getattr(config, "position_biased_input", True)
-        else None
-    )
-    if positions is not None and config.model_type in _BEHIND_PADDING:
-        positions -= config.pad_token_id + 1
+    positions = num_positions(config)
     stated = [tokenizer.model_max_length] if tokenizer.model_max_length < _MOST else []
     if given is not None and positions is not None and given > positions:
         raise ConfigError(

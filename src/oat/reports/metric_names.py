@@ -165,7 +165,12 @@ PREDECESSOR = {
     "train/ratio_max": Name("policy/ratio_max"),
     "train/ratio_min": Name("policy/ratio_min"),
     "train/rm/loss_rew": Name("loss/ensemble"),
-    "train/rm/loss_reg": Name("loss/prior"),
+    "train/rm/loss_reg": Name(
+        "loss/prior", "before its coefficient, `ensemble/prior_coef`; the predecessor's is after it"
+    ),
+    "train/rm/lambda": Name(
+        "ensemble/prior_coef", "falls with labelled pairs; the predecessor's falls with queries"
+    ),
     "actor/total_time": Name("time/sample_s"),
     "actor/generate_time": Name("time/sample_s", "includes the time of asking"),
     "actor/oracle_time": Name(
@@ -175,6 +180,10 @@ PREDECESSOR = {
     "actor/rejected_avg_str_len": Name("response/length", "in tokens, over all responses"),
     "actor/generate_avg_str_len": Name("response/length", "in tokens"),
     "actor/init_clash_ratio": Name("explorer/clash_frac"),
+    "actor/same_response_ratio": Name(
+        "answers/tied_frac",
+        "also counts pairs with equal rewards, and prompts for which no pair was asked",
+    ),
     "actor/avg_margins": Name("explorer/mean_margin"),
     "actor/selected_margins": Name("explorer/margin"),
     "actor/avg_scores": Name("explorer/mean_margin", "over the kept prompts"),

@@ -6,8 +6,9 @@ of prompt and response in their own tokens.
 * A PairRM reads each behind a marker. The feature is the two markers' last hidden states, one after the
   other (SEA, arXiv:2411.01493; EE4LLM, arXiv:2402.00396).
 
-A prompt and a response that are too long together lose the beginning of the prompt; PairRM cuts them at the
-end, as its authors do.
+A row has at most `max_tokens` tokens, and no more than the model has positions. A prompt and a response that
+are too long together lose the beginning of the prompt. If one token of the prompt is left, they lose the end
+of the response. PairRM cuts both at the end, as its authors do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from oat.errors import ConfigError, TemplateError
 from oat.models.causal_lm import Layer, states_of
 from oat.models.loading import load_config, load_module, load_tokenizer
 from oat.models.pairrm import SOURCE_TOKENS, PairRMModel, is_pairrm
-from oat.models.scoring import batches, hash_of_files
+from oat.models.scoring import batches, hash_of_files, num_positions
 from oat.rollout.features import Features, by_group
 from oat.text.renderer import Renderer
 from oat.types import Group, Message, Trajectory
@@ -49,6 +50,7 @@ def load_backbone(path: str, layer: Layer, pooling: str, max_tokens: int, device
 
     Args:
         path: a directory, or `org/name`.
+        max_tokens: largest number of tokens of a row. A backbone with fewer positions has rows of as many.
 
     Raises:
         ModelError: there is no such model or tokenizer.
@@ -65,6 +67,38 @@ def load_backbone(path: str, layer: Layer, pooling: str, max_tokens: int, device
     return OwnBackbone(path, config, layer, pooling, max_tokens, device)
 
 
+def positions_of(path: str) -> int | None:
+    """Return the largest number of tokens that a backbone has positions for; None if it has no such limit.
+
+    Args:
+        path: a directory, or `org/name`.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    return num_positions(load_config(path))
+
+
+def reads_conversations(path: str) -> bool:
+    """Return True if a backbone reads prompts of several messages: an encoder, which reads them one after
+    another, or a causal model with a chat template.
+
+    Args:
+        path: a directory, or `org/name`.
+
+    Raises:
+        ModelError: there is no such model or tokenizer.
+    """
+    config = load_config(path)
+    if is_pairrm(config):
+        return False
+    return not _is_causal(config) or bool(load_tokenizer(path).chat_template)
+
+
+def _is_causal(config: Any) -> bool:
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+
+
 class OwnBackbone:
     """Features of a causal model or an encoder. See the module's docstring and `oat.rollout.features`."""
 
@@ -75,7 +109,7 @@ class OwnBackbone:
                 f"explorer.features.layer is {layer}, and {path} has {layers} layers; give one of them, or "
                 "all"
             )
-        self.layer, self.pooling, self.max_tokens = layer, pooling, max_tokens
+        self.layer, self.pooling, self.most = layer, pooling, _most_tokens(max_tokens, config)
         self.width = width * (layers if layer == "all" else 1)
         self.identity = {
             "backbone": hash_of_files(path),
@@ -84,9 +118,7 @@ class OwnBackbone:
             "max_tokens": max_tokens,
             "width": self.width,
         }
-        self.is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
-            type(config) not in MODEL_FOR_MASKED_LM_MAPPING
-        )
+        self.is_causal = _is_causal(config)
         self.tokenizer = load_tokenizer(path)
         template = "tokenizer" if self.tokenizer.chat_template else None
         self.renderer = Renderer(self.tokenizer, template=template) if self.is_causal else None
@@ -105,8 +137,8 @@ class OwnBackbone:
         prompt = self.renderer.prompt(messages).tolist()
         own = self.tokenizer(
             trajectory.text, add_special_tokens=False, split_special_tokens=True, verbose=False
-        )["input_ids"][: self.max_tokens - 1]
-        prompt = prompt[max(0, len(prompt) + len(own) - self.max_tokens) :]
+        )["input_ids"][: self.most - 1]
+        prompt = prompt[max(0, len(prompt) + len(own) - self.most) :]
         ids = [*prompt, *own]
         if self.pooling == "last" or not own:
             return _Row(ids, np.array([len(ids) - 1]))
@@ -114,19 +146,14 @@ class OwnBackbone:
 
     def _encode_pair(self, messages: Sequence[Message], trajectory: Trajectory) -> _Row:
         texts = "\n".join(message.content for message in messages)
-        self.tokenizer.truncation_side = "left"
-        pair = self.tokenizer(
-            texts,
-            trajectory.text,
-            split_special_tokens=True,
-            truncation="only_first",
-            max_length=self.max_tokens,
-            verbose=False,
-        )
-        of_response = np.flatnonzero([part == 1 for part in pair.sequence_ids()])
+        pair = self.tokenizer(texts, trajectory.text, split_special_tokens=True, verbose=False)
+        parts = np.array([-1 if part is None else part for part in pair.sequence_ids()])
+        kept = _kept(parts, self.most)
+        ids = [pair["input_ids"][place] for place in kept]
+        of_response = np.flatnonzero(parts[kept] == 1)
         if self.pooling == "last" or not len(of_response):
-            return _Row(pair["input_ids"], np.array([0]))
-        return _Row(pair["input_ids"], of_response)
+            return _Row(ids, np.array([0]))
+        return _Row(ids, of_response)
 
     @torch.no_grad()
     def _features(self, rows: Sequence[_Row]) -> Tensor:
@@ -148,7 +175,7 @@ class PairRMFeatures:
 
     def __init__(self, path: str, max_tokens: int, device: str):
         self.model = PairRMModel(path, "float32", device, _PAIRRM_MARKERS)
-        self.max_tokens = max_tokens
+        self.most = _most_tokens(max_tokens, self.model.config)
         self.width = 2 * self.model.config.hidden_size
         self.identity = {"backbone": hash_of_files(path), "max_tokens": max_tokens, "width": self.width}
 
@@ -163,13 +190,34 @@ class PairRMFeatures:
                 f"features of PairRM are of one text as the prompt, and a prompt has {len(messages)} "
                 "messages; use another backbone"
             )
-        most = min(SOURCE_TOKENS, self.max_tokens // 2)
+        most = min(SOURCE_TOKENS, self.most // 2)
         source = self.model.piece("source_prefix_id", messages[0].content, most)
-        response = self.model.piece("cand_prefix_id", trajectory.text, self.max_tokens - len(source))
+        response = self.model.piece("cand_prefix_id", trajectory.text, self.most - len(source))
         return _Row([*source, *response], np.zeros(0, dtype=np.int64))
 
     def _features(self, rows: Sequence[_Row]) -> Tensor:
         return torch.cat(self.model.marked([row.ids for row in rows], _PAIRRM_MARKERS), dim=-1).cpu()
+
+
+def _most_tokens(max_tokens: int, config: Any) -> int:
+    """Return the largest number of tokens of a row."""
+    positions = num_positions(config)
+    return max_tokens if positions is None else min(max_tokens, positions)
+
+
+def _kept(parts_T: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices of the tokens of a pair of texts that a row of at most `most` tokens keeps: all
+    special tokens, the end of the first text, and the beginning of the second. The second text loses tokens
+    only if one token of the first is left.
+
+    Args:
+        parts_T: for each token, the number of its text, 0 or 1; -1 for a special token.
+    """
+    first, second = (np.flatnonzero(parts_T == part) for part in (0, 1))
+    room = max(0, most - int((parts_T == -1).sum()))
+    second = second[: max(0, room - min(1, len(first)))]
+    first = first[max(0, len(first) + len(second) - room) :]
+    return np.sort(np.concatenate([np.flatnonzero(parts_T == -1), first, second]))
 
 
 def _in_batches(rows: Sequence[_Row], features: Callable[[Sequence[_Row]], Tensor], width: int) -> np.ndarray:

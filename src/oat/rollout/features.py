@@ -6,15 +6,17 @@ There are four kinds of backbones:
 * `SecondPass`: a causal model of the run, the reference. A pass over prompt and response; a prompt that
   responses share is computed once.
 * `FromSampling`: the policy. The engine keeps the hidden states while it samples, so there is no pass.
-* `OwnCausal`, `OwnEncoder`: a causal model or an encoder that is loaded for the features. It reads the text
-  in its own tokens.
-* `PairRMFeatures`: a PairRM (LLM-Blender, arXiv:2306.02561) reads prompt and response behind two markers. The
-  feature is the two markers' hidden states, one after the other.
+* `OwnBackbone`: a causal model or an encoder that is loaded for the features alone. It reads the texts of
+  prompt and response in its own tokens (`oat.rollout.backbones`).
+* `PairRMFeatures`: a PairRM (LLM-Blender, arXiv:2306.02561) that is loaded for the features alone. It reads
+  prompt and response behind two markers (`oat.rollout.backbones`). The feature is the two markers' hidden
+  states, one after the other.
 
 With `pooling: mean`, a causal model's feature is the mean of the hidden states from which the response's
 tokens are predicted: those of the last token of the prompt and of all tokens of the response but the last. So
 `FromSampling` and `SecondPass` with equal weights give equal features. With `pooling: last`, `FromSampling`
-has the state from which the last token was drawn, and the others have the state at the last token.
+has the state from which the last token was drawn, and other causal models have the state at the last token;
+an encoder has the state at its first token.
 
 Departures from the sources (SEA and EE4LLM, which read the last token): the mean, and layers other than the
 last. On the story model the mean predicts rewards better (docs/exploration.md).

@@ -6,11 +6,12 @@ protocol, a part has:
     checks(config, run)       optional: checks of other sections' settings that may contradict its own
 
 Both functions are static. They read only their arguments: the part's own `Config` and a `RunFacts`. `build/`
-calls them before anything is loaded.
+calls them before anything is loaded. It calls `checks` once more before anything is sampled, with the facts
+that follow from the prompts and from the oracle's prices.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,14 @@ class RunFacts:
         has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
         measures_pairs: True if evaluations measure recorded pairs (`evaluation.pairs`), which are never
             learned.
-        prompts: prompts of a step (`algorithm.prompts`); None: not known.
         max_steps, max_queries: where the run ends (`stop`); None: nowhere.
+        steps: largest number of steps of the run, by `stop.max_steps` and by its prompts (`prompts.epochs`).
+            None: no limit, or the prompts are not known yet.
+        questions: number of questions of a step. None: not known yet.
+        most_questions: largest number of questions that a step may take, with all further rounds
+            (`sampling.refill_rounds`). None: not known, also if questions are asked ahead.
+        question_price: the most queries that a question of training costs. None: not known yet, or no budget
+            limits the run.
     """
 
     profile: str
@@ -39,9 +46,12 @@ class RunFacts:
     has_environment: bool
     has_buffer: bool
     measures_pairs: bool
-    prompts: int | None = None
     max_steps: int | None = None
     max_queries: int | None = None
+    steps: int | None = None
+    questions: int | None = None
+    most_questions: int | None = None
+    question_price: int | None = None
 
 
 class Derived(NamedTuple):
@@ -57,10 +67,14 @@ class Check(NamedTuple):
 
     Attributes:
         field: the setting that the user should change, as "section.field", or "section.field.field".
-        is_wrong: if it is true, the run is refused.
-        why: the end of the error message: what is wrong, and what to do.
+        is_wrong: if it is true, `refuses` says what follows.
+        why: the end of the message: what is wrong, and what to do.
+        refuses: "always": the run is refused. But if only facts of the second call show that it is wrong, a
+            run that has begun gets a warning. "new": a new run is refused, and one that has begun gets a
+            warning. "never": a new run gets a warning.
     """
 
     field: str
     is_wrong: object
     why: str
+    refuses: Literal["always", "new", "never"] = "always"

@@ -56,15 +56,16 @@ the checks that parts make of this section. `check_settings` makes further check
 
 
 def check_settings(resolved: Resolved) -> None:
-    """Refuse settings that contradict each other, and settings that nothing reads in this combination.
+    """Refuse settings that contradict each other, and settings that nothing reads in this combination. Checks
+    that do not refuse every run are left to `build/late_checks.py`.
 
     Raises:
         ConfigError: a setting is refused. The message names its place and its field, and says what to do.
     """
     others = [check for check in resolved.part_checks if check.field.split(".")[0] not in _ORDER]
     for check in [*(check for group in _ORDER for check in _checks(resolved, group)), *others]:
-        if check.is_wrong:
-            _refuse(resolved, check)
+        if check.is_wrong and check.refuses == "always":
+            raise ConfigError(message_of(resolved, check))
     unread.refuse_unread(resolved)
     alarms.refuse_silent(resolved)
 
@@ -78,11 +79,13 @@ def _checks(resolved: Resolved, group: Callable[[Resolved], Iterator[Check]] | s
             yield check
 
 
-def _refuse(resolved: Resolved, check: Check) -> None:
+def message_of(resolved: Resolved, check: Check) -> str:
+    """Return the message of a check that is wrong: the place of its setting, the setting and its value, and
+    what is wrong."""
     path = tuple(check.field.split("."))
     value = setting(resolved.config, path)
     value = value.name if isinstance(value, Component) else value
-    raise ConfigError(
+    return (
         f"{where(path, resolved.origins)}: {check.field} is "
         f"{'not set' if value is None else repr(value)}: {check.why}"
     )

@@ -1,0 +1,104 @@
+"""Checks of settings that need the prompts, the oracle's prices or the files of a backbone. They are made
+before anything is sampled or paid for.
+
+They refuse new runs only. A run that has begun is never refused: it may have begun before oat made these
+checks, and it gets a warning.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from oat.build.cross_checks.all_sections import message_of
+from oat.build.parts import part_checks, run_facts
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs
+from oat.config.load import where
+from oat.data.prompts import Prompts
+from oat.errors import ConfigError, warn
+from oat.explore.settings import FeaturesConfig
+from oat.rollout.backbones import positions_of, reads_conversations
+from oat.types import Price
+from oat.types.part import RunFacts
+
+
+def check_with_inputs(
+    resolved: Resolved, run_inputs: RunInputs, dearest: Price | None, *, is_begun: bool
+) -> None:
+    """Make the checks of parts once more, with all facts of the run. These are also the checks that
+    `check_settings` left out.
+
+    Args:
+        dearest: the highest price of a question, as `dearest_question` returns it; None: it is not known,
+            since no budget limits the run.
+        is_begun: True if the run has begun, or is a fork of one. Then nothing is refused.
+
+    Raises:
+        ConfigError: a setting is refused. The message names its place and its field, and says what to do.
+    """
+    for check in part_checks(resolved.config, _all_facts(resolved, run_inputs, dearest)):
+        if not check.is_wrong or (is_begun and check.refuses == "never"):
+            continue
+        if not is_begun and check.refuses != "never":
+            raise ConfigError(message_of(resolved, check))
+        warn(message_of(resolved, check))
+    check_backbone(resolved, run_inputs.prompts, is_begun=is_begun)
+
+
+def check_backbone(resolved: Resolved, prompts: Prompts, *, is_begun: bool) -> None:
+    """Check that a backbone of its own can read the run's prompts, and has `explorer.features.max_tokens`
+    positions.
+
+    Args:
+        is_begun: as in `check_with_inputs`.
+
+    Raises:
+        ConfigError: it cannot or has not, and the run has not begun.
+        ModelError: there is no such backbone.
+    """
+    features = resolved.features
+    if features is None or not features.is_own:
+        return
+    with resolved.blame("explorer.name"):
+        faults = [*_position_faults(features), *_message_faults(features, prompts)]
+    for field, fault in faults:
+        place = where(("explorer", "features", field), resolved.origins)
+        said = f"{place}: explorer.features.{field} is {getattr(features, field)}, {fault}"
+        if not is_begun:
+            raise ConfigError(said)
+        warn(said)
+
+
+def _position_faults(features: FeaturesConfig) -> Iterator[tuple[str, str]]:
+    """Yield the field `max_tokens` if it is above the backbone's positions. Its default is no mistake: a
+    backbone with fewer positions reads as many as it has."""
+    if features.max_tokens == FeaturesConfig.max_tokens:
+        return
+    positions = positions_of(features.backbone)
+    if positions is not None and features.max_tokens > positions:
+        yield (
+            "max_tokens",
+            f"and the backbone {features.backbone} has {positions} positions; set as much or less, or leave "
+            "it out",
+        )
+
+
+def _message_faults(features: FeaturesConfig, prompts: Prompts) -> Iterator[tuple[str, str]]:
+    """Yield the field `backbone` if it reads one message as the prompt, and a prompt has several."""
+    most = max((len(prompt.messages) for prompt in prompts.all()), default=1)
+    if most > 1 and not reads_conversations(features.backbone):
+        yield (
+            "backbone",
+            f"which reads a prompt of one message, and a prompt has {most}; take an encoder, a causal model "
+            "with a chat template, or reference",
+        )
+
+
+def _all_facts(resolved: Resolved, run_inputs: RunInputs, dearest: Price | None) -> RunFacts:
+    config, questions = resolved.config, resolved.widened.questions
+    return replace(
+        run_facts(config),
+        steps=resolved.last_step(run_inputs.prompts.size),
+        questions=questions,
+        most_questions=None if config.oracle.max_outstanding else questions * resolved.most_rounds,
+        question_price=dearest.queries if dearest is not None else None,
+    )
