@@ -21,14 +21,22 @@ _32 = np.uint64(32)
 
 
 class Seeds:
-    """The run's seed. It makes a key or a generator for every address."""
+    """The run's seed. It makes a key or a generator for every address.
 
-    def __init__(self, seed: int):
+    Args:
+        first: the seed of addresses that begin with "init", of which initial weights are made; None: `seed`.
+            A fork may have another seed than the run that it was made from. But initial weights that never
+            change are in no checkpoint, so a fork draws them as that run did.
+    """
+
+    def __init__(self, seed: int, first: int | None = None):
         self.seed = seed
+        self.first = seed if first is None else first
 
     def key(self, *address: str | int) -> int:
         """Return the 64-bit key of an address of strings and whole numbers."""
-        digest = hashlib.blake2b(json.dumps([self.seed, *address]).encode(), digest_size=8).digest()
+        seed = self.first if address[:1] == ("init",) else self.seed
+        digest = hashlib.blake2b(json.dumps([seed, *address]).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
 
     def at(self, *address: str | int) -> np.random.Generator:

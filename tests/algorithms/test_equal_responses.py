@@ -124,7 +124,7 @@ def test_episodes_with_equal_last_texts_are_told_apart_by_their_rewards(
 
 
 def exported(run: Path, out: Path, layout: str = "preference") -> list[dict[str, Any]]:
-    count = export_answers(run, out, layout)
+    count, _ = export_answers(run, out, layout)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == count
     return rows

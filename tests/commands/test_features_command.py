@@ -1,6 +1,7 @@
 """`oat features`: how much features tell about an oracle, compared with a slow regression."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fixtures import Finished, World, oat, write_jsonl
 from oat.build.targets import resolve_file
 from oat.commands import features as command
 from oat.commands.features import Judged, judge_features, table
-from oat.errors import ConfigError, OracleError
+from oat.errors import ConfigError, OatWarning, OracleError
 from oat.rollout.features import Features
 from oat.types import Group
 
@@ -425,13 +426,52 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_asked(
     assert not (tmp_path / "dpo").exists()
 
 
-@pytest.mark.filterwarnings("ignore:.*gave no usable answer:oat.errors.OatWarning")
 def test_an_oracle_without_answers_is_named_as_the_reason(
     world: World, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(world, data, tmp_path, "none")
-    with pytest.raises(ConfigError, match="the oracle gave too few answers; raise --prompts"):
+    said = r"a value for 0 of 24 pairs \(it abstained on 24\)"
+    with pytest.raises(ConfigError, match=said), pytest.warns(OatWarning, match="^features: oracle .*none"):
         judged(monkeypatch, config, Told(letters, 3), prompts=8)
+
+
+@pytest.mark.parametrize("texts", [["1+1=", "2+2="], ["1+1=", "2+2=", "1+1=", "1+1=", "2+2="]])
+def test_too_few_different_prompts_are_refused_before_anything_is_asked(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], texts: list[str]
+) -> None:
+    write_jsonl(tmp_path / "few.jsonl", [{"prompt": text} for text in texts])
+    config = config_of(world, tmp_path, tmp_path)
+    flags = (
+        "--prompts.path",
+        tmp_path / "few.jsonl",
+        "--oracle.name",
+        f"{world.folder / 'reward.py'}:forbidden",
+    )
+    assert oat("features", config, "--prompts", "8", *flags) == 2
+    error = capsys.readouterr().err
+    assert f"gives 8 prompts with {len(set(texts))} different texts; two are to learn from" in error
+    assert "prompts.path" in error
+    assert "--prompts" not in error.replace("--prompts.path", "")
+
+
+def test_prompts_with_equal_texts_are_learned_together_or_not(
+    world: World, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their records may differ in other columns."""
+    texts = [f"{number % 6}+1=" for number in range(24)]
+    records = [{"prompt": text, "number": number} for number, text in enumerate(texts)]
+    write_jsonl(tmp_path / "equal.jsonl", records)
+    features = Told(letters, 3)
+    config = config_of(world, data, tmp_path)
+    tree = {"prompts.path": str(tmp_path / "equal.jsonl"), "prompts.shuffle": False}
+    flags = [word for name, value in tree.items() for word in (f"--{name}", json.dumps(value))]
+    monkeypatch.setattr(command, "features_with", lambda lms, settings: features)
+    (found, *_), _ = judge_features(resolve_file(config, flags), 24, None, 0.5)
+    held_out = [group for group in features.groups if group.prompt.messages[0].content in texts[3:6]]
+    assert len(held_out) == 12
+    scores = [[score(row.text) for row in group.trajectories] for group in held_out]
+    assert found.best == pytest.approx(np.mean([max(each) for each in scores]))
+    assert found.random == pytest.approx(np.mean([np.mean(each) for each in scores]))
 
 
 def test_an_oracle_that_fails_ends_it(world: World, data: Path, tmp_path: Path) -> None:

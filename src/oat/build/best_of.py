@@ -19,6 +19,7 @@ from typing import Any, Literal
 from oat.algorithms.ensemble import refuse_other_features
 from oat.build.ensemble import make_features, make_scorer
 from oat.build.fingerprints import inputs_of_explorer, recorded, refuse_other_weights
+from oat.build.fork import first_seed
 from oat.build.learned import Learned
 from oat.build.models import has_own_reference, load_models, load_reference
 from oat.build.resolve import make_explorer, make_objective
@@ -115,13 +116,13 @@ def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) 
         CheckpointError: the ensemble has learned from other features.
         ConfigError, ModelError: the features or the ensemble cannot be made.
     """
-    lms = {"policy": found.lm}
+    lms, seeds = {"policy": found.lm}, Seeds(config.seed, first_seed(run_dir, config.seed))
     if chooser.features.backbone == "reference":
-        lms["reference"] = _reference(config, found.lm)
+        lms["reference"] = _reference(config, found.lm, seeds)
     if chooser.learned is not None:
         return _exported_scorer(chooser, lms, str(run_dir), chooser.learned)
     features = make_features(lms, chooser.features)
-    settings, seeds = chooser.ensemble, Seeds(config.seed)
+    settings = chooser.ensemble
     if found.ensemble:
         refuse_other_features(found.features or features.identity, features.identity, chooser.name)
         scorer = make_scorer(replace(settings, start=None), features, seeds)
@@ -130,7 +131,7 @@ def run_scorer(chooser: Chooser, run_dir: Path, config: Config, found: Learned) 
         field = "explorer.ensemble.start"
         blame = partial(blaming, config, {(): str(run_dir)})
         refuse_other_weights(
-            recorded(run_dir), {"weights": inputs_of_explorer(None, settings.start)}, [field], blame
+            recorded(run_dir), {"weights": inputs_of_explorer(None, settings.start, blame)}, [field], blame
         )
         scorer = make_scorer(settings, features, seeds)
     return scorer
@@ -173,7 +174,7 @@ def _exported_scorer(
     return make_scorer(chooser.ensemble, features, Seeds(0))
 
 
-def _reference(config: Config, policy: CausalLM) -> CausalLM:
+def _reference(config: Config, policy: CausalLM, seeds: Seeds) -> CausalLM:
     """Load the reference of a run as the run began with it.
 
     Args:
@@ -185,6 +186,5 @@ def _reference(config: Config, policy: CausalLM) -> CausalLM:
         model=replace(config.model, reference_device=None),
         compute=replace(config.compute, profile=profile),
     )
-    seeds = Seeds(config.seed)
     start = policy if has_own_reference(config.model) else load_models(config, (), seeds)["policy"]
     return load_reference(config, start, seeds)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oat.build.evaluated import without_explorer
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import load_config, stored_config
@@ -33,13 +34,13 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
     Args:
         first, second: a run directory, a configuration file, or a model. The settings outside these two
             sections are those of `first`; if `first` is a model, those of `second`. But `oracle.repeats` is
-            0, and `evaluation.kl` and `evaluation.pairs` are off.
+            0, and `evaluation.kl`, `.pairs` and `.best_of` are off, and so is the explorer.
         flags: settings from the command line. They override the settings of `first`; if `first` is a model,
             those of `second`.
 
     Raises:
         ConfigError: neither `first` nor `second` is a run or a configuration, or the configuration has no
-            held-out prompts.
+            held-out prompts, or neither sampled nor greedy responses.
     """
     loaded = [_load(name, flags if place == 0 else ()) for place, name in enumerate((first, second))]
     if loaded[0] is None and loaded[1] is not None:
@@ -56,6 +57,11 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
         raise ConfigError(
             f"{first if loaded[0] else second}: has no held-out prompts; add --evaluation.path PROMPTS.jsonl"
         )
+    if not evaluation.samples and not evaluation.greedy:
+        raise ConfigError(
+            "evaluation.best_of takes no part in a comparison, which is of sampled or greedy responses; set "
+            "evaluation.samples, or evaluation.greedy"
+        )
 
     def contender(name: str, own: Resolved | None) -> Contender:
         model, render = ModelConfig(name), base.config.render
@@ -65,10 +71,10 @@ def contenders_of(first: str, second: str, flags: Sequence[str]) -> tuple[Conten
         # repeats=0: the oracle is asked about both orders; otherwise the cache would derive the second one
         oracle = replace(base.config.oracle, repeats=0)
         config = replace(base.config, model=model, oracle=oracle, render=render)
-        # a comparison needs no reference
-        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None))
+        # a comparison needs neither a reference nor an ensemble
+        config = replace(config, evaluation=replace(evaluation, kl=False, pairs=None, best_of=None))
         # nothing is learned, so both contenders may share the objective of `base`
-        resolved = replace(base, config=config, origins={(): name})
+        resolved = replace(without_explorer(base), config=config, origins={(): name})
         return Contender(name, resolved, seen(name) if _is_run(name) else None)
 
     return contender(first, loaded[0]), contender(second, loaded[1])

@@ -7,14 +7,22 @@ from typing import Any, NamedTuple
 import torch
 
 from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
+from oat.build.fingerprints import START
 from oat.errors import ConfigError, ModelError
 from oat.explore.base import Explorer
-from oat.explore.settings import FORMER_FEATURES, EnsembleConfig, FeaturesConfig, ensemble_of, features_of
+from oat.explore.settings import (
+    FORMER_FEATURES,
+    WITHIN_RUN,
+    EnsembleConfig,
+    FeaturesConfig,
+    ensemble_of,
+    features_of,
+)
 from oat.learner.models import frozen_checksum
 from oat.learner.optimiser import OptimiserSettings
 from oat.models.causal_lm import CausalLM
 from oat.models.ensemble import Ensemble
-from oat.models.ensemble_files import load_ensemble
+from oat.models.ensemble_files import DESCRIPTION, EnsembleDescription, load_ensemble
 from oat.rollout.backbones import load_backbone
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features, FromSampling, SecondPass
@@ -101,7 +109,12 @@ def _check_layer(settings: FeaturesConfig, lm: CausalLM) -> None:
 
 
 def make_ensemble(
-    explorer: Explorer, features: Features | None, seeds: Seeds, *, has_weights: bool = True
+    explorer: Explorer,
+    features: Features | None,
+    seeds: Seeds,
+    *,
+    has_weights: bool = True,
+    is_begun: bool = False,
 ) -> EnsembleParts | None:
     """Make the ensemble's objective, the learner's networks, and the actor's copy of them. Return None if the
     explorer needs no ensemble.
@@ -109,6 +122,7 @@ def make_ensemble(
     Args:
         has_weights: False: the run's models have no weights. Then an ensemble to start from is checked, and
             its weights are not taken.
+        is_begun: True if the run has begun before, so its settings are right, and files may have changed.
 
     Raises:
         ConfigError: the explorer has no settings for its ensemble.
@@ -123,21 +137,22 @@ def make_ensemble(
             "and keeps it as `config`"
         )
     assert features is not None, "an ensemble reads features"
-    start = _start(settings, features.identity, has_weights=has_weights)
-    model, copy = (_networks(settings, features.width, seeds, start, has_weights) for _ in range(2))
     read = features_of(explorer)
+    start = _start(settings, features.identity, read, has_weights=has_weights, is_begun=is_begun)
+    model, copy = (_networks(settings, features.width, seeds, start, has_weights) for _ in range(2))
     refresh_every = read.refresh_every if read is not None else None
     objective = EnsembleLearning(settings, features.identity, refresh_every) if settings.learn else None
     return EnsembleParts(objective, model, EnsembleScorer(features, copy))
 
 
 def make_scorer(settings: EnsembleConfig, features: Features, seeds: Seeds) -> EnsembleScorer:
-    """Make an ensemble that scores responses and does not learn.
+    """Make an ensemble that scores responses and does not learn. If it starts from another one, its settings
+    are those of that one, or of a run that has begun.
 
     Raises:
         OatError: the ensemble of `settings.start` cannot be used (`_start`).
     """
-    start = _start(settings, features.identity, has_weights=True)
+    start = _start(settings, features.identity, None, has_weights=True, is_begun=True)
     return EnsembleScorer(features, _networks(settings, features.width, seeds, start, has_weights=True))
 
 
@@ -174,23 +189,38 @@ def _check_shapes(start: Mapping[str, torch.Tensor], ensemble: Ensemble, path: s
 
 
 def _start(
-    settings: EnsembleConfig, features: Mapping[str, Any], *, has_weights: bool
+    settings: EnsembleConfig,
+    features: Mapping[str, Any],
+    read: FeaturesConfig | None,
+    *,
+    has_weights: bool,
+    is_begun: bool,
 ) -> dict[str, torch.Tensor] | None:
     """Return the weights from which the ensemble starts; None: random ones.
 
     Args:
         features: the identity of this run's features.
+        read: the settings of these features; None: they are unknown.
+        has_weights, is_begun: see `make_ensemble`.
 
     Raises:
         ModelError: there is no ensemble in `explorer.ensemble.start`.
-        ConfigError: its shape is not that of the settings.
-        CheckpointError: it has learned from other features.
+        ConfigError: its shape is not that of the settings, or a new run reads other features than it.
+        CheckpointError: a run that has begun reads other features than it.
     """
     if settings.start is None:
         return None
-    weights, description = load_ensemble(settings.start)
+    try:
+        weights, description = load_ensemble(settings.start)
+    except ModelError as error:
+        raise ModelError(f"{START}: {error}") from error
     for name in ("members", "hidden", "activation"):
         own, its = getattr(settings, name), getattr(description, name)
+        if own != its and is_begun:
+            raise ConfigError(
+                f"{START}: {name} in {settings.start}/{DESCRIPTION} is {its}, and the run has {own}; put the "
+                "files back as they were"
+            )
         if own != its:
             raise ConfigError(
                 f"explorer.ensemble.{name} is {own}, and that of {settings.start} is {its}; set it to this"
@@ -198,5 +228,41 @@ def _start(
     learned, present = description.features, features
     if not has_weights:
         learned, present = {**learned, "weights": None}, {**present, "weights": None}
-    refuse_other_features(learned, present, f"the ensemble of {settings.start}")
+    if learned != present and read is not None and not is_begun:
+        raise ConfigError(_other_features(settings.start, description, present, read))
+    refuse_other_features(
+        learned,
+        present,
+        f"the ensemble of {settings.start}",
+        advice="put its files and those of the backbone back as they were, or begin a new run",
+    )
     return weights
+
+
+def _other_features(
+    start: str, description: EnsembleDescription, present: Mapping[str, Any], read: FeaturesConfig
+) -> str:
+    """Say by what the features of an exported ensemble differ from those that a new run reads, and what to
+    set."""
+    learned, backbone = description.features, description.features.get("backbone")
+    its = {**learned, "backbone": backbone if backbone in WITHIN_RUN else description.backbone}
+    own = {**present, "backbone": read.backbone}
+    is_same = learned.get("backbone") == present["backbone"]
+    names = [
+        name
+        for name in ("backbone", "layer", "pooling", "max_tokens")
+        if name in its and name in own and its[name] != own[name] and not (name == "backbone" and is_same)
+    ]
+    if names:
+        theirs, ours = (", ".join(f"{name} {each[name]!r}" for name in names) for each in (its, own))
+        return (
+            f"explorer.features.{names[0]} is not that of {start}, which has learned from features with "
+            f"{theirs}, and this configuration has {ours}; set explorer.features as it was there, or "
+            f"remove {START}"
+        )
+    which = {"policy": "model.path", "reference": "model.reference or model.path"}
+    field = which.get(read.backbone, "explorer.features.backbone")
+    return (
+        f"{START}: {start} has learned from features of the {read.backbone} of another model: its files or "
+        f"its precision are not those of {field} here; give that model, or remove {START}"
+    )

@@ -29,6 +29,7 @@ from oat.config.settings import Config
 from oat.errors import ConfigError, ModelError, TemplateError, warn
 from oat.files import parse_json, start
 from oat.models.causal_lm import CausalLM
+from oat.models.ensemble_files import refuse_missing
 from oat.models.identity import (
     adapter_identity,
     are_same,
@@ -60,6 +61,8 @@ CHANGEABLE = ("reward",)
 FORK_FILE = "fork.json"
 GIVEN = "given"
 """The folder in a run directory for models and records that were given as Python objects."""
+START = "explorer.ensemble.start"
+"""The field that names the ensemble from which that of an explorer starts."""
 _UNKNOWN = ("", "None")
 """The versions that older releases of `oat` recorded for a user's oracle that stated none."""
 _MOST_LINES = 5
@@ -189,19 +192,26 @@ def inputs_of_weights(config: Config) -> Inputs:
     }
 
 
-def inputs_of_explorer(backbone: str | None, start: str | None) -> Inputs:
+def inputs_of_explorer(
+    backbone: str | None, start: str | None, blame: Blame = lambda _: nullcontext()
+) -> Inputs:
     """Return the fingerprints of the files that an explorer reads, by field.
 
     Args:
         backbone: a backbone of its own (`explorer.features.backbone`); None: there is none.
         start: the ensemble that its own starts from (`explorer.ensemble.start`); None: there is none.
+
+    Raises:
+        ModelError: there are no such files.
     """
-    paths = {"explorer.features.backbone": backbone, "explorer.ensemble.start": start}
-    return {
-        field: {"of": hash_of(path), "is": {"files": {"hash": hash_of_files(path)}}}
-        for field, path in paths.items()
-        if path is not None
-    }
+    found: Inputs = {}
+    for field, path in (("explorer.features.backbone", backbone), (START, start)):
+        if path is not None:
+            with blame(field):
+                if field == START:
+                    refuse_missing(path)
+                found[field] = {"of": hash_of(path), "is": {"files": {"hash": hash_of_files(path)}}}
+    return found
 
 
 def _paths(config: Config) -> dict[str, str]:

@@ -3,7 +3,8 @@ may differ from those of the other run (`FORKS` in `build/fixed.py`).
 
 The fork's directory gets the checkpoint, the ledger as it was at the checkpoint, and the rows of metrics and
 samples until then. The other run is only read. `fork.json` is written first and records where the fork
-begins. If a kill interrupts the making of a fork, the same command makes it again.
+begins, and the seed of the initial weights (`first_seed`). If a kill interrupts the making of a fork, the
+same command makes it again.
 """
 
 import json
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from oat.build.fingerprints import FORK_FILE, GIVEN, recorded
+from oat.config.load import load_config
 from oat.errors import ConfigError
 from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
 from oat.ledger import versions
@@ -46,9 +49,14 @@ def begin_fork(source: str, directory: Path) -> None:
         ConfigError: see `find_origin`.
     """
     origin = find_origin(source, directory)
+    told = _told(directory)
     if origin != _read(directory):
-        told = {"run": str(origin.run), "step": origin.step, "inputs": recorded(origin.run, origin.step)}
-        write_atomically(directory / FORK_FILE, json.dumps(told) + "\n")
+        inputs = recorded(origin.run, origin.step)
+        told = {"run": str(origin.run), "step": origin.step, "inputs": inputs}
+    elif "seed" in told or not (origin.run / "config.yaml").exists():  # earlier versions wrote no seed
+        return
+    told["seed"] = first_seed(origin.run, load_config(origin.run / "config.yaml")[0].seed)
+    write_atomically(directory / FORK_FILE, json.dumps(told) + "\n")
 
 
 def find_origin(source: str, directory: Path) -> Origin:
@@ -183,9 +191,29 @@ def begins_after(directory: Path) -> int:
     return 0 if origin is None else origin.step
 
 
+def first_seed(directory: Path, seed: int) -> int:
+    """Return the seed of a run's initial weights (`Seeds`): for a fork that of the run that it was made from,
+    for any other run its own.
+
+    Args:
+        seed: the run's own seed. It also counts for a fork that an earlier version of oat made.
+    """
+    found = _told(directory).get("seed")
+    return found if isinstance(found, int) else seed
+
+
 def _read(directory: Path) -> Origin | None:
     try:
-        found = parse_json((directory / FORK_FILE).read_text(encoding="utf-8"))
+        found = _told(directory)
         return Origin(Path(found["run"]), found["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
+
+
+def _told(directory: Path) -> dict[str, Any]:
+    """Return what `fork.json` says; empty if the directory has no such file, or it is damaged."""
+    try:
+        found = parse_json((directory / FORK_FILE).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from oat.algorithms.ensemble import EnsembleLearning, refuse_other_features
 from oat.build.about import About, about
 from oat.build.fingerprints import inputs_of_models, inputs_of_template, recorded, refuse_other_models
 from oat.build.models import critic_model
@@ -147,8 +148,8 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
 
     Raises:
         ConfigError: the other run has learned a reward model, and this run has none.
-        CheckpointError: the other run has no usable checkpoint yet, or the checkpoint's adapter was trained
-            with other frozen weights than this run's.
+        CheckpointError: the other run has no usable checkpoint yet, the checkpoint's adapter was trained
+            with other frozen weights than this run's, or `_take_up_ensemble` refuses the ensemble.
     """
     step, weights, tensors, state = policy_weights(run_dir)
     learner, name = run.parts["learner"], learned_model(tensors)
@@ -164,16 +165,17 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
             "back as they were"
         )
     if "following" in own:  # an evaluation may sample from a reference that follows
+        others = {each: value for each, value in state["learner"]["frozen"].items() if each != ENSEMBLE}
         learner.load_state(
             {
                 **state["learner"],
+                "frozen": others,
                 **{name.removeprefix("learner/"): tensor for name, tensor in tensors.items()},
             }
         )
     else:
         run.learner.load_weights(name, weights)
-    if (ensemble := ensemble_weights(tensors)) and ENSEMBLE in own["frozen"]:
-        run.learner.load_weights(ENSEMBLE, ensemble)
+    _take_up_ensemble(run, run_dir, tensors, state, own["frozen"])
     kept = {
         name.removeprefix("weights/"): tensor
         for name, tensor in tensors.items()
@@ -182,6 +184,43 @@ def take_up_policy(run: Run, run_dir: Path) -> int:
     run.parts["weights"].load_state({"version": step, **kept})
     run.weights.restore(run.learner)
     return step
+
+
+def _take_up_ensemble(
+    run: Run,
+    run_dir: Path,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    frozen: Mapping[str, int],
+) -> None:
+    """Load the ensemble of a checkpoint into this run, if it has one. If it did not learn, no checkpoint has
+    its weights; then compare those with which this run was made.
+
+    Args:
+        tensors, state: the checkpoint.
+        frozen: checksums of what is frozen in the models of this run.
+
+    Raises:
+        CheckpointError: the ensemble has learned from other features, or has other weights than in the run.
+    """
+    if ENSEMBLE not in frozen:
+        return
+    weights, objective = ensemble_weights(tensors), run.parts.get(ENSEMBLE)
+    if weights and isinstance(objective, EnsembleLearning):
+        features = ensemble_features(state) or objective.features
+        refuse_other_features(
+            features,
+            objective.features,
+            f"the ensemble of {run_dir}",
+            whose="that of the features here",
+            advice="leave the settings of explorer.features as they are in the run, and its files too",
+        )
+        run.learner.load_weights(ENSEMBLE, weights)
+    elif state["learner"]["frozen"].get(ENSEMBLE, frozen[ENSEMBLE]) != frozen[ENSEMBLE]:
+        raise CheckpointError(
+            f"the ensemble here is not the one with which {run_dir} began; put the files of "
+            "explorer.ensemble.start back as they were"
+        )
 
 
 def load_learned(

@@ -20,6 +20,7 @@ from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
+from oat.build.fork import first_seed
 from oat.build.learner import make_learner
 from oat.build.models import (
     check_critic,
@@ -103,6 +104,7 @@ def build(
     *,
     directory: Path | Home | None = None,
     run_inputs: RunInputs | None = None,
+    seeds: Seeds | None = None,
     load: LoadModel = load_model,
 ) -> Run:
     """Make the boxes of a run.
@@ -111,6 +113,7 @@ def build(
         resolved: the configuration; for one run only, because the run uses its object `objective`.
         directory: a run directory, which is made if it is missing, or its `Home`; None: `config.run_dir`.
         run_inputs: the data, oracles and renderer of the run; None: `build` makes them.
+        seeds: of the run; None: its own seed, and the seed with which the run in the directory began.
         load: function that loads each model. With `Outlines.fake`, the run cannot be started.
 
     Raises:
@@ -121,7 +124,7 @@ def build(
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
-    seeds = Seeds(config.seed)
+    seeds = seeds or Seeds(config.seed, first_seed(home.directory, config.seed))
     computing = _computing(resolved, run_inputs, home.directory, seeds, load)
     ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=computing.scorer is not None)
     plans = _plans(resolved.objective, resolved.explorer)
@@ -144,12 +147,8 @@ def build(
         checkpoints=_checkpoints(config, home),
         tracking=_tracking(config, home, run_inputs),
         parts={
-            "learner": computing.learner,
-            "weights": weights,
-            "prompts": run_inputs.prompts,
-            "collector": collector,
-            "stop": stop,
-            "alarms": alarms,
+            **{"learner": computing.learner, "weights": weights, "prompts": run_inputs.prompts},
+            **{"collector": collector, "stop": stop, "alarms": alarms},
             **_of_objectives(computing.objectives),
             **({"evaluation": evaluation} if evaluation else {}),
         },
@@ -172,8 +171,13 @@ def _computing(
             check_critic(lms["critic"], critic_model(config.model).path, renderer, longest)
     with resolved.blame("explorer.name"):
         features = make_features(lms, resolved.features) if resolved.features else None
-        has_weights = lms["policy"].has_weights
-        ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=has_weights)
+        ensemble = make_ensemble(
+            resolved.explorer,
+            features,
+            seeds,
+            has_weights=lms["policy"].has_weights,
+            is_begun=run_inputs.known is not None,
+        )
     with resolved.blame("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
         engine = run_engine(resolved, lms, renderer, seeds, load)

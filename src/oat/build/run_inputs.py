@@ -204,6 +204,7 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
     of_explorer = inputs_of_explorer(
         features.backbone if features is not None and features.is_own else None,
         None if ensemble is None else ensemble.start,
+        resolved.blame,
     )
     of_models = inputs_of_weights(config)
     run_inputs.inputs["weights"] = {**of_models["weights"], **of_explorer}
@@ -213,8 +214,8 @@ def refuse_weights(resolved: Resolved, run_inputs: RunInputs, *, is_begun: bool)
         has_critic="critic" in resolved.models and config.model.critic is not None,
         is_begun=is_begun,
     )
-    fields += [field for field in of_explorer if field != "explorer.ensemble.start" or not is_begun]
-    refuse_other_weights(run_inputs.known, run_inputs.inputs, fields, resolved.blame)
+    # no checkpoint has a backbone, nor the ensemble to start from, to which the prior pulls
+    refuse_other_weights(run_inputs.known, run_inputs.inputs, [*fields, *of_explorer], resolved.blame)
 
 
 def warn_of_changes(run_dir: Path, resolved: Resolved, run_inputs: RunInputs) -> None:

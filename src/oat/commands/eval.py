@@ -4,6 +4,7 @@ that a configuration starts from."""
 import tempfile
 from pathlib import Path
 
+from oat.build.evaluated import seeds_of, with_ensemble_of
 from oat.build.fingerprints import recorded
 from oat.build.learned import take_up_policy
 from oat.build.resolved import Resolved
@@ -29,13 +30,15 @@ def evaluate_once(resolved: Resolved, run_dir: Path | None = None) -> dict[str, 
         OatError: a part cannot be made as configured, the run has no usable checkpoint, or the run's model,
             tokenizer or template has changed since the run began.
     """
+    resolved = with_ensemble_of(resolved, run_dir)
     with tempfile.TemporaryDirectory() as scratch:
         known = None if run_dir is None else recorded(seen(run_dir))
         run_inputs = gather_inputs(resolved, folder=Path(scratch), known=known)
         if run_dir is not None:
             refuse_weights(resolved, run_inputs, is_begun=True)
             warn_of_changes(run_dir, resolved, run_inputs)
-        run = build(resolved, directory=Path(scratch), run_inputs=run_inputs)
+        seeds = seeds_of(resolved, run_dir)
+        run = build(resolved, directory=Path(scratch), run_inputs=run_inputs, seeds=seeds)
         try:
             step = 0 if run_dir is None else take_up_policy(run, seen(run_dir))
             assert run.evaluation is not None, "the configuration has the section"

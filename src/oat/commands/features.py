@@ -16,7 +16,9 @@ The first row of the table has the features of the configuration; further rows h
 of the same backbone. Features of the policy are read in a pass of their own here.
 """
 
+import json
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,13 +31,13 @@ from oat.build.late_checks import check_backbone
 from oat.build.resolved import Resolved
 from oat.build.run import build
 from oat.build.run_inputs import gather_inputs
-from oat.errors import ConfigError
+from oat.errors import ConfigError, many
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_config
 from oat.models.pairrm import is_pairrm
 from oat.rollout.features import Features, SecondPass
-from oat.types import Group, Item, Key, Prompt, Question
+from oat.types import Group, Item, Key, Mark, Prompt, Question
 
 _PURPOSE = "features"
 _STRENGTHS = tuple(10.0**power for power in range(-2, 6))
@@ -74,7 +76,8 @@ def judge_features(
         share: share of the prompts that the regression learns from; the others say how good it is.
 
     Raises:
-        ConfigError: the explorer reads no features, or a number is out of range.
+        ConfigError: the explorer reads no features, a number is out of range, the prompts have too few
+            different texts, or the oracle gave too few answers.
         OatError: the run cannot be made, or the oracle fails.
     """
     settings = resolved.features
@@ -92,12 +95,13 @@ def judge_features(
             run.weights.restore(run.learner)
             collector: Any = run.collector
             taken = collector.prompts.take(prompts)
+            with resolved.blame("prompts.path"):
+                learned = _learned_prompts(taken, share, count // 2)
             groups = collector.actor.sample(taken, {"sampler": count}, (_PURPOSE,))
             questions = _questions(groups, run_inputs.training_oracle[0])
             run.ledger.ask(0, 0, groups, questions, _PURPOSE)
             feedback = run.ledger.take_feedback(0, len(questions), purpose=_PURPOSE)
             items, oracle = feedback.items, run_inputs.training_oracle[0]
-            learned = _learned_prompts(taken, share)
             lms = _backbones(run.learner, collector.actor, settings)
             found = [
                 _judge(_named(each), features_with(lms, each), groups, items, learned)
@@ -149,12 +153,31 @@ def _questions(groups: Sequence[Group], oracle: str) -> list[Question]:
     ]
 
 
-def _learned_prompts(prompts: Sequence[Prompt], share: float) -> set[int]:
-    """Return the occurrences of the prompts that the regression learns from. A record that was taken twice is
-    learned with all of its prompts or with none."""
-    rows = list(dict.fromkeys(prompt.row for prompt in prompts))
-    learned = set(rows[: max(2, min(len(rows) - 2, round(len(rows) * share)))])
-    return {prompt.occurrence for prompt in prompts if prompt.row in learned}
+def _learned_prompts(prompts: Sequence[Prompt], share: float, pairs: int) -> set[int]:
+    """Return the occurrences of the prompts that the regression learns from. Prompts with equal texts are all
+    learned, or none of them is: features read nothing but the text of a prompt and a response.
+
+    Args:
+        pairs: number of pairs of each prompt.
+
+    Raises:
+        ConfigError: the prompts have too few different texts to learn from some and to judge by others.
+    """
+    texts = list(dict.fromkeys(_text(prompt) for prompt in prompts))
+    learned = set(texts[: max(2, min(len(texts) - 2, round(len(texts) * share)))])
+    found = {prompt.occurrence for prompt in prompts if _text(prompt) in learned}
+    if (len(prompts) - len(found)) * pairs < 2:
+        raise ConfigError(
+            f"prompts.path gives {many(len(prompts), 'prompt')} with {many(len(texts), 'different text')}; "
+            "two are to learn from, and others, with at least two pairs of responses, to judge by; give at "
+            "least 4 different ones"
+        )
+    return found
+
+
+def _text(prompt: Prompt) -> str:
+    """Return all that features read of a prompt."""
+    return json.dumps([message.plain for message in prompt.messages], sort_keys=True)
 
 
 def _judge(
@@ -182,10 +205,12 @@ def _judge(
     x_ND, y_N, place_N = np.array(rows), np.array(values), np.array(places)
     is_learned_N = np.isin(place_N, [number_of[place] for place in learned])
     if is_learned_N.sum() < 2 or (~is_learned_N).sum() < 2:
-        raise ConfigError("the oracle gave too few answers; raise --prompts")
+        raise ConfigError(_too_few(items))
     if has_scores:
         x_ND, y_N = _centred(x_ND, place_N), _centred(y_N[:, None], place_N)[:, 0]
-    weights_D = _ridge(x_ND[is_learned_N], y_N[is_learned_N], place_N[is_learned_N])
+    texts = [_text(group.prompt) for group in groups]
+    fold_N = np.array([texts.index(text) for text in texts])[place_N] % _FOLDS
+    weights_D = _ridge(x_ND[is_learned_N], y_N[is_learned_N], fold_N[is_learned_N])
     predicted_N = x_ND @ weights_D
     correlation = _correlation(predicted_N[~is_learned_N], y_N[~is_learned_N])
     if not has_scores:
@@ -198,6 +223,22 @@ def _judge(
     return Judged(name, features.width, correlation, *map(float, np.mean(picks, axis=0)))
 
 
+def _too_few(items: Sequence[Item]) -> str:
+    """Say why the answers do not suffice: only missing ones leave too few."""
+    marks = Counter(item.answer.marks[0] for item in items)
+    missing: dict[Mark, str] = {
+        "abstain": "it abstained on",
+        "failed": "it failed on",
+        "unpaid": "there was no budget for",
+    }
+    why = ", ".join(f"{said} {marks[mark]}" for mark, said in missing.items() if marks[mark])
+    return (
+        f"the oracle gave a value for {marks['ok'] + marks['tie']} of {len(items)} pairs ({why}), which is "
+        "too few to learn from some and to judge by others; look at the oracle, "
+        "or raise --prompts"
+    )
+
+
 def _centred(values_ND: np.ndarray, place_N: np.ndarray) -> np.ndarray:
     """Subtract the mean of each prompt."""
     found_ND = values_ND.copy()
@@ -206,12 +247,11 @@ def _centred(values_ND: np.ndarray, place_N: np.ndarray) -> np.ndarray:
     return found_ND
 
 
-def _ridge(x_ND: np.ndarray, y_N: np.ndarray, place_N: np.ndarray) -> np.ndarray:
+def _ridge(x_ND: np.ndarray, y_N: np.ndarray, fold_N: np.ndarray) -> np.ndarray:
     """Fit a ridge regression without intercept. Its strength has the smallest squared error in
-    cross-validation over prompts. Features are scaled to a standard deviation of 1."""
+    cross-validation over the folds of prompts. Features are scaled to a standard deviation of 1."""
     scale_D = np.maximum(x_ND.std(axis=0), 1e-12)
     scaled_ND = x_ND / scale_D
-    fold_N = place_N % _FOLDS
 
     def error(strength: float) -> float:
         total = 0.0

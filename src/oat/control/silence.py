@@ -76,7 +76,7 @@ def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[I
     Args:
         warned: the warnings given so far. "none" stands for the first warning; a purpose stands for the
             second warning of this purpose. This function adds to the set.
-        purpose: the purpose of the questions: "train", "eval" or "gold".
+        purpose: the purpose of the questions: "train", "eval" or "gold", or that of a command.
         step: the step that learns from the items; for an evaluation, the number of steps before it.
         items: all items of the step or of the evaluation.
     """
@@ -98,6 +98,8 @@ def warn_of_silence(warned: set[str], purpose: str, step: int, items: Sequence[I
         (f"step {step + 1}", "it learns nothing")
         if purpose == "train"
         else (f"the evaluation after {step} steps", "it has no result")
+        if purpose in ("eval", "gold")
+        else (purpose, "there is no result")
     )
     hint = "; ".join(why(mark, names[0] if len(names) == 1 else "") for mark in sorted(marks))
     warn(

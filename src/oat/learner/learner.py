@@ -31,11 +31,20 @@ from oat.learner.nonfinite import keep_batch, nonfinite_inputs, nonfinite_result
 from oat.learner.optimiser import OptimiserSettings, build_optimiser
 from oat.learner.reduction import Reduction
 from oat.seeds import Seeds
-from oat.types import Batch, Trajectory
+from oat.types import ENSEMBLE, Batch, Trajectory
 
 _OF_THE_FIRST = ("logps/recorded_gap", "logps/recorded_gap_max")
 """Metrics that compare the policy before the update with the sampler. Only the first optimiser step of an
 update computes with these weights."""
+
+_FILES_OF = {
+    "policy": ("model.path",),
+    "reference": ("model.path", "model.reference"),
+    "critic": ("model.path", "model.critic"),
+    "reward": ("model.path",),
+    ENSEMBLE: ("explorer.ensemble.start",),
+}
+"""For each model, the settings that name the files of its frozen weights."""
 
 
 @dataclass(frozen=True)
@@ -308,9 +317,12 @@ class Learner:
             )
             again = f", after {self.max_skips} in a row that were left out" if self.max_skips else ""
             instead = "" if self.max_skips else ", or set learner.on_nonfinite: skip"
-            raise NonFiniteError(
-                f"{what}{again}.{kept} See the rewards in samples.jsonl; lower learner.learning_rate{instead}"
+            lower = (
+                "Begin a new run with a lower explorer.ensemble.learning_rate"
+                if objective.name == ENSEMBLE
+                else "See the rewards in samples.jsonl; lower learner.learning_rate"
             )
+            raise NonFiniteError(f"{what}{again}.{kept} {lower}{instead}")
         self.skipped, self.skipped_in_row = self.skipped + 1, self.skipped_in_row + 1
         warn(f"{what}, and it is left out (learner.on_nonfinite: skip)")
         return {}
@@ -371,9 +383,10 @@ class Learner:
             name for name, value in self.frozen.items() if state["frozen"].get(name, value) != value
         )
         if changed:
+            fields = " and ".join(dict.fromkeys(field for name in changed for field in _FILES_OF[name]))
             raise CheckpointError(
                 f"what is frozen in the {', '.join(changed)} is not what this run began with; put the files "
-                "of model.path, model.reference and model.critic back as they were, or begin a new run"
+                f"of {fields} back as they were, or begin a new run"
             )
         self.updates, self.steps = state["updates"], dict(state["steps"])
         self.skipped, self.skipped_in_row = state["skipped"], state["skipped_in_row"]

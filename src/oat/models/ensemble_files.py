@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -51,22 +52,45 @@ def save_ensemble(
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
+def refuse_missing(path: str) -> None:
+    """Refuse a path that is no directory with an exported ensemble, without reading its files.
+
+    Raises:
+        ModelError: a file is missing.
+    """
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (seen(path) / name).is_file():
+            raise _unreadable(path, f"there is no file {seen(path) / name}")
+
+
 def load_ensemble(path: str) -> tuple[dict[str, torch.Tensor], EnsembleDescription]:
     """Read an exported ensemble.
 
     Raises:
-        ModelError: a file is missing or damaged.
+        ModelError: a file is missing or damaged, or a weight is not finite.
     """
     folder = seen(path)
+    refuse_missing(path)
     try:
         fields = parse_json((folder / DESCRIPTION).read_text(encoding="utf-8"))
         description = EnsembleDescription(**fields)
         if not isinstance(description.features, dict):
             raise ValueError(f"the identity of its features is {shown(description.features)}")
         values = load_file(folder / WEIGHTS)  # torch's own loader fails where `oat check` runs
-        return {name: torch.from_numpy(value) for name, value in values.items()}, description
+        weights = {name: torch.from_numpy(value) for name, value in values.items()}
     except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"{path} has no ensemble that can be read ({error}); give a directory that `oat export RUN OUT "
-            "--ensemble` wrote"
-        ) from error
+        raise _unreadable(path, str(error)) from error
+    for name, value in values.items():
+        if bad := int((~np.isfinite(value)).sum()):
+            raise ModelError(
+                f"{path}: {bad} of {value.size} numbers of `{name}` in {WEIGHTS} are NaN or infinite, so its "
+                "rewards would be; export an ensemble with finite weights"
+            )
+    return weights, description
+
+
+def _unreadable(path: str, why: str) -> ModelError:
+    return ModelError(
+        f"{path} has no ensemble that can be read ({why}); give a directory that `oat export RUN OUT "
+        "--ensemble` wrote"
+    )

@@ -367,12 +367,15 @@ def hash_of_files(path: str) -> str:
         ModelError: the files of a hub model are neither in the local cache nor on the hub.
     """
     if not seen(path).is_dir():
-        found = cached_file(
-            path,
-            "config.json",
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        try:
+            found = cached_file(
+                path,
+                "config.json",
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        except OSError:  # also where the path cannot be the id of a hub model
+            found = None
         if found is None:
             raise ModelError(
                 f"the files of {path} cannot be had from the hub; give a local directory, or set HF_HOME to "

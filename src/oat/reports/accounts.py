@@ -14,6 +14,9 @@ Two kinds of answers are left out, and a warning says how many:
   the ledger has only the last response of an episode.
 * Answers about texts without a prompt.
 
+Pairs that the ensemble of the run's explorer labelled itself are left out too: they are its guesses, and no
+oracle's answers.
+
 The ledger's file is opened read only, so a report can be made while the run writes to the file.
 """
 
@@ -34,7 +37,7 @@ from oat.ledger.reader import Reader
 from oat.ledger.versions import changes_of
 from oat.rundir.holdings import lacking, refuse_lost
 from oat.rundir.reading import LoadedRun
-from oat.types import Answer, Group
+from oat.types import ENSEMBLE, Answer, Group
 from oat.types.budget import in_money
 
 DatasetLayout = Literal["preference", "scored"]
@@ -166,8 +169,9 @@ def agreements(store: Reader) -> list[Agreement]:
     return [Agreement(*oracles, len(alike), sum(alike)) for oracles, alike in sorted(found.items()) if alike]
 
 
-def export_answers(run_dir: Path, out: Path, layout: str) -> int:
-    """Write the answers of training as a data set. Return its number of rows.
+def export_answers(run_dir: Path, out: Path, layout: str) -> tuple[int, int]:
+    """Write the answers that oracles gave in training as a data set. Return its number of rows, and the
+    number of pairs that the ensemble of the run's explorer labelled itself, which are left out.
 
     Args:
         out: file that ends in .jsonl or .parquet; the ending selects the format. Its folder is made if it
@@ -192,7 +196,8 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> int:
         responses = _Responses(store, columns, has_turns=has_turns)
         rows = []
         left_out = 0
-        answered = [intent for intent in store.answered() if intent.question.key.purpose == "train"]
+        trained = [intent for intent in store.answered() if intent.question.key.purpose == "train"]
+        answered = [intent for intent in trained if intent.question.oracle != ENSEMBLE]
         prompted = [intent for intent in answered if intent.question.messages]
         for intent in prompted:
             try:
@@ -221,7 +226,7 @@ def export_answers(run_dir: Path, out: Path, layout: str) -> int:
         write_atomically(out, "".join(printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows))
     else:
         _write_parquet(rows, out)
-    return len(rows)
+    return len(rows), len(trained) - len(answered)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from oat.engines.base import checksum
+from oat.errors import NonFiniteError
 from oat.models.ensemble import Ensemble
 from oat.rollout.features import Features
 from oat.types import Group, Receipt
@@ -20,9 +21,23 @@ class EnsembleScorer:
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return two lists with one float32 array per group: the rewards (M, G), and the features (G, D)."""
+        """Return two lists with one float32 array per group: the rewards (M, G), and the features (G, D).
+
+        Raises:
+            NonFiniteError: a feature or a reward is NaN or infinite.
+        """
         features = self.features.of(groups)
-        rewards_MN = self.ensemble(torch.from_numpy(np.concatenate(features))).T.numpy()
+        features_ND = np.concatenate(features)
+        rewards_MN = self.ensemble(torch.from_numpy(features_ND)).T.numpy()
+        _refuse_nonfinite(
+            features_ND, "features of responses", "see the weights of the backbone (explorer.features)"
+        )
+        _refuse_nonfinite(
+            rewards_MN,
+            "rewards that the ensemble gives responses",
+            "begin a new run with a lower explorer.ensemble.learning_rate, or with another "
+            "explorer.ensemble.start",
+        )
         bounds = np.cumsum([len(group.trajectories) for group in groups])[:-1]
         return np.split(rewards_MN, bounds, axis=1), features
 
@@ -33,3 +48,8 @@ class EnsembleScorer:
             for name, tensor in tensors.items():
                 held[name].copy_(tensor)
         return Receipt(slot, version, {name: checksum(tensor) for name, tensor in held.items()})
+
+
+def _refuse_nonfinite(numbers: np.ndarray, what: str, advice: str) -> None:
+    if bad := int((~np.isfinite(numbers)).sum()):
+        raise NonFiniteError(f"{bad} of {numbers.size} {what} are NaN or infinite; {advice}")

@@ -114,7 +114,7 @@ class Weights:
         self.kept = {}
         for place, tensor in state.items():
             slot, slash, name = place.partition("/")
-            if slash and self.sync_every > 1:
+            if slash and self.sync_every > 1 and slot in self.holders:  # an evaluation has fewer slots
                 self.kept.setdefault(slot, {})[name] = tensor
 
 
