@@ -35,6 +35,7 @@ from exploration.records import Evaluation, append, read
 from exploration.task import prepare
 from provenance import ROOT, commit, machine
 
+from oat.laboratory.agents import AGENTS
 from oat.laboratory.report import read_curves
 from oat.laboratory.report import table as laboratory
 
@@ -134,7 +135,15 @@ def run_all(size: Size, file: Path, task: Mapping[str, Any], minutes: float) -> 
 def laboratory_table() -> str:
     """Return the laboratory's table of the worlds that have a target."""
     found = read_curves(CSVS / "laboratory" / "curves.csv")
-    return laboratory({case: curve for case, curve in found.items() if case.world in TARGETS})
+    places = [(world, agent) for world in TARGETS for agent in AGENTS]
+    return laboratory(
+        {
+            case: curve
+            for place in places
+            for case, curve in found.items()
+            if (case.world, case.agent) == place
+        }
+    )
 
 
 def judge_features(size: Size, task: Mapping[str, Any]) -> str:
