@@ -83,10 +83,13 @@ $(PEERS)/%/.installed: benchmarks/environments/%.txt
 compare: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/compare.py $(if $(SHORT),--short)
 
+POLICY = --policy 0.5 1 --worlds independent redundant --rules passive mean_best_random bai_ts
+
 # The figures of docs/exploration.md; goes on where it was ended, and measures nothing twice. SHORT=1: no laboratory, few
 # runs. MODEL=DIR: another start model. No other program should run beside it.
 explore: setup
 	$(if $(SHORT)$(MODEL),,OMP_NUM_THREADS=1 $(BIN)/oat bench explore --jobs $(WORKERS) --out benchmarks/exploration/laboratory)
+	$(if $(SHORT)$(MODEL),,OMP_NUM_THREADS=1 $(BIN)/oat bench explore $(POLICY) --jobs $(WORKERS) --out benchmarks/exploration/policy)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/explore.py $(if $(SHORT),--short) $(if $(MODEL),--model $(MODEL))
 
 lint: setup

@@ -40,6 +40,8 @@ from oat.laboratory.report import read_curves
 from oat.laboratory.report import table as laboratory
 
 AT_A_TIME = 2
+LABORATORIES = ("laboratory", "policy")
+"""The folders of the laboratory's figures, without and with a policy that learns."""
 TARGETS = ("independent", "redundant")
 """The laboratory's worlds with a target."""
 WORK = ROOT / ".exploration"
@@ -132,9 +134,13 @@ def run_all(size: Size, file: Path, task: Mapping[str, Any], minutes: float) -> 
                 print(f"{time.strftime('%H:%M:%S')} {' '.join(map(str, job.key))}", flush=True)
 
 
-def laboratory_table() -> str:
-    """Return the laboratory's table of the worlds that have a target."""
-    found = read_curves(CSVS / "laboratory" / "curves.csv")
+def laboratory_table(folder: str) -> str:
+    """Return the laboratory's table of the worlds that have a target.
+
+    Args:
+        folder: name of the folder with the curves.
+    """
+    found = read_curves(CSVS / folder / "curves.csv")
     places = [(world, agent) for world in TARGETS for agent in AGENTS]
     return laboratory(
         {
@@ -190,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.tables:
         run_all(size, file, prepare(folder, options.model), options.minutes)
     else:
-        write_page(PAGE, "laboratory", laboratory_table())
+        for folder in LABORATORIES:
+            write_page(PAGE, folder, laboratory_table(folder))
         write_page(PAGE, "priors", priors.summary(priors.read(CSVS / "priors" / "trials.csv")))
     shown = table(file, size)
     print(shown)

@@ -124,7 +124,8 @@ def test_the_page_has_the_tables_of_the_records(explore: Any, page: Any) -> None
     """docs/exploration.md is what `--tables` would write, for each task whose runs are complete."""
     text = (ROOT / "docs" / "exploration.md").read_text(encoding="utf-8")
     priors = explore.priors
-    assert explore.laboratory_table() in text
+    for folder in explore.LABORATORIES:
+        assert explore.laboratory_table(folder) in text
     assert priors.summary(priors.read(explore.CSVS / "priors" / "trials.csv")) in text
     for name, task in (("stories260k", "stories"), ("sums", "sums")):
         file = explore.CSVS / f"{name}.csv"
