@@ -194,7 +194,8 @@ def test_weights_that_are_not_finite_are_refused(paths, tmp_path):
 
 @pytest.mark.parametrize("load", [load_lm, load_tokenizer])
 class TestRefusals:
-    def test_a_path_that_is_neither_directory_nor_hub_id(self, load):
+    def test_a_path_that_is_neither_directory_nor_hub_id(self, load, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
         for path in ("/no/such/place", "no-such-place", "a/b/c", "../x"):
             with pytest.raises(ModelError, match="give a local directory, or a hub id"):
                 load(path)
