@@ -80,6 +80,15 @@ def test_an_option_that_is_no_number_is_refused(tmp_path: Path) -> None:
             find_rule(f"{tmp_path / 'mine.py'}:mine", {"share": value})
 
 
+def test_a_rule_that_takes_too_few_arguments_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "few.py").write_text(
+        "def few(rewards, valid, *, share=0.5): ...\ndef many(*arguments): ...\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigError, match=r"few takes rewards, valid; it is called with"):
+        find_rule(f"{tmp_path / 'few.py'}:few", {})
+    find_rule(f"{tmp_path / 'few.py'}:many", {})
+
+
 def config_of(world: World, folder: Path, oracle: str) -> Path:
     explorer = {
         "name": "ensemble",

@@ -255,7 +255,8 @@ def test_it_writes_curves_a_table_and_a_picture(
     out, name = tmp_path / "deep" / "out", f"{mine}:mine"
     assert bench(out, "--rules", name, "--seeds", 2) == 0
     printed = capsys.readouterr().out
-    assert sorted(file.name for file in out.iterdir()) == ["curves.csv", "regret.png", "table.md"]
+    written = sorted(file.name for file in out.iterdir())
+    assert written == ["curves.csv", "regret.png", "rules.json", "table.md"]
     with (out / "curves.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line["world"], line["agent"], line["rule"], line["seed"]) for line in lines] == [
@@ -414,3 +415,19 @@ def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_agents_are_those_that_the_documentation_names() -> None:
     assert set(AGENTS) == {"ideal", "ensemble"}
     assert agents_module.ENSEMBLE.members == MEMBERS
+
+
+def test_trials_of_a_changed_rule_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their old rows are removed. A rule of ours is not run again."""
+    monkeypatch.setattr(report, "ROUNDS", 3)
+    name = f"{tmp_path / 'mine.py'}:mine"
+    cases = [Case("redundant", "ideal", each, 1) for each in (name, "passive")]
+    found = []
+    for pair in ("[0, 1]", "[2, 3]"):
+        text = "import numpy as np\n\n\ndef mine(rewards_MBG, valid_BG, generator):\n"
+        (tmp_path / "mine.py").write_text(text + f"    return np.tile({pair}, (len(valid_BG), 1))\n")
+        found.append(run_cases(cases, tmp_path / "curves.csv", 1))
+    assert found[0][cases[0]] != found[1][cases[0]]
+    assert found[0][cases[1]] == found[1][cases[1]]
+    assert read_curves(tmp_path / "curves.csv") == found[1]
+    assert len((tmp_path / "curves.csv").read_text().splitlines()) == 1 + 2

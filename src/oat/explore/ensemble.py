@@ -254,8 +254,8 @@ def _burn_in_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]
     yield Check(
         "explorer.model_labels.burn_in",
         is_short,
-        f"the run has at most {steps} steps (stop.max_steps, prompts.epochs), {none}; lower it, or let the "
-        "run have more steps",
+        f"the run has at most {steps} steps (stop.max_steps, prompts.epochs), {none}; lower it, let the run "
+        "have more steps, or set explorer.model_labels to null",
     )
     is_poor = queries is not None and labels.burn_in_pairs >= queries
     yield Check(

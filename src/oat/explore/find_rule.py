@@ -13,6 +13,11 @@ from oat.explore.rules import RULES
 from oat.plugins.calls import guarded
 from oat.plugins.loading import load_symbol
 
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 Chooser = Callable[[np.ndarray, np.ndarray, np.random.Generator], np.ndarray]
 """A rule with its options: `(rewards_MBG, valid_BG, generator) -> pairs_B2`."""
 
@@ -97,12 +102,19 @@ def _call_users(
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that a rule does not take.
+    """Refuse a function that does not take a rule's arguments, and options that it does not take.
 
     Raises:
-        ConfigError: there is such an option, or a required one is missing.
+        ConfigError: it takes too few arguments, there is such an option, or a required one is missing.
     """
     parameters = inspect.signature(function).parameters
+    positional = [each for each in parameters.values() if each.kind in _POSITIONAL]
+    if len(positional) < 3 and not any(each.kind == each.VAR_POSITIONAL for each in positional):
+        taken = ", ".join(each.name for each in positional) or "nothing"
+        raise ConfigError(
+            f"explorer.rule: the rule {name} takes {taken}; it is called with rewards_MBG, valid_BG "
+            "and generator, so take these three"
+        )
     takes = {each.name: each for each in parameters.values() if each.kind == each.KEYWORD_ONLY}
     for option, value in options.items():
         if option not in takes:

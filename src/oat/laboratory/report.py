@@ -5,12 +5,16 @@ The threshold must be reached in two rounds in a row. A trial that never reaches
 a trial without clashes (censored). The number is the median over seeds of the rule, divided by that of
 `passive`, with a 95 % bootstrap interval: seeds are drawn with replacement, the same ones for both.
 
-Trials that the CSV file has already are not run again.
+Trials that the CSV file has already are not run again. Those of a user's rule whose file has changed since
+are removed first (`rules.json` beside it has the checksums).
 """
 
 import csv
+import hashlib
+import inspect
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -22,9 +26,11 @@ import numpy as np
 from oat.errors import ConfigError, DataError, did_you_mean
 from oat.explore.find_rule import find_rule
 from oat.explore.settings import ModelLabelsConfig
+from oat.files import write_atomically
 from oat.laboratory.agents import AGENTS
 from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
+from oat.plugins.loading import load_symbol
 
 ROUNDS = 60
 FIRST_SEED, TUNING_SEED, TUNING_SEEDS = 2000, 0, 4
@@ -98,7 +104,8 @@ def cases_of(
 
 
 def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]:
-    """Run the trials that a CSV file lacks, append them to it, and return all of these trials.
+    """Run the trials that a CSV file lacks, append them to it, and return all of these trials. Trials of
+    users' rules that have changed are removed from it before.
 
     Args:
         jobs: number of processes.
@@ -108,6 +115,7 @@ def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]
     """
     if file.exists():
         _cut_unfinished_line(file)
+    _remove_changed({case.rule for case in cases if ":" in case.rule}, file)
     known = read_curves(file) if file.exists() else {}
     missing = [case for case in dict.fromkeys(cases) if case not in known]
     if not file.exists():
@@ -120,6 +128,27 @@ def run_cases(cases: Sequence[Case], file: Path, jobs: int) -> dict[Case, Curve]
             stream.flush()
             known[case] = curve
     return {case: known[case] for case in cases}
+
+
+def _remove_changed(names: Collection[str], file: Path) -> None:
+    """Remove the trials of those of these users' rules from a CSV file whose code has another checksum than
+    before, and keep the present checksums beside the file."""
+    if not names:
+        return
+    codes = file.with_name("rules.json")
+    known = json.loads(codes.read_text(encoding="utf-8")) if codes.exists() else {}
+    present = {}
+    for name in names:
+        source = inspect.getsourcefile(load_symbol(name))
+        present[name] = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+    changed = {name for name in names if known.get(name, present[name]) != present[name]}
+    if changed and file.exists():
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        rule = _FIELDS.index("rule")
+        kept = [line for line, row in zip(lines, csv.reader(lines), strict=True) if row[rule] not in changed]
+        write_atomically(file, "".join(kept))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(codes, json.dumps({**known, **present}, indent=1) + "\n")
 
 
 def _cut_unfinished_line(file: Path) -> None:
