@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "files": "errors",
     "functional": "errors",
     "hardware": "functional models types",
-    "laboratory": "errors explore models seeds",
+    "laboratory": "errors explore files models seeds",
     "learner": "algorithms config engines errors functional hardware models seeds types wire",
     "ledger": "control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",

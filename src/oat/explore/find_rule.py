@@ -1,9 +1,11 @@
 """Finds a selection rule by its name or a user's path, and calls it."""
 
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,16 @@ def find_rule(name: str, options: Mapping[str, Any]) -> Chooser:
         )
     _check_options(name, function, options)
     return partial(_call_users, name, partial(function, **options))
+
+
+def checksum_of_rule(name: str) -> str:
+    """Return a checksum of the file of a user's rule; "" if it has none.
+
+    Args:
+        name: as in `find_rule`.
+    """
+    source = inspect.getsourcefile(load_symbol(name))
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
 
 
 def call_rule(

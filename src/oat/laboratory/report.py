@@ -10,8 +10,6 @@ are removed first (`rules.json` beside it has the checksums).
 """
 
 import csv
-import hashlib
-import inspect
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -24,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from oat.errors import ConfigError, DataError, did_you_mean
-from oat.explore.find_rule import find_rule
+from oat.explore.find_rule import checksum_of_rule, find_rule
 from oat.explore.settings import ModelLabelsConfig
 from oat.files import write_atomically
 from oat.laboratory.agents import AGENTS
 from oat.laboratory.trial import PROMPTS, RATES, Curve, learn_policy, learn_rewards
 from oat.laboratory.worlds import WORLDS
-from oat.plugins.loading import load_symbol
 
 ROUNDS = 60
 FIRST_SEED, TUNING_SEED, TUNING_SEEDS = 2000, 0, 4
@@ -137,10 +134,7 @@ def _remove_changed(names: Collection[str], file: Path) -> None:
         return
     codes = file.with_name("rules.json")
     known = json.loads(codes.read_text(encoding="utf-8")) if codes.exists() else {}
-    present = {}
-    for name in names:
-        source = inspect.getsourcefile(load_symbol(name))
-        present[name] = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+    present = {name: checksum_of_rule(name) for name in names}
     changed = {name for name in names if known.get(name, present[name]) != present[name]}
     if changed and file.exists():
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
