@@ -73,7 +73,8 @@ def table(file: Path, size: Size) -> str:
     for arm, found in own.items():
         wins = [float(np.mean([each.win_rate for each in run[-LAST:]])) for run in found]
         never = sum(pairs_to(run, level) == float("inf") for run in found)
-        best = [float(np.mean([each.best or 0.0 for each in run[-LAST:]])) for run in found if run[-1].best]
+        bests = [[each.best for each in run[-LAST:] if each.best is not None] for run in found]
+        best = [float(np.mean(values)) for values in bests if values]
         cells = [
             arm,
             ARMS[arm].part,

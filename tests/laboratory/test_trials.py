@@ -431,3 +431,14 @@ def test_trials_of_a_changed_rule_are_run_again(tmp_path: Path, monkeypatch: pyt
     assert found[0][cases[1]] == found[1][cases[1]]
     assert read_curves(tmp_path / "curves.csv") == found[1]
     assert len((tmp_path / "curves.csv").read_text().splitlines()) == 1 + 2
+
+
+def test_a_rule_may_be_an_object_that_can_be_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "ROUNDS", 2)
+    (tmp_path / "called.py").write_text(
+        "import numpy as np\n\n\nclass Rule:\n    def __call__(self, rewards_MBG, valid_BG, generator):\n"
+        "        return np.tile([0, 1], (len(valid_BG), 1))\n\n\nrule = Rule()\n",
+        encoding="utf-8",
+    )
+    case = Case("redundant", "ideal", f"{tmp_path / 'called.py'}:rule", 1)
+    assert run_cases([case], tmp_path / "curves.csv", 1) == run_cases([case], tmp_path / "curves.csv", 1)

@@ -146,17 +146,34 @@ def build(
         alarms=alarms,
         checkpoints=_checkpoints(config, home),
         tracking=_tracking(config, home, run_inputs),
-        parts={
-            **{"learner": computing.learner, "weights": weights, "prompts": run_inputs.prompts},
-            **{"collector": collector, "stop": stop, "alarms": alarms},
-            **_of_objectives(computing.objectives),
-            **({"evaluation": evaluation} if evaluation else {}),
-        },
+        parts=_parts(computing, run_inputs, weights, collector, stop, alarms, evaluation),
         start=_left_out(run_inputs.sources),
         chosen=_chosen(config, computing),
         notes=_notes(config, run_inputs),
         interruption=home.interruption,
     )
+
+
+def _parts(
+    computing: _Computing,
+    run_inputs: RunInputs,
+    weights: Weights,
+    collector: Collector,
+    stop: Stop,
+    alarms: Alarms | None,
+    evaluation: Evaluation | OnlyPairs | None,
+) -> dict[str, Any]:
+    """Return the parts of a run whose state checkpoints keep, by name."""
+    return {
+        "learner": computing.learner,
+        "weights": weights,
+        "prompts": run_inputs.prompts,
+        "collector": collector,
+        "stop": stop,
+        "alarms": alarms,
+        **_of_objectives(computing.objectives),
+        **({"evaluation": evaluation} if evaluation else {}),
+    }
 
 
 def _computing(

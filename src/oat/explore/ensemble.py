@@ -228,7 +228,7 @@ def _share_checks(labels: ModelLabelsConfig, run: RunFacts) -> Iterator[Check]:
         "explorer.model_labels.pure",
         labels.pure and labels.audit == 0 and run.max_steps is None and run.steps is None,
         "after the burn-in the run asks no oracle, so stop.max_queries does not end it; set stop.max_steps, "
-        "stop.max_hours or prompts.epochs, or explorer.model_labels.audit",
+        "prompts.epochs or explorer.model_labels.audit",
         refuses="never",
     )
 

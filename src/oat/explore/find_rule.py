@@ -54,12 +54,14 @@ def find_rule(name: str, options: Mapping[str, Any]) -> Chooser:
 
 
 def checksum_of_rule(name: str) -> str:
-    """Return a checksum of the file of a user's rule; "" if it has none.
+    """Return a checksum of the file of a user's rule, a function or another object that can be called; "" if
+    it has none.
 
     Args:
         name: as in `find_rule`.
     """
-    source = inspect.getsourcefile(load_symbol(name))
+    rule = load_symbol(name)
+    source = inspect.getsourcefile(rule if inspect.isroutine(rule) else type(rule))
     return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
 
 
