@@ -146,6 +146,10 @@ class Unlearnt(Broken):
         return Batch((), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
+class Sworn(DPO):
+    learns = False
+
+
 class InFeedback(Broken):
     def prepare(self, feedback: Any, forward: Any, generator: np.random.Generator) -> Any:
         for item in feedback.items:

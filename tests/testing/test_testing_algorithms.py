@@ -49,6 +49,7 @@ from wrong_algorithms import (
     Secretive,
     ShortColumn,
     Shuffling,
+    Sworn,
     Unlearnt,
     Unnamed,
     Untrained,
@@ -73,7 +74,7 @@ from oat.types import Batch, Feedback, Plan
 PROTOCOL = Path(__file__).parents[1] / "protocol"
 
 
-@pytest.mark.sample("dpo", "kto", "sft", "grpo", "reward_model", seconds=9.2)
+@pytest.mark.sample("dpo", "kto", "sft", "grpo", "reward_model", "frozen", seconds=9.4)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_ours_pass(name: str) -> None:
     """Every algorithm of `oat` passes with its defaults. `max_length` of dr_grpo has no default and is set
@@ -200,6 +201,7 @@ def test_a_state_that_comes_back_passes() -> None:
             Unlearnt,
             r"prepare made no rows of 6 answered questions; check it with options under which it learns",
         ),
+        (Sworn, r"learns is False, and prepare made 12 rows; make none, or leave `learns` out"),
         (HalfUsable, r"is_usable returned 1\.0 and then 1\.0 for one item; return a bool"),
         (UsedUp, r"is_usable changed the item that it was given; work on a copy"),
         (Saturated, r"is_usable says something else of an item after two steps"),

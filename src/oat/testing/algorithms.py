@@ -50,6 +50,8 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
     * Two calls with the same feedback and seed give different results.
     * `losses` or `metrics` read a value that `prepare` stored in the objective instead of in the batch.
     * A method fails for feedback without a usable answer.
+    * `prepare` makes no rows of answered questions although `learns` is True, or makes rows although it is
+      False.
     * If `reuses` is True: `prepare` makes no rows of older feedback, or older feedback changes metrics that
       describe the step's own answers.
     * `load_state` does not restore the state that `state` returned.
@@ -79,11 +81,7 @@ def check_algorithm(algorithm: Any, *, plan: Plan | None = None, **options: Any)
         if batch.size:
             check.losses(batch)
             check.gradients(feedback)
-        check.require(
-            batch.size > 0 or feedback is not usual,
-            f"prepare made no rows of {len(usual.items)} answered questions; check it with options under "
-            "which it learns from them",
-        )
+        check.rows(batch, feedback, is_answered=feedback is usual)
     check.older(usual)
     check.rules(usual)
     check.apart()
@@ -226,6 +224,20 @@ class _Check(Part):
         self.require(fault is None, fault or "")
         check_names(self, "prepare reports", batch.metrics)
 
+    def rows(self, batch: Batch, feedback: Feedback, *, is_answered: bool) -> None:
+        """Check that a batch has rows if all questions were answered, and none if the objective does not
+        learn."""
+        learns = self.fresh().learns
+        self.require(
+            learns or not batch.size,
+            f"learns is False, and prepare made {batch.size} rows; make none, or leave `learns` out",
+        )
+        self.require(
+            batch.size > 0 or not learns or not is_answered,
+            f"prepare made no rows of {len(feedback.items)} answered questions; check it with options under "
+            "which it learns from them",
+        )
+
     def usable(self, feedback: Feedback) -> None:
         """Check that `is_usable` returns a bool for each item, the same in two calls, and that it does not
         change the item."""
@@ -324,6 +336,8 @@ class _Check(Part):
                 "is_usable says something else of an item after two steps; let it depend on the item and the "
                 "settings alone",
             )
+        if not fresh.learns:
+            return
         prepared = self.fresh()
         learner = self.learner(prepared)
         measured = learner.measure(prepared, self.prepare(prepared, learner, feedback))
