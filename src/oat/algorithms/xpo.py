@@ -5,7 +5,9 @@ The loss is DPO's, plus `alpha` times the mean over pairs of the policy's log-pr
 response, nats. The term pushes these responses down, and so it is optimistic about all others.
 
 Departure: the optimism term needs no winner, so it counts every pair, also equal responses and pairs without
-a winner. The predecessor drops them from both terms; TRL keeps equal responses in both.
+a winner. The predecessor drops them from both terms; TRL keeps equal responses in both. With
+`sampling.refill_rounds`, a step asks further pairs in place of those without a winner, and these are then in
+neither term.
 """
 
 from collections.abc import Mapping

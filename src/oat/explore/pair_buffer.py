@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 _LEAST = 256
-"""Number of pairs that the memory first has room for. When it is full, it doubles, up to the capacity."""
+"""Number of pairs that the memory first has room for. When it is full, it doubles, up to the capacity. So the
+number of pairs alone decides how large it is, also after a restart."""
 
 
 class Sampled(NamedTuple):
@@ -89,7 +90,10 @@ class PairBuffer:
     def _reserve(self, size: int, like: torch.Tensor) -> None:
         if len(self._memory) >= size:
             return
-        room = min(max(size, 2 * len(self._memory), _LEAST), self.capacity)
+        room = _LEAST
+        while room < size:
+            room *= 2
+        room = min(room, self.capacity)
         memory = like.new_zeros((room, *like.shape[1:]))
         memory[: self.size] = self.pairs if self.size else 0
         self._memory = memory
@@ -112,7 +116,11 @@ class PairBuffer:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned. The capacity must be that of the buffer which returned it."""
-        self._memory, self.seen = state["pairs"].clone(), state["seen"]
+        pairs = state["pairs"]
+        self._memory, self.seen = torch.zeros(0), 0
+        self._reserve(len(pairs), pairs)
+        self._memory[: len(pairs)] = pairs
+        self.seen = state["seen"]
         self.responses, self.versions = {}, {}
         if "ids" not in state:
             return
