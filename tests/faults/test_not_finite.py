@@ -109,17 +109,21 @@ def outputs_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
 
 
 def losses_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
-    """Return how many poisoned losses were caught, and how many there were. The class is changed, since over
-    the wire the learner has its own copy of the objective."""
+    """Return how many poisoned losses were caught, and how many there were. Terms that a mask leaves out of
+    the loss are not poisoned. The class is changed, since over the wire the learner has its own copy of the
+    objective."""
     batch = prepared(run, usual(run))
     caught = []
     objective = run.objectives[0]
     losses = type(objective).losses
-    sizes: dict[str, int] = {}
+    counted: dict[str, torch.Tensor] = {}
 
     def measured(self: Objective, outputs: Outputs, view: View) -> dict[str, Loss]:
         found = losses(self, outputs, view)
-        sizes.update({name: loss.terms.numel() for name, loss in found.items()})
+        for name, loss in found.items():
+            mask = view.columns.get("mask_U" if loss.per == "pair" else loss.mask)
+            is_whole = mask is None or loss.per == "step"
+            counted[name] = torch.ones(loss.terms.numel()) if is_whole else mask
         return found
 
     def poison(name: str, place: int, value: float) -> Callable[..., dict[str, Loss]]:
@@ -135,10 +139,11 @@ def losses_are_guarded(run: Run, *, each: bool) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(objective), "losses", measured)
         run.learner.update(objective, batch)
-        for name, size in sizes.items():
-            for place, value in placed(size, each=each):
-                patched.setattr(type(objective), "losses", poison(name, place, value))
-                caught.append(is_caught(run, batch))
+        for name, mask in counted.items():
+            for place, value in placed(len(mask), each=each):
+                if mask[place] > 0:
+                    patched.setattr(type(objective), "losses", poison(name, place, value))
+                    caught.append(is_caught(run, batch))
     return sum(caught), len(caught)
 
 
