@@ -337,7 +337,7 @@ def test_an_outline_knows_its_size(world: World, tmp_path: Path, capsys: pytest.
     ("changes", "words"),
     [
         ({"model.quantize": "nf4"}, "weights in four bits cannot be trained; set model.lora"),
-        ({**QLORA, "engine.dtype": "bfloat16"}, "leave engine.dtype at float32"),
+        ({**QLORA, "engine.dtype": "bfloat16"}, "the engine would have to pack other weights"),
     ],
 )
 def test_what_cannot_be(

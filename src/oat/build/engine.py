@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from oat.build.models import load_slots
+from oat.build.parts import find_part, settings_of
 from oat.build.resolved import Resolved
 from oat.config.settings import Config
+from oat.engines.base import Engine
+from oat.engines.kind import EngineKind
 from oat.engines.records import Pooling
-from oat.engines.split import SplitEngine
-from oat.engines.torch import TorchEngine
-from oat.engines.torch_config import TorchEngineConfig
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
@@ -24,23 +24,39 @@ def run_engine(
     renderer: Renderer,
     seeds: Seeds,
     load: LoadModel = load_model,
-) -> TorchEngine | SplitEngine:
+) -> Engine:
     """Make the engine of a run. A slot shares the learner's model if `load_slots` allows it.
 
     Args:
         lms: the learner's models by name.
         load: function that loads a model that a slot cannot share.
     """
-    compute, options = resolved.config.compute, resolved.engine
-    threads = options.threads or (compute.threads if compute.profile == "cpu" else None)
-    pooling = pooling_of(resolved.features)
-    slots = load_slots(resolved, lms, seeds, load)
-    own = {"reference": slots.pop("reference")} if options.own_reference else {}
-    main = make_engine(slots, renderer, options, threads, pooling)
-    engine = SplitEngine(main, make_engine(own, renderer, options, threads, pooling)) if own else main
-    if threads is None and compute.profile == "cpu" and lms["policy"].has_weights:
+    config = resolved.config
+    is_cpu = config.compute.profile == "cpu"
+    threads = resolved.engine.threads or (config.compute.threads if is_cpu else None)
+    kind: EngineKind = find_part(config, "engine", {})
+    engine = kind.make(
+        settings_of(config, "engine"),
+        load_slots(resolved, lms, seeds, load),
+        num_tokens=renderer.num_tokens,
+        stop_ids=renderer.stop_ids,
+        decode=renderer.decode,
+        threads=threads,
+        pooling=pooling_of(resolved.features),
+    )
+    if threads is None and is_cpu and lms["policy"].has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine
+
+
+def engine_notes(resolved: Resolved) -> tuple[str, ...]:
+    """Return sentences for people about the engine; empty if there is nothing to say."""
+    if resolved.engine.capabilities.addressed_draws:
+        return ()
+    return (
+        f"the engine {resolved.config.engine.name} draws tokens that depend on what it has drawn before: a "
+        "run that is killed and continued samples other responses than one that is not",
+    )
 
 
 def pooling_of(features: FeaturesConfig | None) -> Pooling | None:
@@ -48,33 +64,6 @@ def pooling_of(features: FeaturesConfig | None) -> Pooling | None:
     if features is None or features.backbone != "policy":
         return None
     return Pooling(features.layer, takes_last=features.pooling == "last")
-
-
-def make_engine(
-    slots: Mapping[str, CausalLM],
-    renderer: Renderer,
-    options: TorchEngineConfig,
-    threads: int | None,
-    pooling: Pooling | None = None,
-) -> TorchEngine:
-    """Make the torch engine.
-
-    Args:
-        slots: the model of each slot.
-        threads: number of torch's threads while the engine works; None: the number does not change.
-        pooling: the features that the engine keeps; None: none.
-    """
-    return TorchEngine(
-        slots,
-        num_tokens=renderer.num_tokens,
-        stop_ids=renderer.stop_ids,
-        decode=renderer.decode,
-        max_rows=options.max_rows,
-        cache_gb=options.cache_gb,
-        deterministic=options.deterministic,
-        threads=threads,
-        pooling=pooling,
-    )
 
 
 def make_sampling(resolved: Resolved) -> Sampling:

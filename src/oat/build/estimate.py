@@ -4,8 +4,8 @@ The models and the learner of the run are made of tensors that have a shape and 
 (`oat.models.outline`). They compute a step in which every row has the largest length. Meanwhile the bytes of
 all tensors that are alive are counted. No weights are loaded, so the estimate takes seconds for any model.
 
-The engine's work depends on the values of tensors, which are missing here. So only the two operations that
-need most memory are imitated: a pass over prompts, and the draw of one token for each row.
+The engine's work depends on the values of tensors, which are missing here. So the engine imitates only the
+operations that need most memory (`EngineMemory.imitate`).
 
 The estimate does not count:
 * the memory that the process has after its imports;
@@ -31,17 +31,10 @@ from oat.build.outline import ModelOutline
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
 from oat.config.settings import Config
-from oat.engines.cache_trial import keys_of
-from oat.engines.paged_cache import cache_dtype
-from oat.engines.pages import PAGE
-from oat.engines.shapes import filled_up, fixed_rows
-from oat.engines.shapes import passes as in_passes
-from oat.engines.torch_config import TorchEngineConfig
-from oat.functional.logprobs import token_logps
-from oat.functional.sampling import inverse_cdf
+from oat.engines.kind import EngineMemory, Load
 from oat.learner.batching import micro_batches
 from oat.learner.learner import Learner
-from oat.learner.limits import GB, LiveBytes, row_of
+from oat.learner.limits import LiveBytes, row_of
 from oat.models.causal_lm import CausalLM
 from oat.seeds import Seeds
 from oat.types import Batch, Plan, Sampling, Trajectory
@@ -104,22 +97,6 @@ class _Imitated:
     ensemble: EnsembleParts | None
 
 
-@dataclass(frozen=True)
-class _Load:
-    """The prompts and responses that the engine gets in one call.
-
-    Attributes:
-        prompts: number of prompts.
-        samples: number of responses of each prompt.
-        prompt, response: number of tokens of each prompt, and of each response.
-    """
-
-    prompts: int
-    samples: int
-    prompt: int
-    response: int
-
-
 def lengths_of(run_inputs: RunInputs) -> Lengths:
     """Return the lengths of the prompts that a run reads."""
     held_out = run_inputs.held_out
@@ -156,7 +133,8 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
         if _saves_in_background(resolved.config):
             copied = _copied(run, learned) + live.live - weights
             phases["beside a checkpoint"] = max(phases.values()) + copied
-        cached = (_cache_bytes(resolved.engine, run.sampler, load) for load in loads.values())
+        memory = resolved.engine.memory
+        cached = (memory.cache_bytes(run.sampler, load) for load in loads.values())
         parts = {
             "weights that learn": learned,
             "other weights": weights - learned,
@@ -180,14 +158,14 @@ def _imitated(resolved: Resolved) -> _Imitated:
     return _Imitated(lms, learner, sampler, kept, ensemble)
 
 
-def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, _Load]:
+def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, Load]:
     """Return the numbers and lengths of prompts and responses in two parts of a step, "sampling" and
     "evaluation". A part in which the engine generates nothing is left out."""
     config, plan = resolved.config, resolved.widened
 
-    def load(prompts: int, samples: int, prompt: int) -> _Load:
+    def load(prompts: int, samples: int, prompt: int) -> Load:
         longest = longest_sequence(lm, prompt, config.sampling.max_new_tokens)
-        return _Load(prompts, samples, prompt, longest - prompt)
+        return Load(prompts, samples, prompt, longest - prompt)
 
     loads = {}
     if not config.prompts.responses:
@@ -202,7 +180,7 @@ def _phases(
     resolved: Resolved,
     lengths: Lengths,
     run: _Imitated,
-    loads: Mapping[str, _Load],
+    loads: Mapping[str, Load],
     live: LiveBytes,
 ) -> dict[str, int]:
     """Return the peak bytes of each phase of a step, by name.
@@ -211,7 +189,7 @@ def _phases(
     which exist from the first update on, are counted. If `stop.max_steps` is 1, the order is: sampling, one
     update, evaluation.
     """
-    sampling, engine = make_sampling(resolved), resolved.engine
+    sampling, engine = make_sampling(resolved), resolved.engine.memory
     has_one_step = resolved.config.stop.max_steps == 1
     first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
     phases = _sampling(engine, sampling, run.sampler, first, live)
@@ -299,65 +277,17 @@ def _micro_batches(
 
 
 def _sampling(
-    engine: TorchEngineConfig, sampling: Sampling, lm: CausalLM, loads: Mapping[str, _Load], live: LiveBytes
+    engine: EngineMemory, sampling: Sampling, lm: CausalLM, loads: Mapping[str, Load], live: LiveBytes
 ) -> dict[str, int]:
-    """Return the peak bytes of each load: the KV cache plus the larger of two peaks. One is the peak of the
-    first pass over the load's prompts. The other is the peak when a token is drawn for each row that is
-    decoded at once.
+    """Return the peak bytes of each load: the KV cache plus the peak of the engine's other work.
 
     Args:
         loads: by name, what the engine gets in one call.
     """
     phases = {}
     for name, load in loads.items():
-        cache, rows = _cache_bytes(engine, lm, load), _rows_together(engine, load)
+        cache = engine.cache_bytes(lm, load)
         live.peak = live.live
-        some = next(iter(in_passes(np.full(-(-rows // load.samples), load.prompt))))
-        with torch.no_grad():
-            lm.hidden_of([np.zeros(load.prompt, dtype=np.int32)] * len(some))
-            width = lm.module.get_output_embeddings().in_features
-            hidden = torch.zeros(
-                filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype
-            )
-            _draw(lm.head(hidden)[:rows].float(), sampling)
+        engine.imitate(lm, load, sampling)
         phases[name] = live.peak + cache
     return phases
-
-
-def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
-    """Use as much memory as the engine when it draws tokens. These logits have no values, so they cannot be
-    truncated (top-k, top-p, min-p). Tensors of the sizes that truncation makes are made instead."""
-    drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
-    if sampling.truncates:
-        some_RV = drawable_RV.clone()
-        if sampling.top_p < 1 and sampling.top_k == 0:
-            ranked = some_RV.sort(dim=-1, descending=True, stable=True)
-            held = [
-                ranked,
-                exact_RV := ranked.values.double(),
-                mass_RV := exact_RV.exp(),
-                mass_RV.cumsum(-1),
-                mass_RV - exact_RV,
-            ]
-            del ranked, exact_RV, mass_RV, held
-        drawable_RV = torch.full_like(some_RV, 0).scatter(
-            1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0
-        )
-    token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))
-
-
-def _rows_together(engine: TorchEngineConfig, load: _Load) -> int:
-    """Return the number of rows that are decoded at once."""
-    if engine.deterministic:
-        return fixed_rows(engine.max_rows)
-    return min(load.prompts * load.samples, engine.max_rows)
-
-
-def _cache_bytes(engine: TorchEngineConfig, lm: CausalLM, load: _Load) -> int:
-    """Return the bytes of the KV cache when every row has its largest length, limited by `engine.cache_gb`.
-    If the samples of a prompt share pages, the full pages of the prompt count once."""
-    rows = _rows_together(engine, load)
-    whole = -(-(load.prompt + load.response) // PAGE)
-    shared = load.prompt // PAGE if load.samples > 1 and not engine.deterministic else 0
-    pages = rows * (whole - shared) + -(-rows // load.samples) * shared
-    return min(int(engine.cache_gb * GB), pages * PAGE * keys_of(lm) * cache_dtype(lm).itemsize)

@@ -97,6 +97,7 @@ def _all_facts(resolved: Resolved, run_inputs: RunInputs, dearest: Price | None)
     config, questions = resolved.config, resolved.widened.questions
     return replace(
         run_facts(config),
+        slots=resolved.slots,
         steps=resolved.last_step(run_inputs.prompts.size),
         questions=questions,
         most_questions=None if config.oracle.max_outstanding else questions * resolved.most_rounds,

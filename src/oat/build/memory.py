@@ -13,8 +13,6 @@ from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
 from oat.config.load import where
 from oat.config.settings import Config, LoraConfig
-from oat.engines.shapes import fixed_rows
-from oat.engines.torch import refuse_small_cache
 from oat.errors import ConfigError, OatError
 from oat.hardware.free_memory import free_memory
 from oat.learner.limits import GB
@@ -85,21 +83,19 @@ def refuse_short_cache(
     Raises:
         EngineError: the sequence does not fit. The engine would raise the same error later.
     """
-    config, options = resolved.config, resolved.engine
+    config, engine = resolved.config, resolved.engine
     prompts = [
         *([] if config.prompts.responses else [lengths.prompt]),
         *([lengths.held_out_prompt] if lengths.held_out else []),
     ]
     if not prompts:
         return
-    page_bytes = policy.page_bytes(getattr(torch, options.dtype))
-    pages = int(options.cache_gb * GB / page_bytes)
-    rows = fixed_rows(options.max_rows) if options.deterministic else None
+    page_bytes = policy.page_bytes(getattr(torch, engine.dtype))
     with resolved.blame("engine.cache_gb"):
         longest = longest_sequence(policy, max(prompts), config.sampling.max_new_tokens)
-        refuse_small_cache(longest, pages, page_bytes, rows)
+        engine.memory.refuse_long(longest, page_bytes)
         if config.sampling.environment is not None and policy.context_length and not is_begun:
-            refuse_small_cache(policy.context_length, pages, page_bytes, rows, of_episode=True)
+            engine.memory.refuse_long(policy.context_length, page_bytes, of_episode=True)
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
@@ -115,7 +111,6 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     """Return a number of bytes that is larger than a run can need, often many times larger. A formula gives
     it from the sizes of the models and the batches; `estimate` is not called."""
     config, plan = resolved.config, resolved.plan
-    engine = resolved.engine
     weights, a_token = policy.weights, policy.a_token
     others = {"reference"} if config.model.reference else set()
     others |= {"critic"} if has_own_critic(config.model) else set()
@@ -130,7 +125,7 @@ def _at_most(resolved: Resolved, lengths: Lengths, policy: ModelOutline) -> int:
     width = max(lengths.prompt, lengths.held_out_prompt) + config.sampling.max_new_tokens
     recorded = (policy.context_length or width) if config.prompts.responses else 0
     width = max(width, recorded)
-    tokens = max(rows, evaluated, fixed_rows(engine.max_rows) if engine.deterministic else 0) * width
+    tokens = max(rows, evaluated, resolved.engine.memory.least_rows) * width
     return 4 * (_COPIES * weights + _SAVED * tokens * (a_token + width * policy.heads))
 
 
@@ -138,7 +133,7 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
     """Return a text that names the settings with which the run would fit, or says that there are none."""
     peaks: dict[str, int] = {}
     fits: list[str] = []
-    for changes, smaller in _smaller(resolved.config, lengths, found.part):
+    for changes, smaller in _smaller(resolved, lengths, found.part):
         if changes == TOGETHER and fits:
             break
         with suppress(OatError):  # this model, or this installation, may not allow the change
@@ -150,16 +145,17 @@ def _advice(resolved: Resolved, lengths: Lengths, found: Estimate, limit: int) -
     return f"it would not fit with {', '.join(peaks)} either ({least:.3g} GB); take a smaller model"
 
 
-def _smaller(config: Config, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
+def _smaller(resolved: Resolved, lengths: Lengths, part: str) -> Iterator[tuple[str, Config]]:
     """Yield pairs (changes in words, changed configuration). A change may lower the memory of `part`, a
     part of a step. Each configuration has one of the changes, but the last one has all of them."""
-    learner = config.learner
+    config, learner = resolved.config, resolved.config.learner
     row = lengths.prompt + config.sampling.max_new_tokens
     changed = config
     if part in ("sampling", "evaluation"):
-        fewer = {**config.engine.options, "max_rows": 16}
-        changed = replace(changed, engine=replace(config.engine, options=fewer))
-        yield "engine.max_rows: 16", changed
+        smaller = resolved.engine.memory.smaller
+        options = {**config.engine.options, **smaller}
+        changed = replace(changed, engine=replace(config.engine, options=options))
+        yield ", ".join(f"engine.{name}: {value}" for name, value in smaller.items()), changed
     else:
         changed = replace(changed, learner=replace(learner, micro_batch_tokens=row))
         yield f"learner.micro_batch_tokens: {row}", changed

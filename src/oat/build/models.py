@@ -7,6 +7,7 @@ import torch
 
 from oat.build.resolved import Resolved
 from oat.config.settings import Config, ModelConfig
+from oat.engines.kind import Traits
 from oat.errors import ConfigError, ModelError
 from oat.hardware.allocator import give_back_freed_memory
 from oat.hardware.threads import LARGE
@@ -17,9 +18,6 @@ from oat.models.value_head import check_value_head
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.vocabulary import check_vocabulary
-
-HALF = {"bfloat16": torch.bfloat16}
-"""The values of `engine.dtype` for which the engine has weights of its own, each with torch's dtype."""
 
 
 def device_of(profile: str) -> torch.device:
@@ -94,13 +92,13 @@ def load_slots(
         load: function that loads a model that is not shared.
 
     Raises:
-        ModelError: the engine has weights of its own, and one of their tensors did not get the precision
-            `engine.dtype` when it was loaded.
+        ModelError: the engine has weights of its own, and one of their tensors did not get the engine's
+            precision when it was loaded.
     """
     config, dtype = resolved.config, resolved.engine.dtype
     policy = lms["policy"]
     is_late = config.learner.sync_every > 1
-    if dtype not in HALF:
+    if resolved.engine.capabilities.shares_weights:
         slots = {
             "sampler": _another(config, "sampler", policy, seeds, load) if is_late else policy,
             "policy": policy,
@@ -113,7 +111,7 @@ def load_slots(
         for name, tensor in lm.tensors().items():
             # an adapter without weights stays in the precision it is made in
             is_unmoved = not lm.has_weights and is_adapter(name)
-            if tensor.is_floating_point() and tensor.dtype != HALF[dtype] and not is_unmoved:
+            if tensor.is_floating_point() and tensor.dtype != getattr(torch, dtype) and not is_unmoved:
                 raise ModelError(
                     f"a `{lm.model_type}` keeps `{name}` in float32 when it is loaded in {dtype}; leave "
                     "engine.dtype at float32"
@@ -121,14 +119,12 @@ def load_slots(
     return slots
 
 
-def slot_dtypes(dtype: str) -> dict[str, torch.dtype]:
-    """Return the precision of each slot's weights. If the slots have the precision of the learner's weights,
-    return an empty dict.
-
-    Args:
-        dtype: `engine.dtype`.
-    """
-    return dict.fromkeys(("sampler", "policy", "reference"), HALF[dtype]) if dtype in HALF else {}
+def slot_dtypes(engine: Traits) -> dict[str, torch.dtype]:
+    """Return the precision of each slot's weights. If slots share the learner's weights, return an empty
+    dict."""
+    if engine.capabilities.shares_weights:
+        return {}
+    return dict.fromkeys(("sampler", "policy", "reference"), getattr(torch, engine.dtype))
 
 
 def check_tokenizer(lm: CausalLM, path: str, renderer: Renderer) -> None:

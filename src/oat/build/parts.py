@@ -101,6 +101,7 @@ def run_facts(config: Config) -> RunFacts:
         has_environment=config.sampling.environment is not None,
         has_buffer=config.learner.buffer is not None,
         measures_pairs=config.evaluation is not None and config.evaluation.pairs is not None,
+        is_quantized=config.model.quantize is not None,
         max_steps=config.stop.max_steps,
         max_queries=config.stop.max_queries,
     )

@@ -15,7 +15,7 @@ from oat.build.cross_checks.all_sections import check_settings
 from oat.build.environment import with_environment
 from oat.build.explorers import GuardedExplorer
 from oat.build.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
-from oat.build.resolved import Resolved, evaluation_oracles_of
+from oat.build.resolved import Resolved, engine_traits, evaluation_oracles_of
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.errors import ConfigError
@@ -77,8 +77,8 @@ def resolve(config: Config, origins: Origins) -> Resolved:
 def make_objective(config: Config) -> Objective:
     """Make the objective of a configuration in which all settings of the parts are filled in."""
     objective: Objective = find_part(config, "algorithm", {})(settings_of(config, "algorithm"))
-    is_same_precision = settings_of(config, "engine").dtype == "float32"
-    objective.recorded_is_old = config.learner.autocast is None and is_same_precision
+    is_engines_old = engine_traits(config).capabilities.recorded_is_old
+    objective.recorded_is_old = config.learner.autocast is None and is_engines_old
     return objective
 
 

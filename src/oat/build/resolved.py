@@ -11,12 +11,12 @@ from functools import cached_property
 
 from oat.algorithms.base import OF_RESPONSES, Objective, StepSettings
 from oat.build.about import About, about
-from oat.build.parts import part_checks, run_facts, settings_of
+from oat.build.parts import find_part, part_checks, run_facts, settings_of
 from oat.config.load import Origins, blaming, to_yaml
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
 from oat.control.alarms import GOLD
 from oat.control.silence import MISSING, WASTED
-from oat.engines.torch_config import TorchEngineConfig
+from oat.engines.kind import EngineKind, Traits
 from oat.explore.base import Explorer
 from oat.explore.settings import FeaturesConfig, features_of
 from oat.learner.replay_buffer import optimiser_steps
@@ -96,9 +96,9 @@ class Resolved:
         return 1 + self.config.sampling.refill_rounds
 
     @cached_property
-    def engine(self) -> TorchEngineConfig:
-        settings: TorchEngineConfig = settings_of(self.config, "engine")
-        return settings
+    def engine(self) -> Traits:
+        """What the configured engine can do, and what it takes."""
+        return engine_traits(self.config)
 
     @cached_property
     def step(self) -> StepSettings:
@@ -107,7 +107,7 @@ class Resolved:
     @cached_property
     def part_checks(self) -> list[Check]:
         """The checks that the parts make before the prompts and the oracle are known."""
-        return part_checks(self.config, run_facts(self.config))
+        return part_checks(self.config, replace(run_facts(self.config), slots=self.slots))
 
     @cached_property
     def evaluation_oracles(self) -> dict[str, OracleConfig | Component]:
@@ -173,6 +173,12 @@ class Resolved:
             config=learner.buffer,
             most=learner.max_updates,
         )
+
+
+def engine_traits(config: Config) -> Traits:
+    """Return what the engine of a configuration can do under its settings."""
+    kind: EngineKind = find_part(config, "engine", {})
+    return kind.traits(settings_of(config, "engine"))
 
 
 def evaluation_oracles_of(config: Config) -> dict[str, OracleConfig | Component]:

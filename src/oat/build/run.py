@@ -15,7 +15,7 @@ from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.directory import Home, unlocked_home
-from oat.build.engine import make_sampling, run_engine
+from oat.build.engine import engine_notes, make_sampling, run_engine
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
@@ -40,8 +40,7 @@ from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
 from oat.control.stop import Stop, conditions_of
 from oat.data.prompts import Prompts
-from oat.engines.split import SplitEngine
-from oat.engines.torch import TorchEngine
+from oat.engines.base import Engine
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.held_out import OnlyPairs
 from oat.explore.base import Explorer
@@ -91,7 +90,7 @@ class _Computing:
 
     learner: Learner
     own_learner: Learner
-    engine: TorchEngine | SplitEngine
+    engine: Engine
     context: int | None
     objectives: list[Objective]
     scorer: EnsembleScorer | None
@@ -149,7 +148,7 @@ def build(
         parts=_parts(computing, run_inputs, weights, collector, stop, alarms, evaluation),
         start=_left_out(run_inputs.sources),
         chosen=_chosen(config, computing),
-        notes=_notes(config, run_inputs),
+        notes=_notes(resolved, run_inputs),
         interruption=home.interruption,
     )
 
@@ -356,7 +355,7 @@ def _weights(resolved: Resolved, computing: _Computing) -> Weights:
         holders[ENSEMBLE] = [_wired(config, computing.scorer)]
     if config.model.reference_update is not None and "reference" in resolved.slots:
         holders["reference"] = [engine]
-    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine.dtype))
+    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine))
 
 
 def _alarms(resolved: Resolved) -> Alarms:
@@ -410,7 +409,8 @@ def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]
     }
 
 
-def _notes(config: Config, run_inputs: RunInputs) -> tuple[str, ...]:
+def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     """Return sentences for people that are shown before the first step."""
+    config = resolved.config
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
-    return (*device_notes(config.compute.profile), *of_data)
+    return (*device_notes(config.compute.profile), *engine_notes(resolved), *of_data)

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 
 from oat.build.best_of import Chooser, exported_chooser, model_scorer, run_chooser, run_scorer
-from oat.build.engine import make_engine, plain_sampling, pooling_of
+from oat.build.engine import plain_sampling, pooling_of
 from oat.build.learned import load_learned, run_config
 from oat.build.models import check_tokenizer, device_of
 from oat.build.parts import settings_of
 from oat.build.run_inputs import make_renderer
 from oat.config.settings import Config, ModelConfig, SamplingConfig
+from oat.engines.embedded import Embedded, torch_engine
 from oat.engines.torch import TorchEngine
 from oat.engines.torch_config import TorchEngineConfig
 from oat.errors import ConfigError, OatWarning
@@ -283,11 +284,19 @@ def _speaker(
     threads = None
     keys: tuple[str, str | None] = ("prompt", None)
     if config is not None:
-        engine_options = settings_of(config, "engine")
+        if config.engine.name == "torch":
+            engine_options = settings_of(config, "engine")
         threads = config.compute.threads if config.compute.profile == "cpu" else None
         keys = (config.prompts.prompt_key, config.prompts.reference_key)
-    pooling = pooling_of(chooser.features if chooser else None)
-    engine = make_engine({SLOT: lm}, renderer, engine_options, engine_options.threads or threads, pooling)
+    engine = torch_engine(
+        engine_options,
+        {SLOT: lm},
+        num_tokens=renderer.num_tokens,
+        stop_ids=renderer.stop_ids,
+        decode=renderer.decode,
+        threads=Embedded.traits(engine_options).threads or threads,
+        pooling=pooling_of(chooser.features if chooser else None),
+    )
     given: dict[str, Any] = {
         name: getattr(options, name) for name in ("temperature", "top_p", "max_new_tokens")
     }

@@ -21,7 +21,13 @@ def checksum(tensor: "torch.Tensor") -> int:
 
 class Engine(Protocol):
     """Samples and scores with the weights of named slots: `sampler`, `policy` (for evaluation),
-    `reference`."""
+    `reference`.
+
+    Attributes:
+        threads: number of threads of the computation; None: no number of its own.
+    """
+
+    threads: int | None
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         """Yield completions as they finish, in any order. `Completion.index` is the index of the request.
@@ -47,3 +53,7 @@ class Engine(Protocol):
 
     def work(self) -> Work:
         """Return the work of `generate` since the first call of this method."""
+
+    def choose_threads(self, rows: int) -> None:
+        """If the engine may have threads of its own, measure with `rows` short requests how many are fastest,
+        and set `threads` to this number."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from oat.engines.torch import TorchEngine
 from oat.types import Completion, Receipt, Request, Work
 
-_APART = "reference"
+APART = "reference"
+"""The slot that has an engine of its own."""
 
 
 class SplitEngine:
@@ -28,6 +29,10 @@ class SplitEngine:
     def threads(self) -> int | None:
         """Number of threads of the computation, the same for both engines."""
         return self.main.threads
+
+    @threads.setter
+    def threads(self, threads: int | None) -> None:
+        self.main.threads = self.reference.threads = threads
 
     def generate(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
         return self._of(slot).generate(requests, slot)
@@ -50,7 +55,7 @@ class SplitEngine:
     def choose_threads(self, rows: int) -> None:
         """Measure the number of threads with the first engine, for both."""
         self.main.choose_threads(rows)
-        self.reference.threads = self.main.threads
+        self.threads = self.main.threads
 
     def _of(self, slot: str) -> TorchEngine:
-        return self.reference if slot == _APART else self.main
+        return self.reference if slot == APART else self.main

@@ -31,7 +31,6 @@ from oat.engines.pages import PAGE
 from oat.engines.records import Pooling
 from oat.engines.scoring import score
 from oat.engines.shapes import fixed_rows, fixed_width
-from oat.engines.torch_config import TorchEngineConfig, torch_checks
 from oat.errors import EngineError, WeightsError, did_you_mean
 from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
@@ -39,7 +38,7 @@ from oat.models.causal_lm import CausalLM
 from oat.types import Completion, Receipt, Request, Sampling, Work
 
 _DETERMINISTIC_THREADS = 2
-_GB = 10**9
+GB = 10**9
 _MEASURED_TOKENS = 16
 """Tokens of each prompt and of each response in the measurement that chooses the number of threads."""
 
@@ -53,9 +52,6 @@ class TorchEngine:
     Attributes:
         threads: number of threads of the computation; None: torch's own number. It may be set at any time.
     """
-
-    Config = TorchEngineConfig
-    checks = staticmethod(torch_checks)
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class TorchEngine:
         self._page_bytes = {
             id(lm): page_bytes_of(lm) for lm in {id(lm): lm for lm in slots.values()}.values()
         }
-        self._pages = {model: int(cache_gb * _GB / size) for model, size in self._page_bytes.items()}
+        self._pages = {model: int(cache_gb * GB / size) for model, size in self._page_bytes.items()}
         self._meters = {id(lm): Meter(lm, self._page_bytes[id(lm)] / PAGE) for lm in slots.values()}
         self.threads = threads
         self._pooling = pooling
@@ -371,7 +367,7 @@ def refuse_small_cache(
     needed = -(-tokens // PAGE) * (rows or 1)
     if needed <= pages:
         return
-    size = rounded_up(needed * page_bytes / _GB)
+    size = rounded_up(needed * page_bytes / GB)
     fewer = "engine.max_rows" if rows else ""
     if of_episode:
         what = "an episode with the environment may fill the model's context, and "
@@ -381,7 +377,7 @@ def refuse_small_cache(
         advice = "raise engine.cache_gb"
     raise EngineError(
         f"{what}keys and values of {tokens} tokens take {size} GB{' in every row' if rows else ''}, and the "
-        f"cache holds {pages * page_bytes / _GB:.3g}; {advice}{f', or lower {fewer}' if fewer else ''}"
+        f"cache holds {pages * page_bytes / GB:.3g}; {advice}{f', or lower {fewer}' if fewer else ''}"
     )
 
 

@@ -33,8 +33,9 @@ class TorchEngineConfig:
 
 
 def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:
-    """Yield two checks. `deterministic` is refused on a GPU. Another `dtype` than float32 is refused in a run
-    that samples nothing."""
+    """Yield checks. `deterministic` is refused on a GPU. Another `dtype` than float32 is refused in a run
+    that samples nothing, and beside weights in four bits. `own_reference` is refused in a run without the
+    slot."""
     yield Check(
         "engine.deterministic",
         config.deterministic and run.profile == "gpu",
@@ -45,4 +46,15 @@ def torch_checks(config: TorchEngineConfig, run: RunFacts) -> Iterator[Check]:
         "engine.dtype",
         config.dtype != "float32" and not run.is_sampling,
         "nothing is sampled from recorded responses without an evaluation, so nothing reads it; remove it",
+    )
+    yield Check(
+        "engine.dtype",
+        config.dtype != "float32" and run.is_quantized,
+        "the engine would have to pack other weights than the learner's (model.quantize); leave it at "
+        "float32",
+    )
+    yield Check(
+        "engine.own_reference",
+        config.own_reference and run.slots is not None and "reference" not in run.slots,
+        "this run's engine has no slot for the reference; remove it",
     )

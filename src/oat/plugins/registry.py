@@ -115,7 +115,7 @@ EXPLORERS = Registry(
     },
 )
 ENGINES = Registry(
-    "there is no engine {name!r}; {nearest}", {"torch": "oat.engines.torch:TorchEngine"}, users=None
+    "there is no engine {name!r}; {nearest}", {"torch": "oat.engines.embedded:Embedded"}, users=None
 )
 ORACLES = Registry(
     "no oracle is called {name!r}; {nearest}, or your own as path/to/file.py:Name",

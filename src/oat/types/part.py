@@ -28,7 +28,9 @@ class RunFacts:
         has_buffer: True if a step also learns from questions of earlier steps (`learner.buffer`).
         measures_pairs: True if evaluations measure recorded pairs (`evaluation.pairs`), which are never
             learned.
+        is_quantized: True if the policy's frozen weights have four bits (`model.quantize`).
         max_steps, max_queries: where the run ends (`stop`); None: nowhere.
+        slots: the slots whose weights the run samples or scores with. None: not known yet.
         steps: largest number of steps of the run, by `stop.max_steps` and by its prompts (`prompts.epochs`).
             None: no limit, or the prompts are not known yet.
         questions: number of questions of a step. None: not known yet.
@@ -46,8 +48,10 @@ class RunFacts:
     has_environment: bool
     has_buffer: bool
     measures_pairs: bool
+    is_quantized: bool = False
     max_steps: int | None = None
     max_queries: int | None = None
+    slots: frozenset[str] | None = None
     steps: int | None = None
     questions: int | None = None
     most_questions: int | None = None

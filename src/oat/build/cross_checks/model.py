@@ -25,16 +25,6 @@ def weights(resolved: Resolved) -> Iterator[Check]:
         "weights in four bits cannot be trained; set model.lora, whose adapter is",
     )
     yield Check(
-        "model.quantize",
-        model.quantize is not None and resolved.engine.dtype != "float32",
-        "the engine would have to pack other weights than the learner's; leave engine.dtype at float32",
-    )
-    yield Check(
-        "engine.own_reference",
-        resolved.engine.own_reference and "reference" not in resolved.slots,
-        "this run's engine has no slot for the reference; remove it",
-    )
-    yield Check(
         "model.reference_update",
         model.reference_update is not None
         and resolved.features is not None

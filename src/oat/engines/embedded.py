@@ -1,0 +1,162 @@
+"""The engine `torch` as a run knows it: what it can do, the memory that it takes, and how it is made."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oat.engines.base import Engine
+from oat.engines.cache_trial import keys_of
+from oat.engines.decoding import Decode
+from oat.engines.kind import Capabilities, Load, Traits
+from oat.engines.paged_cache import cache_dtype
+from oat.engines.pages import PAGE
+from oat.engines.records import Pooling
+from oat.engines.shapes import filled_up, fixed_rows, passes
+from oat.engines.split import APART, SplitEngine
+from oat.engines.torch import GB, TorchEngine, refuse_small_cache
+from oat.engines.torch_config import TorchEngineConfig, torch_checks
+from oat.functional.logprobs import token_logps
+from oat.functional.sampling import inverse_cdf
+from oat.models.causal_lm import CausalLM
+from oat.types import Sampling
+
+
+class Embedded:
+    """The kind `torch`; see `oat.engines.kind.EngineKind`."""
+
+    Config = TorchEngineConfig
+    checks = staticmethod(torch_checks)
+
+    @staticmethod
+    def traits(config: TorchEngineConfig) -> Traits:
+        is_learners_precision = config.dtype == "float32"
+        capabilities = Capabilities(
+            addressed_draws=True,
+            batch_invariant=config.deterministic,
+            features=True,
+            kept_sets=True,
+            lora=True,
+            mid_update=False,
+            own_threads=True,
+            raw_logps=True,
+            readable_weights=True,
+            recorded_is_old=is_learners_precision,
+            sampled_logps=True,
+            shares_weights=is_learners_precision,
+            stop_strings=True,
+        )
+        return Traits(capabilities, config.dtype, config.threads, TorchMemory(config))
+
+    @staticmethod
+    def make(
+        config: TorchEngineConfig,
+        slots: Mapping[str, CausalLM],
+        *,
+        num_tokens: int,
+        stop_ids: Collection[int],
+        decode: Decode,
+        threads: int | None,
+        pooling: Pooling | None,
+    ) -> Engine:
+        """Make the engine; see `oat.engines.kind.EngineKind`."""
+
+        def single(slots: Mapping[str, CausalLM]) -> TorchEngine:
+            return torch_engine(
+                config,
+                slots,
+                num_tokens=num_tokens,
+                stop_ids=stop_ids,
+                decode=decode,
+                threads=threads,
+                pooling=pooling,
+            )
+
+        if not config.own_reference:
+            return single(slots)
+        main = {slot: lm for slot, lm in slots.items() if slot != APART}
+        return SplitEngine(single(main), single({APART: slots[APART]}))
+
+
+def torch_engine(config: TorchEngineConfig, slots: Mapping[str, CausalLM], **others: Any) -> TorchEngine:
+    """Make one engine for all slots.
+
+    Args:
+        others: the other arguments of `TorchEngine`, which are no settings.
+    """
+    return TorchEngine(
+        slots,
+        max_rows=config.max_rows,
+        cache_gb=config.cache_gb,
+        deterministic=config.deterministic,
+        **others,
+    )
+
+
+class TorchMemory:
+    """The memory of the engine `torch`; see `oat.engines.kind.EngineMemory`."""
+
+    smaller: Mapping[str, Any] = {"max_rows": 16}
+
+    def __init__(self, config: TorchEngineConfig):
+        self._config = config
+        self.least_rows = fixed_rows(config.max_rows) if config.deterministic else 0
+
+    def cache_bytes(self, lm: CausalLM, load: Load) -> int:
+        """Return the bytes of the KV cache when every row has its largest length, limited by `cache_gb`. If
+        the samples of a prompt share pages, the full pages of the prompt count once."""
+        rows = self._rows(load)
+        whole = -(-(load.prompt + load.response) // PAGE)
+        shared = load.prompt // PAGE if load.samples > 1 and not self._config.deterministic else 0
+        pages = rows * (whole - shared) + -(-rows // load.samples) * shared
+        return min(int(self._config.cache_gb * GB), pages * PAGE * keys_of(lm) * cache_dtype(lm).itemsize)
+
+    def imitate(self, lm: CausalLM, load: Load, sampling: Sampling) -> None:
+        """Do, with a model without weights, a pass over the load's prompts, and the draw of one token for
+        each row that is decoded at once."""
+        rows = self._rows(load)
+        some = next(iter(passes(np.full(-(-rows // load.samples), load.prompt))))
+        with torch.no_grad():
+            lm.hidden_of([np.zeros(load.prompt, dtype=np.int32)] * len(some))
+            width = lm.module.get_output_embeddings().in_features
+            hidden = torch.zeros(
+                filled_up(rows), width, device=lm.device, dtype=next(lm.module.parameters()).dtype
+            )
+            _draw(lm.head(hidden)[:rows].float(), sampling)
+
+    def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
+        """Refuse a sequence that is too long for the cache; see `oat.engines.kind.EngineMemory`.
+
+        Raises:
+            EngineError: the cache is too small.
+        """
+        pages = int(self._config.cache_gb * GB / page_bytes)
+        refuse_small_cache(tokens, pages, page_bytes, self.least_rows or None, of_episode=of_episode)
+
+    def _rows(self, load: Load) -> int:
+        """Return the number of rows that are decoded at once."""
+        return self.least_rows or min(load.prompts * load.samples, self._config.max_rows)
+
+
+def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
+    """Use as much memory as the engine when it draws tokens. These logits have no values, so they cannot be
+    truncated (top-k, top-p, min-p). Tensors of the sizes that truncation makes are made instead."""
+    drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
+    if sampling.truncates:
+        some_RV = drawable_RV.clone()
+        if sampling.top_p < 1 and sampling.top_k == 0:
+            ranked = some_RV.sort(dim=-1, descending=True, stable=True)
+            held = [
+                ranked,
+                exact_RV := ranked.values.double(),
+                mass_RV := exact_RV.exp(),
+                mass_RV.cumsum(-1),
+                mass_RV - exact_RV,
+            ]
+            del ranked, exact_RV, mass_RV, held
+        drawable_RV = torch.full_like(some_RV, 0).scatter(
+            1, logits_RV.new_zeros(len(logits_RV), 1, dtype=torch.long), 0
+        )
+    token_logps(logits_RV, inverse_cdf(drawable_RV, logits_RV.new_zeros(len(logits_RV), dtype=torch.float64)))

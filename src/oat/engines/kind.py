@@ -1,0 +1,150 @@
+"""The protocol of a kind of engine: what a run asks about its engine before the engine is made, and how it is
+made. Only the kind reads the settings of the section `engine`."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from oat.engines.base import Engine
+from oat.engines.decoding import Decode
+from oat.engines.records import Pooling
+from oat.models.causal_lm import CausalLM
+from oat.types import Sampling
+from oat.types.part import Check, RunFacts
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do under its settings. `build/cross_checks/engine.py` refuses a run that needs more,
+    except where an attribute names another way.
+
+    Attributes:
+        addressed_draws: a token depends only on its request and the weights, up to rounding of the logits.
+            Without it, earlier draws count too, and people are told that a continued run samples other
+            responses.
+        batch_invariant: tokens and log-probabilities of a request are bitwise equal in any batch.
+        features: completions have pooled hidden states (`Completion.features`).
+        kept_sets: completions have the kept sets that a request asks for.
+        lora: it computes with adapters.
+        mid_update: a slot's weights may be replaced while it generates.
+        own_threads: it has a number of threads of its own.
+        raw_logps: completions have raw log-probabilities.
+        readable_weights: a receipt has checksums of the weights that the engine computes with.
+        recorded_is_old: it computes as a learner in float32 does. Recorded log-probabilities of the policy's
+            present weights are then also the old ones. Without it, `prepare` computes the old ones.
+        sampled_logps: completions have log-probabilities of the sampled distribution.
+        shares_weights: slots may compute with the learner's own tensors. Without it, they have copies.
+        stop_strings: a response may end at a string.
+        slots: the slots that it serves; None: any.
+    """
+
+    addressed_draws: bool
+    batch_invariant: bool
+    features: bool
+    kept_sets: bool
+    lora: bool
+    mid_update: bool
+    own_threads: bool
+    raw_logps: bool
+    readable_weights: bool
+    recorded_is_old: bool
+    sampled_logps: bool
+    shares_weights: bool
+    stop_strings: bool
+    slots: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """The prompts and responses that an engine gets in one call.
+
+    Attributes:
+        prompts: number of prompts.
+        samples: number of responses of each prompt.
+        prompt, response: number of tokens of each prompt, and of each response.
+    """
+
+    prompts: int
+    samples: int
+    prompt: int
+    response: int
+
+
+class EngineMemory(Protocol):
+    """The memory that an engine takes under its settings.
+
+    Attributes:
+        least_rows: number of rows that every step computes, however few are asked for.
+        smaller: settings under which the engine takes less memory.
+    """
+
+    least_rows: int
+    smaller: Mapping[str, Any]
+
+    def cache_bytes(self, lm: CausalLM, load: Load) -> int:
+        """Return the bytes of the KV cache when every row has its largest length."""
+
+    def imitate(self, lm: CausalLM, load: Load, sampling: Sampling) -> None:
+        """Do, with a model without weights, the work that takes most memory beside the cache."""
+
+    def refuse_long(self, tokens: int, page_bytes: int, *, of_episode: bool = False) -> None:
+        """Refuse a sequence that is too long for the cache.
+
+        Args:
+            tokens: number of tokens of the sequence.
+            page_bytes: bytes of the keys and values of `PAGE` tokens.
+            of_episode: True if the sequence is a conversation with an environment that fills the context.
+
+        Raises:
+            EngineError: the cache is too small.
+        """
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a run knows of its engine before the engine is made.
+
+    Attributes:
+        dtype: precision in which the engine computes.
+        threads: number of threads that its settings name; None: they leave it open.
+    """
+
+    capabilities: Capabilities
+    dtype: Literal["float32", "bfloat16"]
+    threads: int | None
+    memory: EngineMemory
+
+
+class EngineKind(Protocol):
+    """A kind of engine, under its name in `plugins/registry.py`."""
+
+    Config: type[Any]
+
+    @staticmethod
+    def checks(config: Any, run: RunFacts) -> Iterable[Check]:
+        """See `oat.types.part`."""
+
+    @staticmethod
+    def traits(config: Any) -> Traits: ...
+
+    @staticmethod
+    def make(
+        config: Any,
+        slots: Mapping[str, CausalLM],
+        *,
+        num_tokens: int,
+        stop_ids: Collection[int],
+        decode: Decode,
+        threads: int | None,
+        pooling: Pooling | None,
+    ) -> Engine:
+        """Make the engine.
+
+        Args:
+            slots: the model of each slot.
+            num_tokens: size of the tokenizer's vocabulary; ids of `num_tokens` and above are never sampled.
+            stop_ids: ids that end a response.
+            decode: turns ids into text; stop strings are searched for in this text.
+            threads: number of threads of the computation; None: the number does not change.
+            pooling: the features that completions have; None: none.
+        """
