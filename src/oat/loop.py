@@ -23,7 +23,16 @@ import torch
 from oat.algorithms.base import Objective, prepared, refill_metrics, step_metrics
 from oat.control.interruption import Interruption
 from oat.control.silence import missing
-from oat.errors import AlarmError, DirectoryError, Interrupted, LedgerError, OatError, OutageError, warn
+from oat.errors import (
+    AlarmError,
+    DirectoryError,
+    Interrupted,
+    LedgerError,
+    OatError,
+    OutageError,
+    WeightsError,
+    warn,
+)
 from oat.metrics import Metrics
 from oat.protocols import (
     Alarms,
@@ -333,7 +342,7 @@ def evaluation_metrics(
         try:
             metrics.add(evaluation.measure())
             values = evaluation.run(step, feedback.queries if feedback else 0, feedback)
-        except (LedgerError, DirectoryError):
+        except (LedgerError, DirectoryError, WeightsError):
             raise
         except OatError as error:
             warn(f"the evaluation after {step} steps failed and is left out: {error}")

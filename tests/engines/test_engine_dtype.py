@@ -27,6 +27,7 @@ from oat.loop import Run, restore
 from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm
 from oat.models.lora import load_model
+from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
 from oat.types import Receipt, Request, Sampling
 
@@ -43,8 +44,8 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
         resolve(*load_config(world.config(algorithm, folder, {**HALF, **changes}))),
         directory=made(folder / "built"),
     )
-    engine: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
-    return run, getattr(engine, "_box", engine)
+    inbox: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
+    return run, getattr(inbox, "_box", inbox).holder
 
 
 @pytest.mark.sample("True-*", "False-llama", seconds=1.4)
@@ -83,12 +84,12 @@ def test_what_is_sent_is_cast_and_what_is_held_is_proven(world: World) -> None:
         {"sampler": load_lm(path, dtype="bfloat16")}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
     )
     source.move()
-    Weights({"sampler": [engine]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
+    Weights({"sampler": [Inbox(engine)]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
     for name, tensor in engine._slots["sampler"].tensors().items():
         assert torch.equal(tensor, source.tensors("policy")[name].bfloat16())
     assert {tensor.dtype for tensor in source.tensors("policy").values()} == {torch.float32}
     with pytest.raises(WeightsError, match="tensors differ from those sent"):
-        Weights({"sampler": [engine]}, 1).sync(source, 2)
+        Weights({"sampler": [Inbox(engine)]}, 1).sync(source, 2)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_one_turned_bit_in_the_cast_copy_is_found(world: World, name: str, place
     slots = {"sampler": load_lm(str(world.folder / "model"), dtype="bfloat16")}
     faulty = FaultyMemory(slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
     with pytest.raises(WeightsError, match=rf"1 tensors differ .*\({name}\)"):
-        Weights({"sampler": [faulty]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
+        Weights({"sampler": [Inbox(faulty)]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
 
 
 @pytest.mark.parametrize("sync_every", [1, 2])

@@ -64,6 +64,10 @@ ROWS = {
         "a judge's reply without a verdict is no label: the setting `invalid` decides what becomes of it, "
         "and it is counted"
     ),
+    "R15": (
+        "weights that are cut off, lost or damaged on their way leave the old version answering; a response "
+        "of another version than the one asked for is found before anything is learned from it"
+    ),
     "R19": "a malformed record gives one clear error, or is skipped and counted",
     "R20": "a number that is not finite changes no weight",
     "R21": "batches at the edges (empty, one row, equal rewards, ...) give a finite loss or a clear error",

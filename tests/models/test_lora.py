@@ -34,6 +34,7 @@ from oat.models.causal_lm import CausalLM
 from oat.models.loading import load_lm, load_tokenizer, save_lm
 from oat.models.lora import add_adapter, load_model, merged
 from oat.rundir.checkpoints import Checkpoints
+from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
 from oat.types import Receipt
@@ -253,9 +254,11 @@ def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Pa
 
     options: dict[str, Any] = {"num_tokens": 16, "stop_ids": [1], "decode": lambda ids: ""}
     bend(policy)
-    Weights({"sampler": [TorchEngine({"sampler": copy}, **options)]}, sync_every=2).sync(learner, 1)
+    Weights({"sampler": [Inbox(TorchEngine({"sampler": copy}, **options))]}, sync_every=2).sync(learner, 1)
     with pytest.raises(WeightsError, match=f"1 tensors differ.*{name}"):
-        Weights({"sampler": [FaultyMemory({"sampler": copy}, **options)]}, sync_every=2).sync(learner, 2)
+        Weights({"sampler": [Inbox(FaultyMemory({"sampler": copy}, **options))]}, sync_every=2).sync(
+            learner, 2
+        )
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.models.loading import load_lm
+from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights, prove
 from oat.types import Receipt
 
@@ -55,11 +56,11 @@ def test_one_turned_bit_in_the_engines_copy_is_found(
 
     sound = engine_of(world, source.lm)
     faulty = FaultyMemory(sound._slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
-    Weights({"sampler": [sound]}, sync_every=2).sync(source, 3)
+    Weights({"sampler": [Inbox(sound)]}, sync_every=2).sync(source, 3)
     with pytest.raises(
         WeightsError, match=rf"holder 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"
     ):
-        Weights({"sampler": [sound, faulty]}, sync_every=2).sync(source, 4)
+        Weights({"sampler": [Inbox(sound), Inbox(faulty)]}, sync_every=2).sync(source, 4)
     figure("1 of 1 flipped bits in weights detected")
 
 
@@ -83,7 +84,7 @@ def test_a_receipt_must_name_slot_version_and_every_tensor(held_: Receipt, words
 @pytest.mark.inventory(96)
 def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: Source) -> None:
     engine = engine_of(world, source.lm)
-    weights = Weights({"sampler": [engine], "policy": [engine]}, sync_every=2)
+    weights = Weights({"sampler": [Inbox(engine)], "policy": [Inbox(engine)]}, sync_every=2)
     assert [step for step in range(6) if weights.due(step)] == [1, 3, 5]
     weights.restore(source)
     before = sent(source)
@@ -99,7 +100,7 @@ def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: S
 def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> None:
     """Between two syncs the sampler holds older weights of the policy. After a restart it has these again,
     not the policy's present weights."""
-    weights = Weights({"sampler": [engine_of(world, source.lm)]}, sync_every=2)
+    weights = Weights({"sampler": [Inbox(engine_of(world, source.lm))]}, sync_every=2)
     weights.sync(source, 2)
     at_sync = sent(source)
     source.move()
@@ -108,7 +109,7 @@ def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> Non
         for name, value in weights.state.items()
     }
     engine = engine_of(world, source.lm)
-    restarted = Weights({"sampler": [engine]}, sync_every=2)
+    restarted = Weights({"sampler": [Inbox(engine)]}, sync_every=2)
     restarted.load_state(state)
     restarted.restore(source)
     assert (engine.version("sampler"), restarted.sampler_version) == (2, 2)
@@ -120,7 +121,7 @@ def test_without_a_copy_nothing_is_kept(world: World, source: Source) -> None:
     shared = TorchEngine(
         {"sampler": source.lm, "policy": source.lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
     )
-    weights = Weights({"sampler": [shared]}, sync_every=1)
+    weights = Weights({"sampler": [Inbox(shared)]}, sync_every=1)
     weights.sync(source, 5)
     source.move()
     assert weights.state == {"version": 5}

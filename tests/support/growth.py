@@ -18,6 +18,7 @@ from oat.build.run import build
 from oat.config.load import load_config
 from oat.engines.base import checksum
 from oat.loop import Run, train
+from oat.runtime.transfer import Inbox
 from oat.types import Batch, Group, Prompt, Receipt, Sampling, Segment, Trajectory, Work
 
 
@@ -119,7 +120,7 @@ def quiet_run(world: World, folder: Path, steps: int) -> Run:
     )
     actor, learner = QuietActor(), QuietLearner()
     run.collector.actor = run.evaluation.actor = actor  # type: ignore[attr-defined, union-attr]
-    run.weights.holders = {slot: [QuietHolder()] for slot in ("sampler", "policy")}  # type: ignore[attr-defined]
+    run.weights.holders = {slot: [Inbox(QuietHolder())] for slot in ("sampler", "policy")}  # type: ignore[attr-defined]
     return replace(run, learner=learner, parts={**run.parts, "learner": learner})
 
 

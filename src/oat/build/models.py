@@ -119,6 +119,12 @@ def load_slots(
     return slots
 
 
+def shared_slots(config: Config) -> list[frozenset[str]]:
+    """Return the sets of slots that share a model: `sampler` and `policy`, unless the sampler's weights may
+    be older than the policy's."""
+    return [] if config.learner.sync_every > 1 else [frozenset({"sampler", "policy"})]
+
+
 def slot_dtypes(engine: Traits) -> dict[str, torch.dtype]:
     """Return the precision of each slot's weights. If slots share the learner's weights, return an empty
     dict."""

@@ -29,6 +29,7 @@ from oat.build.models import (
     device_notes,
     has_own_critic,
     load_models,
+    shared_slots,
     slot_dtypes,
 )
 from oat.build.resolve import make_objective
@@ -63,7 +64,8 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
 from oat.runtime.local import over_wire
-from oat.runtime.weights import Holder, Weights
+from oat.runtime.transfer import Inbox
+from oat.runtime.weights import Receiver, Weights
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.turns import Turns
@@ -81,6 +83,7 @@ class _Computing:
         learner: the learner as the other boxes call it. With `compute.serialise` it is behind the wire
             encoding.
         own_learner: the same learner, always called directly.
+        engine, own_engine: likewise.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
         context: largest number of tokens of an episode; None: no limit.
         scorer: computes the ensemble's scores; None if there is no ensemble.
@@ -91,6 +94,7 @@ class _Computing:
     learner: Learner
     own_learner: Learner
     engine: Engine
+    own_engine: Engine
     context: int | None
     objectives: list[Objective]
     scorer: EnsembleScorer | None
@@ -128,8 +132,10 @@ def build(
     ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=computing.scorer is not None)
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
-    collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
     weights, alarms = _weights(resolved, computing), _alarms(resolved)
+    collector, evaluation = _asking(
+        resolved, home, run_inputs, computing, ledger, seeds, plans, stop, weights.versions
+    )
     return Run(
         objectives=computing.objectives,
         plans=plans,
@@ -201,6 +207,7 @@ def _computing(
         learner=_apart(config, learner, ensemble),
         own_learner=learner,
         engine=_wired(config, engine),
+        own_engine=engine,
         context=_context(resolved, lms),
         objectives=[resolved.objective, *_own_objective(ensemble)],
         scorer=ensemble.scorer if ensemble else None,
@@ -261,9 +268,14 @@ def _asking(
     seeds: Seeds,
     plans: Plans,
     stop: Stop,
+    versions: Mapping[str, int],
 ) -> tuple[Collector, Evaluation | OnlyPairs | None]:
     """Make the two boxes that get responses and ask about them: the collector for training, and the
-    evaluation. The second is None if the run has no evaluation."""
+    evaluation. The second is None if the run has no evaluation.
+
+    Args:
+        versions: the version of each slot's weights (`Weights.versions`).
+    """
     config = resolved.config
     actor = Actor(
         run_inputs.renderer,
@@ -275,6 +287,7 @@ def _asking(
         scorer=computing.scorer,
         features=computing.features,
         records_text_ends=run_inputs.has_character_steps,
+        versions=versions,
     )
     collector = Collector(
         run_inputs.prompts,
@@ -349,13 +362,13 @@ def _stop(resolved: Resolved, prompts: Prompts) -> Stop:
 
 
 def _weights(resolved: Resolved, computing: _Computing) -> Weights:
-    config, engine = resolved.config, computing.engine
-    holders: dict[str, list[Holder]] = {"sampler": [engine], "policy": [engine]}
+    config, engine = resolved.config, _wired(resolved.config, Inbox(computing.own_engine))
+    holders: dict[str, list[Receiver]] = {"sampler": [engine], "policy": [engine]}
     if computing.scorer is not None:
-        holders[ENSEMBLE] = [_wired(config, computing.scorer)]
+        holders[ENSEMBLE] = [_wired(config, Inbox(computing.scorer))]
     if config.model.reference_update is not None and "reference" in resolved.slots:
         holders["reference"] = [engine]
-    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine))
+    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine), shared_slots(config))
 
 
 def _alarms(resolved: Resolved) -> Alarms:

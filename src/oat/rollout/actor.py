@@ -1,7 +1,7 @@
 """The actor turns prompts into groups of trajectories. It uses a renderer, an engine and, for episodes of
 several turns, an environment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from oat.engines.base import Engine
 from oat.environments.base import Turn
 from oat.environments.batched import BatchedEnvironment
-from oat.errors import OatError, warn
+from oat.errors import OatError, WeightsError, warn
 from oat.rollout.branching import branch, states_of
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features
@@ -104,6 +104,8 @@ class Actor:
             no room for another token. None: no limit.
         scorer: scores samples under the ensemble; None if nothing needs these scores.
         features: the backbone of features; None if nothing needs them.
+        versions: the version of each slot's weights. A response of other weights is refused. None: nothing is
+            refused.
         records_text_ends: True: record `Segment.text_ends` in training, because the oracle gives rewards of
             steps at offsets in characters.
     """
@@ -120,6 +122,7 @@ class Actor:
         scorer: EnsembleScorer | None = None,
         features: Features | None = None,
         records_text_ends: bool = False,
+        versions: Mapping[str, int] | None = None,
     ):
         self.renderer = renderer
         self.engine = engine
@@ -128,6 +131,7 @@ class Actor:
         self.environment, self.context = environment, context
         self.scorer, self.features = scorer, features
         self.records_text_ends = records_text_ends
+        self.versions = versions
         self._has_warned = False
 
     def sample(
@@ -203,7 +207,7 @@ class Actor:
                 for number in range(branching.branches)
             ]
         made: dict[int, Trajectory] = {}
-        for completion in self.engine.generate(requests, "sampler") if requests else ():
+        for completion in self._generated(requests, "sampler") if requests else ():
             number = completion.index // branching.branches
             made[completion.index] = branch(parents[number], states[number].size, completion, self.renderer)
         found = [list(group.trajectories) for group in groups]
@@ -263,7 +267,7 @@ class Actor:
             while playing:
                 requests = [Request(episode.ids, sampling, episode.key, has_turns) for episode in playing]
                 texts: dict[bytes, str] = {}  # short responses are often equal
-                for completion in self.engine.generate(requests, slot):
+                for completion in self._generated(requests, slot):
                     name = completion.ids.tobytes()
                     if name not in texts:
                         texts[name] = self.renderer.text(completion.ids)
@@ -273,6 +277,21 @@ class Actor:
         finally:
             if has_turns:
                 self.engine.release(slot, [episode.key for episode in episodes])
+
+    def _generated(self, requests: Sequence[Request], slot: str) -> Iterator[Completion]:
+        """Yield the engine's completions. Each must have the version that the slot's weights have.
+
+        Raises:
+            WeightsError: a completion has another version.
+        """
+        asked = None if self.versions is None else self.versions[slot]
+        for completion in self.engine.generate(requests, slot):
+            if asked is not None and completion.version != asked:
+                raise WeightsError(
+                    f"slot {slot}: a response came from version {completion.version} of the weights, and "
+                    f"version {asked} was asked; nothing is learned from it"
+                )
+            yield completion
 
     def _begin(
         self,

@@ -1,29 +1,34 @@
 """The transfer of weights from the learner to engines, with proof.
 
-After every load, the holder of a slot, such as an engine, computes checksums of the tensors that it works
-with. They must equal the checksums of the tensors that were sent. So a single flipped bit in a holder's copy
-stops the run.
+The tensors travel in buckets (`runtime/transfer.py`). After the switch, the holder of a slot, such as an
+engine, computes checksums of the tensors that it works with. They must equal the checksums of the tensors
+that were sent. So a single flipped bit in a holder's copy stops the run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from oat.engines.base import checksum
 from oat.errors import WeightsError
 from oat.protocols import Learner
-from oat.types import Receipt
+from oat.runtime.transfer import buckets
+from oat.types import Bucket, Receipt, Shipment
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
 """For each slot, the learner's model whose weights the slot holds. The slot `policy` is loaded for an
 evaluation only. The slot `reference` is loaded when the reference has changed."""
 
 
-class Holder(Protocol):
-    """An engine, or another box that computes with weights of the learner."""
+class Receiver(Protocol):
+    """The side of a holder (`transfer.Inbox`)."""
 
-    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt: ...
+    def begin(self, shipment: Shipment) -> None: ...
+
+    def put(self, bucket: Bucket) -> None: ...
+
+    def commit(self) -> Receipt: ...
 
 
 class Weights:
@@ -31,22 +36,30 @@ class Weights:
     slots (all except `policy` and `reference`) get the learner's weights.
 
     Args:
-        holders: the boxes that hold each slot, by slot. The slot `reference` is there only if the reference
-            follows the policy.
+        holders: the sides of the boxes that hold each slot, by slot. The slot `reference` is there only if
+            the reference follows the policy.
         sync_every: number of steps from one sync to the next.
         dtypes: precisions by slot, for slots whose precision differs from the learner's. Weights are cast to
             the slot's precision before they are sent.
+        shared: sets of slots that share their storage. Who loads one of them has loaded all.
+
+    Attributes:
+        versions: the version that each slot has; 0 for slots that were never loaded. The actor refuses
+            responses of other versions.
     """
 
     def __init__(
         self,
-        holders: Mapping[str, Sequence[Holder]],
+        holders: Mapping[str, Sequence[Receiver]],
         sync_every: int,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        shared: Sequence[Collection[str]] = (),
     ):
         self.holders = dict(holders)
         self.sync_every = sync_every
         self.dtypes = dict(dtypes or {})
+        self.shared = [frozenset(slots) for slots in shared]
+        self.versions = defaultdict[str, int](int)
         self.synced = [slot for slot in self.holders if slot not in ("policy", "reference")]
         self.sampler_version = self.reference_version = 0
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
@@ -89,16 +102,24 @@ class Weights:
         holder then has the weights that were sent.
 
         Raises:
-            WeightsError: a holder has other weights.
+            WeightsError: weights did not arrive as they were sent, or a holder has other weights afterwards.
         """
         if slot in self.dtypes:
             tensors = {
                 name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor
                 for name, tensor in tensors.items()
             }
-        sent = {name: checksum(tensor) for name, tensor in tensors.items()}
-        for number, holder in enumerate(self.holders[slot]):
-            prove(holder.load(slot, version, tensors), Receipt(slot, version, sent), number)
+        holders, sent = self.holders[slot], dict[str, int]()
+        for holder in holders:
+            holder.begin(Shipment(slot, version, tuple(tensors)))
+        for bucket in buckets(slot, version, tensors):
+            sent |= bucket.sums
+            for holder in holders:
+                holder.put(bucket)
+        for number, holder in enumerate(holders):
+            prove(holder.commit(), Receipt(slot, version, sent), number)
+        for name in next((slots for slots in self.shared if slot in slots), {slot}):
+            self.versions[name] = version
 
     @property
     def state(self) -> dict[str, Any]:

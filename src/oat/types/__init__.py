@@ -88,7 +88,7 @@ From feedback to weights:
 """
 
 from oat.types.conversation import Message, Prompt
-from oat.types.learning import Batch, Branching, Loss, Per, Plan, Receipt, Requires
+from oat.types.learning import Batch, Branching, Bucket, Loss, Per, Plan, Receipt, Requires, Shipment
 from oat.types.questions import (
     ENSEMBLE,
     UNASKED,
@@ -125,6 +125,7 @@ __all__ = [
     "Answer",
     "Batch",
     "Branching",
+    "Bucket",
     "Completion",
     "Feedback",
     "FinishReason",
@@ -147,6 +148,7 @@ __all__ = [
     "Requires",
     "Sampling",
     "Segment",
+    "Shipment",
     "Spent",
     "StepUnit",
     "Steps",

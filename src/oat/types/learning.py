@@ -81,6 +81,34 @@ class Requires:
 
 
 @dataclass(frozen=True)
+class Shipment:
+    """What a transfer of weights to a slot will bring.
+
+    Attributes:
+        names: the names of all tensors.
+    """
+
+    slot: str
+    version: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Some of the tensors of a transfer.
+
+    Attributes:
+        tensors: by name.
+        sums: CRC-32 of the bytes of each tensor at the sender, by name.
+    """
+
+    slot: str
+    version: int
+    tensors: "dict[str, torch.Tensor]"
+    sums: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Receipt:
     """Version and checksums of the weights in an engine's slot. After a load, the engine computes the
     checksums from the tensors with which it generates.
