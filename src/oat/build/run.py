@@ -3,7 +3,7 @@
 `build/run_inputs.py` makes the data, the oracles and the other inputs that need no weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
+from oat.build.actor_side import ActorSide, make_actor_side
 from oat.build.directory import Home, unlocked_home
-from oat.build.engine import engine_notes, make_sampling, run_engine
+from oat.build.engine import engine_notes
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
@@ -41,7 +42,6 @@ from oat.config.settings import Config
 from oat.control.alarms import Alarms, alarms_of
 from oat.control.stop import Stop, conditions_of
 from oat.data.prompts import Prompts
-from oat.engines.base import Engine
 from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.held_out import OnlyPairs
 from oat.explore.base import Explorer
@@ -57,15 +57,11 @@ from oat.models.lora import LoadModel, load_model
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN, BeliefOracle
 from oat.protocols import Plans
-from oat.rollout.actor import Actor
-from oat.rollout.ensemble_scorer import EnsembleScorer
-from oat.rollout.features import Features
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
 from oat.runtime.local import over_wire
-from oat.runtime.transfer import Inbox
-from oat.runtime.weights import Receiver, Weights
+from oat.runtime.weights import Weights
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.text.turns import Turns
@@ -83,22 +79,15 @@ class _Computing:
         learner: the learner as the other boxes call it. With `compute.serialise` it is behind the wire
             encoding.
         own_learner: the same learner, always called directly.
-        engine, own_engine: likewise.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
-        context: largest number of tokens of an episode; None: no limit.
-        scorer: computes the ensemble's scores; None if there is no ensemble.
-        features: the backbone of features; None if nothing reads them.
+        side: the boxes that sample.
         has_weights: False if the models are made without weights.
     """
 
     learner: Learner
     own_learner: Learner
-    engine: Engine
-    own_engine: Engine
-    context: int | None
+    side: ActorSide
     objectives: list[Objective]
-    scorer: EnsembleScorer | None
-    features: Features | None
     has_weights: bool
 
 
@@ -129,13 +118,11 @@ def build(
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
     seeds = seeds or Seeds(config.seed, first_seed(home.directory, config.seed))
     computing = _computing(resolved, run_inputs, home.directory, seeds, load)
-    ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=computing.scorer is not None)
+    ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=ENSEMBLE in computing.side.inboxes)
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
-    weights, alarms = _weights(resolved, computing), _alarms(resolved)
-    collector, evaluation = _asking(
-        resolved, home, run_inputs, computing, ledger, seeds, plans, stop, weights.versions
-    )
+    collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
+    weights, alarms = _weights(resolved, computing.side), _alarms(resolved)
     return Run(
         objectives=computing.objectives,
         plans=plans,
@@ -202,16 +189,22 @@ def _computing(
         )
     with resolved.blame("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
-        engine = run_engine(resolved, lms, renderer, seeds, load)
+    side = make_actor_side(
+        resolved,
+        lms,
+        renderer,
+        run_inputs.environment,
+        seeds,
+        scorer=ensemble.scorer if ensemble else None,
+        features=features,
+        records_text_ends=run_inputs.has_character_steps,
+        load=load,
+    )
     return _Computing(
         learner=_apart(config, learner, ensemble),
         own_learner=learner,
-        engine=_wired(config, engine),
-        own_engine=engine,
-        context=_context(resolved, lms),
+        side=side,
         objectives=[resolved.objective, *_own_objective(ensemble)],
-        scorer=ensemble.scorer if ensemble else None,
-        features=features,
         has_weights=lms["policy"].has_weights,
     )
 
@@ -231,12 +224,6 @@ def _longest(resolved: Resolved, run_inputs: RunInputs, policy: CausalLM) -> int
     if config.prompts.responses or config.sampling.environment is not None:
         return policy.context_length
     return longest_sequence(policy, run_inputs.prompts.longest, config.sampling.max_new_tokens)
-
-
-def _context(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:
-    """Return the largest number of tokens that every model reads which samples; None if no limit is known."""
-    sampled = {"policy", *(resolved.slots & lms.keys())}
-    return min((size for name in sampled if (size := lms[name].context_length) is not None), default=None)
 
 
 def _wired(config: Config, box: Any) -> Any:
@@ -268,27 +255,10 @@ def _asking(
     seeds: Seeds,
     plans: Plans,
     stop: Stop,
-    versions: Mapping[str, int],
 ) -> tuple[Collector, Evaluation | OnlyPairs | None]:
     """Make the two boxes that get responses and ask about them: the collector for training, and the
-    evaluation. The second is None if the run has no evaluation.
-
-    Args:
-        versions: the version of each slot's weights (`Weights.versions`).
-    """
-    config = resolved.config
-    actor = Actor(
-        run_inputs.renderer,
-        computing.engine,
-        make_sampling(resolved),
-        seeds,
-        environment=run_inputs.environment,
-        context=computing.context,
-        scorer=computing.scorer,
-        features=computing.features,
-        records_text_ends=run_inputs.has_character_steps,
-        versions=versions,
-    )
+    evaluation. The second is None if the run has no evaluation."""
+    config, actor = resolved.config, computing.side.actor
     collector = Collector(
         run_inputs.prompts,
         _wired(config, recorded_actor(resolved, run_inputs) or actor),
@@ -361,14 +331,18 @@ def _stop(resolved: Resolved, prompts: Prompts) -> Stop:
     )
 
 
-def _weights(resolved: Resolved, computing: _Computing) -> Weights:
-    config, engine = resolved.config, _wired(resolved.config, Inbox(computing.own_engine))
-    holders: dict[str, list[Receiver]] = {"sampler": [engine], "policy": [engine]}
-    if computing.scorer is not None:
-        holders[ENSEMBLE] = [_wired(config, Inbox(computing.scorer))]
+def _weights(resolved: Resolved, side: ActorSide) -> Weights:
+    config = resolved.config
+    slots = {"sampler", "policy", ENSEMBLE} & side.inboxes.keys()
     if config.model.reference_update is not None and "reference" in resolved.slots:
-        holders["reference"] = [engine]
-    return Weights(holders, config.learner.sync_every, slot_dtypes(resolved.engine), shared_slots(config))
+        slots.add("reference")
+    return Weights(
+        {slot: [_wired(config, inbox)] for slot, inbox in side.inboxes.items() if slot in slots},
+        config.learner.sync_every,
+        slot_dtypes(resolved.engine),
+        shared=shared_slots(config),
+        versions=side.versions,
+    )
 
 
 def _alarms(resolved: Resolved) -> Alarms:
@@ -417,7 +391,7 @@ def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]
         torch.set_num_threads(choose_threads(learner, computing.objectives[0]))
     return {
         ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
-        ("engine", "threads"): computing.engine.threads,
+        ("engine", "threads"): computing.side.engine.threads,
         ("compute", "threads"): torch.get_num_threads(),
     }
 

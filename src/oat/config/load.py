@@ -75,10 +75,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Config
         place = ["model", "path"] if name == "model" and isinstance(value, str) else name.split(".")
         _set(tree, place, value, flag, origins)
     tree.setdefault("run_dir", str(Path("runs") / path.stem))
-    for section, name in DEFAULT_PARTS.items():
-        if isinstance(tree.get(section), dict):
-            tree[section].setdefault("name", name)
-    return convert(Config, tree, (), origins), origins
+    return _converted(tree, origins), origins
+
+
+def parse_config(text: str) -> tuple[Config, Origins]:
+    """Read a configuration from the YAML that `to_yaml` wrote in another process.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    tree, origins = _parsed(Path("the run's configuration"), text)
+    return _converted(copy.deepcopy(tree), origins), dict(origins)
 
 
 def stored_config(run_dir: Path, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
@@ -106,6 +113,14 @@ def with_given(config: Config, before: str, now: str) -> Config:
     return dataclasses.replace(
         config, **{name: moved(getattr(config, name)) for name in ("model", "prompts", "evaluation")}
     )
+
+
+def _converted(tree: dict[str, Any], origins: Origins) -> Config:
+    for section, name in DEFAULT_PARTS.items():
+        if isinstance(tree.get(section), dict):
+            tree[section].setdefault("name", name)
+    config: Config = convert(Config, tree, (), origins)
+    return config
 
 
 def convert(cls: type, data: Mapping[str, Any], path: tuple[str, ...], origins: Origins) -> Any:

@@ -5,7 +5,6 @@ engine, computes checksums of the tensors that it works with. They must equal th
 that were sent. So a single flipped bit in a holder's copy stops the run.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -42,10 +41,7 @@ class Weights:
         dtypes: precisions by slot, for slots whose precision differs from the learner's. Weights are cast to
             the slot's precision before they are sent.
         shared: sets of slots that share their storage. Who loads one of them has loaded all.
-
-    Attributes:
-        versions: the version that each slot has; 0 for slots that were never loaded. The actor refuses
-            responses of other versions.
+        versions: where the version is noted that each slot was last given.
     """
 
     def __init__(
@@ -54,12 +50,13 @@ class Weights:
         sync_every: int,
         dtypes: Mapping[str, torch.dtype] | None = None,
         shared: Sequence[Collection[str]] = (),
+        versions: dict[str, int] | None = None,
     ):
         self.holders = dict(holders)
         self.sync_every = sync_every
         self.dtypes = dict(dtypes or {})
         self.shared = [frozenset(slots) for slots in shared]
-        self.versions = defaultdict[str, int](int)
+        self.versions = {} if versions is None else versions
         self.synced = [slot for slot in self.holders if slot not in ("policy", "reference")]
         self.sampler_version = self.reference_version = 0
         self.kept: dict[str, dict[str, torch.Tensor]] = {}

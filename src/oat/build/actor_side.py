@@ -1,0 +1,143 @@
+"""The side of a run that samples: the engine, the environment, the ensemble's scorer, and the actor that uses
+them. It is made in the process that samples, from the configuration: in the run's own process beside the
+learner (`make_actor_side`), or in a worker's (`open_actor_side`)."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from oat.build.engine import make_sampling, run_engine
+from oat.build.ensemble import make_features, make_scorer
+from oat.build.environment import make_batched
+from oat.build.models import load_models
+from oat.build.resolve import resolve
+from oat.build.resolved import Resolved
+from oat.build.run_inputs import make_renderer
+from oat.config.load import parse_config
+from oat.engines.base import Engine
+from oat.environments.batched import BatchedEnvironment
+from oat.explore.settings import ensemble_of
+from oat.models.causal_lm import CausalLM
+from oat.models.lora import LoadModel, load_model
+from oat.rollout.actor import Actor
+from oat.rollout.ensemble_scorer import EnsembleScorer
+from oat.rollout.features import Features
+from oat.runtime.local import over_wire
+from oat.runtime.transfer import Inbox
+from oat.seeds import Seeds
+from oat.text.renderer import Renderer
+from oat.types import ENSEMBLE
+
+
+@dataclass(frozen=True, eq=False)
+class ActorSide:
+    """The boxes that sample.
+
+    Attributes:
+        inboxes: where the weights of each slot arrive, by slot.
+        versions: the version that each slot was last given (`Weights.versions`). The actor refuses responses
+            of other versions.
+        close: releases the environment.
+    """
+
+    actor: Actor
+    engine: Engine
+    inboxes: Mapping[str, Inbox]
+    versions: dict[str, int]
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """All that a worker needs to make its side.
+
+    Attributes:
+        config: every setting of the run, as YAML (`Resolved.as_yaml`).
+        first_seed: the seed of initial weights (`Seeds.first`).
+        records_text_ends: see `Actor`.
+    """
+
+    config: str
+    first_seed: int
+    records_text_ends: bool
+
+
+def make_actor_side(
+    resolved: Resolved,
+    lms: Mapping[str, CausalLM],
+    renderer: Renderer,
+    environment: BatchedEnvironment | None,
+    seeds: Seeds,
+    *,
+    scorer: EnsembleScorer | None,
+    features: Features | None,
+    records_text_ends: bool,
+    load: LoadModel = load_model,
+) -> ActorSide:
+    """Make the side.
+
+    Args:
+        lms: the models by name. Slots share them if `load_slots` allows it.
+        scorer: computes the ensemble's scores; None if there is no ensemble.
+        features: the backbone of features; None if nothing reads them.
+        load: function that loads a model that a slot cannot share.
+    """
+    versions: dict[str, int] = defaultdict(int)
+    with resolved.blame("model.path"):
+        engine = run_engine(resolved, lms, renderer, seeds, load)
+    actor = Actor(
+        renderer,
+        over_wire(engine) if resolved.config.compute.serialise else engine,
+        make_sampling(resolved),
+        seeds,
+        environment=environment,
+        context=_context(resolved, lms),
+        scorer=scorer,
+        features=features,
+        records_text_ends=records_text_ends,
+        versions=versions,
+    )
+    inbox = Inbox(engine)
+    inboxes = dict.fromkeys(("sampler", "policy", "reference"), inbox)
+    inboxes |= {ENSEMBLE: Inbox(scorer)} if scorer is not None else {}
+    return ActorSide(actor, engine, inboxes, versions, environment.close if environment else lambda: None)
+
+
+def open_actor_side(plan: ActorPlan) -> ActorSide:
+    """Make the side in a process of its own, with models of its own. Their weights are those that the run
+    begins with, until others arrive.
+
+    Raises:
+        OatError: a part cannot be made as configured.
+    """
+    resolved = resolve(*parse_config(plan.config))
+    config = resolved.config
+    if config.compute.threads:
+        torch.set_num_threads(config.compute.threads)
+    seeds = Seeds(config.seed, plan.first_seed)
+    lms = load_models(config, resolved.models & {"reference"}, seeds)
+    ensemble = ensemble_of(resolved.explorer)
+    features = make_features(lms, resolved.features) if resolved.features else None
+    scorer = None
+    if ENSEMBLE in resolved.explorer.needs:
+        assert ensemble is not None, "the run's own process has checked it"
+        assert features is not None, "an ensemble reads features"
+        scorer = make_scorer(ensemble, features, seeds)
+    return make_actor_side(
+        resolved,
+        lms,
+        make_renderer(config, lms["policy"]),
+        make_batched(resolved),
+        seeds,
+        scorer=scorer,
+        features=features,
+        records_text_ends=plan.records_text_ends,
+    )
+
+
+def _context(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:
+    """Return the largest number of tokens that every model reads which samples; None if no limit is known."""
+    sampled = {"policy", *(resolved.slots & lms.keys())}
+    return min((size for name in sampled if (size := lms[name].context_length) is not None), default=None)

@@ -1,0 +1,113 @@
+"""A process of its own makes the side that samples from the run's configuration. It samples what the run's
+own process samples."""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import World, made
+
+from oat import wire
+from oat.build.actor_side import ActorPlan, open_actor_side
+from oat.build.resolve import resolve
+from oat.build.run import build
+from oat.config.load import load_config
+from oat.runtime.transfer import buckets
+from oat.types import Shipment
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "xpo": ("dpo", {"algorithm": {"name": "xpo", "prompts": 4}, "engine.own_reference": True}),
+    "bfloat16": ("grpo", {"engine.dtype": "bfloat16"}),
+    "an adapter": ("dpo", {"model.lora": {"rank": 2}, "model.reference_update": {"mix": 0.3}}),
+    "a lagging sampler": ("grpo", {"learner.sync_every": 2}),
+    "an ensemble": (
+        "dpo",
+        {"explorer": {"name": "ensemble", "samples": 4, "ensemble": {"members": 2, "hidden": 4}}},
+    ),
+}
+ADDRESS = ("train", 1, 0)
+
+
+def work(pipe: Connection) -> None:
+    """Be a worker: each message is the name of a method and its arguments, encoded; so is each reply."""
+    torch.set_num_threads(1)
+    name, arguments = wire.decode(pipe.recv_bytes())
+    assert name == "open"
+    side = open_actor_side(ActorPlan(*arguments))
+    while True:
+        name, arguments = wire.decode(pipe.recv_bytes())
+        if name == "close":
+            side.close()
+            return
+        if name == "versions":
+            side.versions.update(arguments[0])
+            reply = None
+        elif name in ("begin", "put", "commit"):
+            slot, *rest = arguments
+            reply = getattr(side.inboxes[slot], name)(*rest)
+        else:
+            reply = getattr(side.actor, name)(*arguments)
+        pipe.send_bytes(wire.encode(reply))
+
+
+class Worker:
+    def __init__(self, plan: ActorPlan):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=work, args=(other,))
+        self.process.start()
+        other.close()
+        self.pipe.send_bytes(wire.encode(("open", (plan.config, plan.first_seed, plan.records_text_ends))))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        self.pipe.send_bytes(wire.encode((name, arguments)))
+        return wire.decode(self.pipe.recv_bytes())
+
+    def close(self) -> None:
+        self.pipe.send_bytes(wire.encode(("close", ())))
+        self.process.join(20)
+        assert self.process.exitcode == 0
+
+
+@pytest.mark.sample("xpo", seconds=6)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
+    name: str, world: World, tmp_path: Path
+) -> None:
+    """After a push of changed weights, in buckets, the worker's samples and scores are bitwise those of the
+    run's own actor."""
+    recipe, changes = RUNS[name]
+    config = world.config(recipe, tmp_path, {**changes, "engine.deterministic": True, "engine.threads": 1})
+    resolved = resolve(*load_config(config))
+    run: Any = build(resolved, directory=made(tmp_path / "run"))
+    run.weights.restore(run.learner)
+    learner = getattr(run.learner, "_box", run.learner)
+    with torch.no_grad():
+        for tensor in learner.models["policy"].trainable().values():
+            tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)), alpha=0.02)
+    run.weights.sync(run.learner, 1)
+    worker = Worker(ActorPlan(resolved.as_yaml(), run.seeds.first, False))
+    try:
+        for slot in run.weights.synced:
+            tensors = run.learner.tensors({"sampler": "policy"}.get(slot, slot))
+            if slot in run.weights.dtypes:
+                tensors = {key: tensor.to(run.weights.dtypes[slot]) for key, tensor in tensors.items()}
+            worker.call("begin", slot, Shipment(slot, 1, tuple(tensors)))
+            for bucket in buckets(slot, 1, tensors, 1000):
+                worker.call("put", slot, bucket)
+            assert worker.call("commit", slot).version == 1
+        worker.call("versions", dict(run.weights.versions))
+        plan, needs = run.plans(1), sorted(resolved.explorer.needs)
+        prompts = run.collector.prompts.take(4)
+        here = run.collector.actor.sample(prompts, plan.samples, ADDRESS)
+        there = worker.call("sample", prompts, dict(plan.samples), list(ADDRESS))
+        assert wire.encode(here) == wire.encode(there)
+        scores = run.collector.actor.score(here, needs)
+        assert wire.encode(scores) == wire.encode(worker.call("score", there, needs))
+    finally:
+        worker.close()
+        run.ledger.close()
