@@ -23,7 +23,7 @@ OUTSIDE = {
 SECTIONS = {f.name for f in fields(Config)}
 DOORS = {
     "oat.config.settings": {"Config"},
-    "oat.config.load": {"load_config", "stored_config", "convert"},
+    "oat.config.load": {"load_config", "parse_config", "stored_config", "convert"},
     "oat.build.resolve": {"resolve", "make_objective"},
     "oat.build.resolved": {"Resolved"},
     "oat.build.targets": {"resolve_file", "resolve_tree", "resolve_evaluated", "evaluated_as"},

@@ -103,6 +103,8 @@ def examples():
             types.Branching(3, "\n", 8),
         ],
         types.Requires("compare", frozenset({"sampler", "reference"}), frozenset(), True),
+        types.Shipment("sampler", 3, ("lm_head.weight",)),
+        types.Bucket("sampler", 3, {"lm_head.weight": torch.ones(2)}, {"lm_head.weight": 2**32 - 1}),
         types.Receipt("sampler", 3, {"lm_head.weight": 2**32 - 1}),
         types.Batch(
             trajectories,

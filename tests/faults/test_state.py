@@ -120,6 +120,7 @@ OTHERWISE = {
     r"run\.collector\.actor\.engine\._versions\[#2\]": (
         "the slot `policy` of its own, which is loaded before every evaluation"
     ),
+    r"run\.(weights|collector\.actor)\.versions\['policy'\]": "likewise",
     r"run\.learner\.trained\['(policy|critic)'\]\.optimiser\.param_groups\[\d\]\['lr'\]": (
         "set from the schedule before every optimiser step"
     ),

@@ -98,7 +98,7 @@ class Decoding:
         self._lengths_N = np.array([len(request.ids) for request in requests])
         self._keys_N = np.array([request.key for request in requests], dtype=np.uint64)
         samplings = [request.sampling for request in requests]
-        self._truncates = any(sampling.truncates or sampling.temperature != 1.0 for sampling in samplings)
+        self._truncates = any(sampling.changes_logits for sampling in samplings)
         self._settings_N = (
             torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32),
             torch.tensor([sampling.top_k for sampling in samplings]),

@@ -143,7 +143,7 @@ class TorchMemory:
 def _draw(logits_RV: Tensor, sampling: Sampling) -> None:
     """Use as much memory as the engine when it draws tokens. These logits have no values, so they cannot be
     truncated (top-k, top-p, min-p). Tensors of the sizes that truncation makes are made instead."""
-    drawable_RV = logits_RV / 2 if sampling.truncates or sampling.temperature != 1 else logits_RV
+    drawable_RV = logits_RV / 2 if sampling.changes_logits else logits_RV
     if sampling.truncates:
         some_RV = drawable_RV.clone()
         if sampling.top_p < 1 and sampling.top_k == 0:

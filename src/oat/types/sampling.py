@@ -44,6 +44,11 @@ class Sampling:
         """True if top-k, top-p or min-p may exclude ids."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
+    @property
+    def changes_logits(self) -> bool:
+        """True if tokens are drawn from another distribution than the model's."""
+        return self.truncates or self.temperature != 1.0
+
     def most_kept(self, num_tokens: int) -> int:
         """Return the largest number of ids that a recorded kept set can have; 0 if kept sets are not
         recorded.
