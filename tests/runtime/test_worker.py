@@ -11,7 +11,7 @@ import torch
 from fixtures import World, made
 
 from oat import wire
-from oat.build.actor_side import ActorPlan, open_actor_side
+from oat.build.actor_side import ActorPlan, ActorWorker
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.load import load_config
@@ -33,25 +33,12 @@ ADDRESS = ("train", 1, 0)
 
 
 def work(pipe: Connection) -> None:
-    """Be a worker: each message is the name of a method and its arguments, encoded; so is each reply."""
+    """Be a worker: answer every message but an empty one."""
     torch.set_num_threads(1)
-    name, arguments = wire.decode(pipe.recv_bytes())
-    assert name == "open"
-    side = open_actor_side(ActorPlan(*arguments))
-    while True:
-        name, arguments = wire.decode(pipe.recv_bytes())
-        if name == "close":
-            side.close()
-            return
-        if name == "versions":
-            side.versions.update(arguments[0])
-            reply = None
-        elif name in ("begin", "put", "commit"):
-            slot, *rest = arguments
-            reply = getattr(side.inboxes[slot], name)(*rest)
-        else:
-            reply = getattr(side.actor, name)(*arguments)
-        pipe.send_bytes(wire.encode(reply))
+    worker = ActorWorker(pipe.recv_bytes())
+    while message := pipe.recv_bytes():
+        pipe.send_bytes(worker.call(message))
+    worker.close()
 
 
 class Worker:
@@ -61,14 +48,14 @@ class Worker:
         self.process = context.Process(target=work, args=(other,))
         self.process.start()
         other.close()
-        self.pipe.send_bytes(wire.encode(("open", (plan.config, plan.first_seed, plan.records_text_ends))))
+        self.pipe.send_bytes(plan.encoded)
 
     def call(self, name: str, *arguments: Any) -> Any:
         self.pipe.send_bytes(wire.encode((name, arguments)))
         return wire.decode(self.pipe.recv_bytes())
 
     def close(self) -> None:
-        self.pipe.send_bytes(wire.encode(("close", ())))
+        self.pipe.send_bytes(b"")
         self.process.join(20)
         assert self.process.exitcode == 0
 
@@ -100,7 +87,6 @@ def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
             for bucket in buckets(slot, 1, tensors, 1000):
                 worker.call("put", slot, bucket)
             assert worker.call("commit", slot).version == 1
-        worker.call("versions", dict(run.weights.versions))
         plan, needs = run.plans(1), sorted(resolved.explorer.needs)
         prompts = run.collector.prompts.take(4)
         here = run.collector.actor.sample(prompts, plan.samples, ADDRESS)

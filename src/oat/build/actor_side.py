@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from oat import wire
 from oat.build.engine import make_sampling, run_engine
 from oat.build.ensemble import make_features, make_scorer
 from oat.build.environment import make_batched
-from oat.build.models import load_models
+from oat.build.models import load_models, shared_slots
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
@@ -62,6 +63,11 @@ class ActorPlan:
     config: str
     first_seed: int
     records_text_ends: bool
+
+    @property
+    def encoded(self) -> bytes:
+        """The plan as bytes; see `ActorWorker`."""
+        return wire.encode((self.config, self.first_seed, self.records_text_ends))
 
 
 def make_actor_side(
@@ -135,6 +141,35 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
         features=features,
         records_text_ends=plan.records_text_ends,
     )
+
+
+class ActorWorker:
+    """A side in a process of its own. It is called with bytes, and answers with bytes (`wire.py`).
+
+    Args:
+        plan: the fields of the `ActorPlan`, encoded.
+    """
+
+    def __init__(self, plan: bytes):
+        config, first_seed, records_text_ends = wire.decode(plan)
+        self._side = open_actor_side(ActorPlan(config, first_seed, records_text_ends))
+        self._shared = shared_slots(parse_config(config)[0])
+
+    def call(self, data: bytes) -> bytes:
+        """Call a method: `sample`, `branch`, `score` or `work` of the actor; or `begin`, `put` or `commit` of
+        the inbox of a slot, whose name is the first argument."""
+        name, arguments = wire.decode(data)
+        if name not in ("begin", "put", "commit"):
+            return wire.encode(getattr(self._side.actor, name)(*arguments))
+        slot, *rest = arguments
+        reply = getattr(self._side.inboxes[slot], name)(*rest)
+        if name == "commit":
+            for each in next((slots for slots in self._shared if slot in slots), {slot}):
+                self._side.versions[each] = reply.version
+        return wire.encode(reply)
+
+    def close(self) -> None:
+        self._side.close()
 
 
 def _context(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:
