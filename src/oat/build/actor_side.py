@@ -4,10 +4,11 @@ learner (`make_actor_side`), or in a worker's (`open_actor_side`)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from oat import protocols as boxes
 from oat import wire
 from oat.build.engine import make_sampling, run_engine
 from oat.build.ensemble import make_features, make_scorer
@@ -17,7 +18,6 @@ from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
 from oat.config.load import parse_config
-from oat.engines.base import Engine
 from oat.environments.batched import BatchedEnvironment
 from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
@@ -26,10 +26,16 @@ from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features
 from oat.runtime.local import over_wire
+from oat.runtime.pool import ActorPool
+from oat.runtime.ray import start_actors
 from oat.runtime.transfer import Inbox
+from oat.runtime.weights import Receiver
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE
+
+_SLOTS = ("sampler", "policy", "reference")
+"""The slots of an engine that weights may be sent to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,17 +43,17 @@ class ActorSide:
     """The boxes that sample.
 
     Attributes:
+        threads: number of threads of the engine; None: no number of its own.
         inboxes: where the weights of each slot arrive, by slot.
-        versions: the version that each slot was last given (`Weights.versions`). The actor refuses responses
-            of other versions.
-        close: releases the environment.
+        versions: the version that each slot was last given. The actor refuses responses of other versions.
+        close: releases what the side holds.
     """
 
-    actor: Actor
-    engine: Engine
-    inboxes: Mapping[str, Inbox]
+    actor: boxes.Actor
+    threads: int | None
+    inboxes: Mapping[str, Receiver]
     versions: dict[str, int]
-    close: Callable[[], None]
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,9 @@ def make_actor_side(
         versions=versions,
     )
     inbox = Inbox(engine)
-    inboxes = dict.fromkeys(("sampler", "policy", "reference"), inbox)
+    inboxes: dict[str, Receiver] = dict.fromkeys(_SLOTS, inbox)
     inboxes |= {ENSEMBLE: Inbox(scorer)} if scorer is not None else {}
-    return ActorSide(actor, engine, inboxes, versions, environment.close if environment else lambda: None)
+    return ActorSide(actor, engine.threads, inboxes, versions)
 
 
 def open_actor_side(plan: ActorPlan) -> ActorSide:
@@ -131,16 +137,39 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
         assert ensemble is not None, "the run's own process has checked it"
         assert features is not None, "an ensemble reads features"
         scorer = make_scorer(ensemble, features, seeds)
-    return make_actor_side(
+    environment = make_batched(resolved)
+    side = make_actor_side(
         resolved,
         lms,
         make_renderer(config, lms["policy"]),
-        make_batched(resolved),
+        environment,
         seeds,
         scorer=scorer,
         features=features,
         records_text_ends=plan.records_text_ends,
     )
+    return side if environment is None else replace(side, close=environment.close)
+
+
+def start_actor_sides(resolved: Resolved, seeds: Seeds, *, records_text_ends: bool) -> ActorSide:
+    """Start sides in processes of a Ray cluster (`compute.runtime: ray`), and return them as one.
+
+    Raises:
+        OatError: Ray is not installed, or a side cannot be made.
+    """
+    compute = resolved.config.compute
+    plan = ActorPlan(resolved.as_yaml(), seeds.first, records_text_ends)
+    remotes, cluster = start_actors(
+        "oat.build.actor_side:ActorWorker", plan.encoded, compute.actors, compute.actor_cpus, compute.address
+    )
+    pool = ActorPool(remotes, shared_slots(resolved.config))
+    slots = {*_SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}
+
+    def close() -> None:
+        pool.close()
+        cluster.close()
+
+    return ActorSide(pool, None, {slot: pool.inbox(slot) for slot in slots}, pool.versions, close)
 
 
 class ActorWorker:

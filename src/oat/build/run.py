@@ -14,7 +14,7 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
-from oat.build.actor_side import ActorSide, make_actor_side
+from oat.build.actor_side import ActorSide, make_actor_side, start_actor_sides
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
@@ -118,7 +118,7 @@ def build(
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
     seeds = seeds or Seeds(config.seed, first_seed(home.directory, config.seed))
     computing = _computing(resolved, run_inputs, home.directory, seeds, load)
-    ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=ENSEMBLE in computing.side.inboxes)
+    ledger = _ledger(resolved, home, run_inputs, seeds, computing.side)
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
     collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
@@ -189,17 +189,21 @@ def _computing(
         )
     with resolved.blame("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
-    side = make_actor_side(
-        resolved,
-        lms,
-        renderer,
-        run_inputs.environment,
-        seeds,
-        scorer=ensemble.scorer if ensemble else None,
-        features=features,
-        records_text_ends=run_inputs.has_character_steps,
-        load=load,
-    )
+    has_ends = run_inputs.has_character_steps
+    if config.compute.runtime == "ray" and lms["policy"].has_weights:
+        side = start_actor_sides(resolved, seeds, records_text_ends=has_ends)
+    else:
+        side = make_actor_side(
+            resolved,
+            lms,
+            renderer,
+            run_inputs.environment,
+            seeds,
+            scorer=ensemble.scorer if ensemble else None,
+            features=features,
+            records_text_ends=has_ends,
+            load=load,
+        )
     return _Computing(
         learner=_apart(config, learner, ensemble),
         own_learner=learner,
@@ -284,11 +288,9 @@ def _of_objectives(objectives: Sequence[Objective]) -> dict[str, boxes.Stateful]
     return dict(zip(("objective", ENSEMBLE), objectives, strict=False))
 
 
-def _ledger(
-    resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, *, has_ensemble: bool
-) -> Ledger:
+def _ledger(resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, side: ActorSide) -> Ledger:
     config, o = resolved.config, resolved.config.oracle
-    believed = {ENSEMBLE: BeliefOracle()} if has_ensemble else {}
+    believed = {ENSEMBLE: BeliefOracle()} if ENSEMBLE in side.inboxes else {}
     asked: dict[str, Oracle] = {**run_inputs.oracles, **believed}
     return Ledger(
         Store(home.directory / "ledger.sqlite"),
@@ -303,8 +305,13 @@ def _ledger(
         keep_groups=config.tracking.keep_trajectories,
         known_versions=versions_of(run_inputs.known, run_inputs.roles),
         check_interrupt=home.interruption.check_interrupt,
-        release=run_inputs.close,
+        release=partial(_release, run_inputs, side),
     )
+
+
+def _release(run_inputs: RunInputs, side: ActorSide) -> None:
+    run_inputs.close()
+    side.close()
 
 
 def _refill(resolved: Resolved) -> Refill | None:
@@ -391,7 +398,7 @@ def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]
         torch.set_num_threads(choose_threads(learner, computing.objectives[0]))
     return {
         ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
-        ("engine", "threads"): computing.side.engine.threads,
+        ("engine", "threads"): computing.side.threads,
         ("compute", "threads"): torch.get_num_threads(),
     }
 

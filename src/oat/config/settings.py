@@ -426,6 +426,15 @@ class ComputeConfig:
     """Threads of torch. If engine.threads is not set, they are also the engine's. None, on a GPU: torch's
     default. None, on the CPU: the fastest number in a short measurement; it is made when the run is created,
     and its result is kept."""
+    runtime: Literal["local", "ray"] = "local"
+    """Where responses are sampled: in the run's own process (`local`), or in processes of a Ray cluster
+    (`ray`)."""
+    actors: Count = 1
+    """Number of processes that sample. Only with runtime: ray."""
+    actor_cpus: Positive = 1.0
+    """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
+    address: str | None = None
+    """Address of a running Ray cluster. None: a cluster is started on this machine, and ends with the run."""
     serialise: bool = False
     """Sends every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None
