@@ -140,6 +140,12 @@ class WeightsError(OatError, RuntimeError):
     exit_code = 1
 
 
+class ActorError(OatError, RuntimeError):
+    """A process that samples has ended, or did not answer in time."""
+
+    exit_code = 1
+
+
 class NonFiniteError(OatError, ArithmeticError):
     """A number that sampling or learning depends on is not finite. The error is raised before the optimiser
     changes a weight."""

@@ -18,21 +18,49 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sample("grpo-2", seconds=15)
 @pytest.mark.parametrize("actors", [1, 2, 3])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_on_ray_is_the_local_run(name: str, actors: int, world: World, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     recipe, changes = RUNS[name]
     changes = {**changes, "engine.deterministic": True, "engine.threads": 1}
     digests = []
     for where in ("local", "ray"):
-        own = {
-            "compute.runtime": where,
-            "compute.actors": actors if where == "ray" else 1,
-            "compute.actor_cpus": 0.5,
-            "run_dir": str(tmp_path / where),
-        }
+        cluster = {"compute.runtime": "ray", "compute.actors": actors, "compute.actor_cpus": 0.5}
+        own = {"run_dir": str(tmp_path / where), **(cluster if where == "ray" else {})}
         assert oat("train", world.config(recipe, tmp_path, {**changes, **own})) == 0
         digests.append(digest_run(tmp_path / where))
     assert digests[0] == digests[1]
+
+
+def test_more_actors_than_the_cluster_has_room_for(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"compute.runtime": "ray", "compute.actors": 999}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    error = capsys.readouterr().err
+    assert "999 actors of 1 logical CPUs each need 999, and the cluster has" in error
+
+
+def test_no_cluster_answers_at_the_address(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"compute.runtime": "ray", "compute.address": "127.0.0.1:1"}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    assert "no Ray cluster can be used at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_settings_of_a_cluster_without_one(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oat("check", world.config("grpo", tmp_path, {"compute.actors": 2})) == 2
+    assert "nothing reads compute.actors" in capsys.readouterr().err
+
+
+def test_the_places_of_a_run_on_a_cluster(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`oat check` starts no cluster."""
+    changes = {"compute.runtime": "ray", "compute.actors": 2}
+    assert oat("check", world.config("grpo", tmp_path, changes)) == 0
+    assert "2 actors on a Ray cluster" in " ".join(capsys.readouterr().out.split())

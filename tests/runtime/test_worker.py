@@ -52,7 +52,7 @@ class Worker:
 
     def call(self, name: str, *arguments: Any) -> Any:
         self.pipe.send_bytes(wire.encode((name, arguments)))
-        return wire.decode(self.pipe.recv_bytes())
+        return wire.decode(self.pipe.recv_bytes())["value"]
 
     def close(self) -> None:
         self.pipe.send_bytes(b"")

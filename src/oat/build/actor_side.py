@@ -3,8 +3,9 @@ them. It is made in the process that samples, from the configuration: in the run
 learner (`make_actor_side`), or in a worker's (`open_actor_side`)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
 from oat.config.load import parse_config
 from oat.environments.batched import BatchedEnvironment
+from oat.errors import OatError
 from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
@@ -27,13 +29,14 @@ from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features
 from oat.runtime.local import over_wire
 from oat.runtime.pool import ActorPool
-from oat.runtime.ray import start_actors
+from oat.runtime.ray import Cluster
 from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Receiver
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE
 
+_WORKER = "oat.build.actor_side:ActorWorker"
 _SLOTS = ("sampler", "policy", "reference")
 """The slots of an engine that weights may be sent to."""
 
@@ -159,9 +162,18 @@ def start_actor_sides(resolved: Resolved, seeds: Seeds, *, records_text_ends: bo
     """
     compute = resolved.config.compute
     plan = ActorPlan(resolved.as_yaml(), seeds.first, records_text_ends)
-    remotes, cluster = start_actors(
-        "oat.build.actor_side:ActorWorker", plan.encoded, compute.actors, compute.actor_cpus, compute.address
-    )
+    with resolved.blame("compute.runtime"):
+        cluster = Cluster(compute.address)
+    try:
+        with resolved.blame("compute.actors"):
+            cluster.refuse_too_many(compute.actors, compute.actor_cpus)
+    except OatError:
+        cluster.close()
+        raise
+    remotes = [
+        cluster.start(f"actor {number}", _WORKER, plan.encoded, compute.actor_cpus, compute.deadline_s)
+        for number in range(compute.actors)
+    ]
     pool = ActorPool(remotes, shared_slots(resolved.config))
     slots = {*_SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}
 
@@ -186,16 +198,26 @@ class ActorWorker:
 
     def call(self, data: bytes) -> bytes:
         """Call a method: `sample`, `branch`, `score` or `work` of the actor; or `begin`, `put` or `commit` of
-        the inbox of a slot, whose name is the first argument."""
+        the inbox of a slot, whose name is the first argument.
+
+        Returns:
+            The encoded dict {"value": result}; or {"error": name, "text": message} of an error of ours.
+        """
         name, arguments = wire.decode(data)
+        try:
+            return wire.encode({"value": self._called(name, arguments)})
+        except OatError as error:
+            return wire.encode({"error": type(error).__name__, "text": str(error)})
+
+    def _called(self, name: str, arguments: Sequence[Any]) -> Any:
         if name not in ("begin", "put", "commit"):
-            return wire.encode(getattr(self._side.actor, name)(*arguments))
+            return getattr(self._side.actor, name)(*arguments)
         slot, *rest = arguments
         reply = getattr(self._side.inboxes[slot], name)(*rest)
         if name == "commit":
             for each in next((slots for slots in self._shared if slot in slots), {slot}):
                 self._side.versions[each] = reply.version
-        return wire.encode(reply)
+        return reply
 
     def close(self) -> None:
         self._side.close()

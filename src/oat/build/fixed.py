@@ -23,6 +23,7 @@ FREE = (
     "compute.actors",
     "compute.actor_cpus",
     "compute.address",
+    "compute.deadline_s",
     "compute.serialise",
     "compute.memory_gb",
     "oracle.deadline_s",

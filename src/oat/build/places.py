@@ -73,6 +73,9 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
         )
 
     synced = f"new weights every {many(c.sync_every, 'step')}"
+    if config.compute.runtime == "ray":
+        where = f"the Ray cluster {config.compute.address}" if config.compute.address else "a Ray cluster"
+        synced += f"; {many(config.compute.actors, 'actor')} on {where}"
     yield (
         "engine",
         (

@@ -434,7 +434,11 @@ class ComputeConfig:
     actor_cpus: Positive = 1.0
     """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
     address: str | None = None
-    """Address of a running Ray cluster. None: a cluster is started on this machine, and ends with the run."""
+    """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
+    with the run."""
+    deadline_s: Positive = 1800.0
+    """Longest time in seconds that a run waits for a reply of one of these processes. Then the run ends with
+    an error that names the process and the call."""
     serialise: bool = False
     """Sends every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None

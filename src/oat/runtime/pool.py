@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oat import wire
+from oat import errors, wire
 from oat.errors import WeightsError
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
 
@@ -26,8 +26,12 @@ class Remote(Protocol):
 
     name: str
 
-    def call(self, data: bytes) -> Pending:
-        """Send a call, the encoded pair of a method's name and its arguments, and return at once."""
+    def call(self, what: str, data: bytes) -> Pending:
+        """Send a call, the encoded pair of a method's name and its arguments, and return at once.
+
+        Args:
+            what: the method's name, for messages.
+        """
 
     def close(self) -> None:
         """End the process."""
@@ -79,18 +83,20 @@ class ActorPool:
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """Return scores of the samples, by name; see `protocols.Actor`."""
-        shares = self._shares(groups)
-        pending = [
-            remote.call(wire.encode(("score", (share, list(needs))))) for remote, share in shares if share
+        found = [
+            each()
+            for each in [
+                self._call(remote, "score", (share, list(needs)))
+                for remote, share in self._shares(groups)
+                if share
+            ]
         ]
-        found = [wire.decode(each()) for each in pending]
-        return (
-            {name: [scores for each in found for scores in each[name]] for name in found[0]} if found else {}
-        )
+        names = found[0] if found else ()
+        return {name: [scores for each in found for scores in each[name]] for name in names}
 
     def work(self) -> Work:
         """Return the work of all actors together."""
-        return sum((wire.decode(each()) for each in self._all("work")), Work())
+        return sum(self.deliver("work"), Work())
 
     def inbox(self, slot: str) -> "PoolInbox":
         """Return the place where the weights of a slot arrive, for all actors."""
@@ -102,16 +108,33 @@ class ActorPool:
 
     def deliver(self, name: str, *arguments: Any) -> list[Any]:
         """Call a method of all actors at the same time, and return their results."""
-        return [wire.decode(each()) for each in self._all(name, *arguments)]
+        data = wire.encode((name, arguments))
+        return [each() for each in [self._send(remote, name, data) for remote in self.remotes]]
 
     def given(self, slot: str, version: int) -> None:
         """Note that all actors have these weights."""
         for name in next((slots for slots in self._shared if slot in slots), {slot}):
             self.versions[name] = version
 
-    def _all(self, name: str, *arguments: Any) -> list[Pending]:
-        data = wire.encode((name, arguments))
-        return [remote.call(data) for remote in self.remotes]
+    def _call(self, remote: Remote, name: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+        return self._send(remote, name, wire.encode((name, arguments)))
+
+    def _send(self, remote: Remote, name: str, data: bytes) -> Callable[[], Any]:
+        """Send a call, and return a function that waits for the reply and returns its value.
+
+        Raises:
+            OatError: in the wait: what the actor raised.
+        """
+        pending = remote.call(name, data)
+
+        def wait() -> Any:
+            reply = wire.decode(pending())
+            if "error" not in reply:
+                return reply["value"]
+            error = getattr(errors, reply["error"])
+            raise error.__new__(error, f"{remote.name}: {reply['text']}")
+
+        return wait
 
     def _shares(self, items: Sequence[Any]) -> list[tuple[Remote, list[Any]]]:
         bounds = np.linspace(0, len(items), len(self.remotes) + 1).round().astype(int)
@@ -122,11 +145,9 @@ class ActorPool:
 
     def _shared_out(self, name: str, items: Sequence[Any], others: tuple[Any, ...]) -> list[Group]:
         pending = [
-            remote.call(wire.encode((name, (share, *others))))
-            for remote, share in self._shares(items)
-            if share
+            self._call(remote, name, (share, *others)) for remote, share in self._shares(items) if share
         ]
-        return [group for each in pending for group in wire.decode(each())]
+        return [group for each in pending for group in each()]
 
     def _refuse_other_versions(self, group: Group) -> None:
         for trajectory in group.trajectories:

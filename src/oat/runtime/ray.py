@@ -1,17 +1,21 @@
 """The runtime `ray`: a cluster, and actors on it (`runtime/pool.py`).
 
-Ray pickles the name of a class of ours and bytes; values of models and users travel as bytes of `wire.py`. A
-cluster that is started here is reached with a token only.
+Ray pickles the name of a class of ours, and bytes. Values of models and users travel as bytes of `wire.py`,
+and so do errors. A cluster that is started here is one of this machine, and answers those who have its token.
 """
 
 import logging
 import os
+import socket
 from types import ModuleType
 from typing import Any
 
-from oat.errors import ConfigError
+from oat.errors import ActorError, ConfigError
 from oat.plugins.loading import load_symbol
 from oat.runtime.pool import Pending
+
+_CONNECT_S = 5.0
+"""Longest time in seconds until a cluster answers at its address."""
 
 
 class _Worker:
@@ -29,22 +33,31 @@ class _Worker:
         reply: bytes = self._worker.call(data)
         return reply
 
-    def close(self) -> None:
-        self._worker.close()
-
 
 class RayRemote:
     """An actor on the cluster (`pool.Remote`)."""
 
-    def __init__(self, ray: ModuleType, handle: Any, name: str):
+    def __init__(self, ray: ModuleType, handle: Any, name: str, deadline_s: float):
         self.name = name
-        self._ray, self._handle = ray, handle
+        self._ray, self._handle, self._deadline_s = ray, handle, deadline_s
 
-    def call(self, data: bytes) -> Pending:
+    def call(self, what: str, data: bytes) -> Pending:
         reference = self._handle.call.remote(data)
 
         def wait() -> bytes:
-            reply: bytes = self._ray.get(reference)
+            try:
+                reply: bytes = self._ray.get(reference, timeout=self._deadline_s)
+            except self._ray.exceptions.GetTimeoutError:
+                raise ActorError(
+                    f"{self.name} has not answered the call `{what}` within {self._deadline_s:g} s "
+                    "(compute.deadline_s); see what keeps it, or raise the deadline, and continue the run"
+                ) from None
+            except self._ray.exceptions.RayError as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise ActorError(
+                    f"{self.name} failed in the call `{what}` ({reason}); the run continues with the same "
+                    "command from its last checkpoint"
+                ) from None
             return reply
 
         return wait
@@ -53,29 +66,15 @@ class RayRemote:
         self._ray.kill(self._handle)
 
 
-def start_actors(
-    symbol: str, plan: bytes, count: int, cpus: float, address: str | None
-) -> tuple[list[RayRemote], "Cluster"]:
-    """Start actors on a cluster.
+class Cluster:
+    """A cluster that this process uses.
 
     Args:
-        symbol: the class that each actor makes, as `package.module:Name`.
-        plan: the argument of this class.
-        cpus: logical CPUs of an actor.
         address: of a running cluster; None: a cluster is started on this machine.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or no cluster answers at the address.
     """
-    cluster = Cluster(address)
-    remote = cluster.ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(_Worker)
-    names = [f"actor {number}" for number in range(count)]
-    actors = [RayRemote(cluster.ray, remote.remote(symbol, plan), name) for name in names]
-    return actors, cluster
-
-
-class Cluster:
-    """A cluster that this process uses."""
 
     def __init__(self, address: str | None):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -87,14 +86,65 @@ class Cluster:
                 "compute.runtime ray needs the package ray, which is not installed; pip install "
                 "'oat-align[ray]'"
             ) from None
-        self.ray: ModuleType = ray
-        options: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        ray.init(
-            address=address or "local",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **({} if address else options),
-        )
+        self._ray: ModuleType = ray
+        if address is not None:
+            _refuse_silent(address)
+        own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        try:
+            ray.init(
+                address=address or "local",
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                **({} if address else own),
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise _no_cluster(address or "this machine", error) from None
+
+    def refuse_too_many(self, actors: int, cpus: float) -> None:
+        """Refuse more actors than the cluster has logical CPUs for.
+
+        Raises:
+            ConfigError: it has too few.
+        """
+        has = self._ray.cluster_resources().get("CPU", 0.0)
+        if actors * cpus > has:
+            raise ConfigError(
+                f"{actors} actors of {cpus:g} logical CPUs each need {actors * cpus:g}, and the cluster has "
+                f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
+            )
+
+    def start(self, name: str, symbol: str, plan: bytes, cpus: float, deadline_s: float) -> RayRemote:
+        """Start an actor, and return at once.
+
+        Args:
+            name: for messages.
+            symbol: the class that it makes, as `package.module:Name`.
+            plan: the argument of this class.
+            cpus: logical CPUs that it takes.
+            deadline_s: longest time in seconds for a reply.
+        """
+        remote = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(_Worker)
+        return RayRemote(self._ray, remote.remote(symbol, plan), name, deadline_s)
 
     def close(self) -> None:
-        self.ray.shutdown()
+        self._ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address at which nothing answers. Ray itself would try for minutes.
+
+    Raises:
+        ConfigError: there is no such address, or nothing answers.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(where: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"no Ray cluster can be used at {where} ({error}); start one with `ray start --head`, give its "
+        "address as host:port, or remove compute.address"
+    )
