@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "build": (
         "algorithms collector config control data engines environments errors evaluation "
         "explore files hardware learner ledger loop metrics models oracles plugins "
-        "protocols rollout rundir runtime seeds text tracking types"
+        "protocols rollout rundir runtime seeds text tracking types wire"
     ),
     "cli": "build commands control errors files loop oracles plugins quickstart reports",
     "collector": "errors explore protocols seeds types",

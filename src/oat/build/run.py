@@ -118,7 +118,7 @@ def build(
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
     seeds = seeds or Seeds(config.seed, first_seed(home.directory, config.seed))
     computing = _computing(resolved, run_inputs, home.directory, seeds, load)
-    ledger = _ledger(resolved, home, run_inputs, seeds, computing.side)
+    ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=ENSEMBLE in computing.side.inboxes)
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
     collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
@@ -192,6 +192,7 @@ def _computing(
     has_ends = run_inputs.has_character_steps
     if config.compute.runtime == "ray" and lms["policy"].has_weights:
         side = start_actor_sides(resolved, seeds, records_text_ends=has_ends)
+        run_inputs.closing.append(side.close)
     else:
         side = make_actor_side(
             resolved,
@@ -288,9 +289,11 @@ def _of_objectives(objectives: Sequence[Objective]) -> dict[str, boxes.Stateful]
     return dict(zip(("objective", ENSEMBLE), objectives, strict=False))
 
 
-def _ledger(resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, side: ActorSide) -> Ledger:
+def _ledger(
+    resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds, *, has_ensemble: bool
+) -> Ledger:
     config, o = resolved.config, resolved.config.oracle
-    believed = {ENSEMBLE: BeliefOracle()} if ENSEMBLE in side.inboxes else {}
+    believed = {ENSEMBLE: BeliefOracle()} if has_ensemble else {}
     asked: dict[str, Oracle] = {**run_inputs.oracles, **believed}
     return Ledger(
         Store(home.directory / "ledger.sqlite"),
@@ -305,13 +308,8 @@ def _ledger(resolved: Resolved, home: Home, run_inputs: RunInputs, seeds: Seeds,
         keep_groups=config.tracking.keep_trajectories,
         known_versions=versions_of(run_inputs.known, run_inputs.roles),
         check_interrupt=home.interruption.check_interrupt,
-        release=partial(_release, run_inputs, side),
+        release=run_inputs.close,
     )
-
-
-def _release(run_inputs: RunInputs, side: ActorSide) -> None:
-    run_inputs.close()
-    side.close()
 
 
 def _refill(resolved: Resolved) -> Refill | None:

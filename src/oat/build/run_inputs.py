@@ -1,7 +1,8 @@
 """The inputs of a run, made from its configuration: renderer, prompts, environment and oracles. None of them
 needs the weights of the run's models."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class RunInputs:
         known: the fingerprints of earlier processes of the run (`build/fingerprints.py`); None: there are
             none.
         inputs: the fingerprints of the present inputs.
+        closing: further functions that `close` calls.
     """
 
     outline: ModelOutline
@@ -66,6 +68,7 @@ class RunInputs:
     evaluation_oracles: dict[str, Addressed]
     known: Inputs | None
     inputs: Inputs
+    closing: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def roles(self) -> dict[str, Addressed]:
@@ -92,7 +95,10 @@ class RunInputs:
         return [source for source in (self.prompts, self.held_out, self.pairs) if source is not None]
 
     def close(self) -> None:
-        """Release the resources of the oracles and of the environment."""
+        """Release the resources of the oracles and of the environment, and of what else was made beside
+        them."""
+        for close in self.closing:
+            close()
         if self.environment is not None:
             self.environment.close()
         for oracle in {id(oracle): oracle for oracle in self.oracles.values()}.values():

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from oat.config.alarm_settings import AlarmsConfig
+from oat.config.compute_settings import ComputeConfig
 from oat.config.ranges import Count, Decay, NonNegative, Positive, Share, Whole
 
 
@@ -418,37 +419,6 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True)
-class ComputeConfig:
-    profile: Literal["cpu", "gpu"] = "cpu"
-    """Device of the models of learner and engine: the CPU (`cpu`), or one CUDA device of this machine (`gpu`;
-    docs/gpu.md)."""
-    threads: Count | None = None
-    """Threads of torch. If engine.threads is not set, they are also the engine's. None, on a GPU: torch's
-    default. None, on the CPU: the fastest number in a short measurement; it is made when the run is created,
-    and its result is kept."""
-    runtime: Literal["local", "ray"] = "local"
-    """Where responses are sampled: in the run's own process (`local`), or in processes of a Ray cluster
-    (`ray`)."""
-    actors: Count = 1
-    """Number of processes that sample. Only with runtime: ray."""
-    actor_cpus: Positive = 1.0
-    """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
-    address: str | None = None
-    """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
-    with the run."""
-    deadline_s: Positive = 1800.0
-    """Longest time in seconds that a run waits for a reply of one of these processes. Then the run ends with
-    an error that names the process and the call."""
-    serialise: bool = False
-    """Sends every value between boxes through the wire encoding, as a cluster would."""
-    memory_gb: Positive | None = None
-    """Memory for the run's tensors, 10^9 bytes. None: the memory that is free before any weight is loaded. If
-    the estimated need is clearly larger, the run is refused; a larger number here lets it start. If
-    learner.micro_batch_tokens is `auto`, this field must be set. The learner's models, optimisers and passes
-    are then fitted into this memory, and no estimate is compared with it."""
-
-
-@dataclass(frozen=True)
 class StopConfig:
     max_steps: Count | None = None
     """Number of steps of the run; None: no limit."""
@@ -489,7 +459,7 @@ class Config:
     evaluation: EvaluationConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
-    compute: ComputeConfig = ComputeConfig()
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     """Alarms that notice a collapsing run, each with its action."""
 
