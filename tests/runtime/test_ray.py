@@ -1,5 +1,10 @@
 """Runs whose responses are sampled in processes of a Ray cluster are bitwise the local ones."""
 
+import os
+import signal
+import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,47 @@ def test_a_run_on_ray_is_the_local_run(name: str, actors: int, world: World, tmp
         assert oat("train", world.config(recipe, tmp_path, {**changes, **own})) == 0
         digests.append(digest_run(tmp_path / where))
     assert digests[0] == digests[1]
+
+
+def workers() -> list[int]:
+    """Return the processes of Ray that are descendants of this one and sample."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()[1:]]
+    above = {int(pid): int(parent) for pid, parent, *_ in rows}
+
+    def is_ours(pid: int) -> bool:
+        while pid in above and pid != os.getpid():
+            pid = above[pid]
+        return pid == os.getpid()
+
+    return [int(pid) for pid, _, *args in rows if args[:1] and "_Worker" in args[0] and is_ours(int(pid))]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_an_actor_was_killed(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run ends with the name of the killed actor. The same command brings it to the end of the local run,
+    and no process is left."""
+    common = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 40, "evaluation.every": 20}
+    cluster = {"compute.runtime": "ray", "compute.actors": 2, "compute.actor_cpus": 0.5}
+    assert oat("train", world.config("grpo", tmp_path, {**common, "run_dir": str(tmp_path / "local")})) == 0
+    config = world.config("grpo", tmp_path, {**common, **cluster, "run_dir": str(tmp_path / "ray")})
+
+    def kill() -> None:
+        deadline = time.monotonic() + 120
+        while not any((tmp_path / "ray" / "checkpoints").glob("step_0*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(workers()[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert oat("train", config) == 1
+    killer.join()
+    assert "failed in the call `" in capsys.readouterr().err
+    assert workers() == []
+    assert oat("train", config) == 0
+    assert digest_run(tmp_path / "ray") == digest_run(tmp_path / "local")
 
 
 def test_more_actors_than_the_cluster_has_room_for(

@@ -11,7 +11,7 @@ import torch
 
 from oat import protocols as boxes
 from oat import wire
-from oat.build.engine import make_sampling, run_engine
+from oat.build.engine import given_threads, make_sampling, run_engine
 from oat.build.ensemble import make_features, make_scorer
 from oat.build.environment import make_batched
 from oat.build.models import load_models, shared_slots
@@ -181,7 +181,9 @@ def start_actor_sides(resolved: Resolved, seeds: Seeds, *, records_text_ends: bo
         pool.close()
         cluster.close()
 
-    return ActorSide(pool, None, {slot: pool.inbox(slot) for slot in slots}, pool.versions, close)
+    return ActorSide(
+        pool, given_threads(resolved), {slot: pool.inbox(slot) for slot in slots}, pool.versions, close
+    )
 
 
 class ActorWorker:

@@ -31,9 +31,7 @@ def run_engine(
         lms: the learner's models by name.
         load: function that loads a model that a slot cannot share.
     """
-    config = resolved.config
-    is_cpu = config.compute.profile == "cpu"
-    threads = resolved.engine.threads or (config.compute.threads if is_cpu else None)
+    config, threads = resolved.config, given_threads(resolved)
     kind: EngineKind = find_part(config, "engine", {})
     engine = kind.make(
         settings_of(config, "engine"),
@@ -44,9 +42,15 @@ def run_engine(
         threads=threads,
         pooling=pooling_of(resolved.features),
     )
-    if threads is None and is_cpu and lms["policy"].has_weights:
+    if threads is None and config.compute.profile == "cpu" and lms["policy"].has_weights:
         engine.choose_threads(max(1, resolved.plan.prompts * resolved.plan.responses))
     return engine
+
+
+def given_threads(resolved: Resolved) -> int | None:
+    """Return the number of the engine's threads that the configuration gives; None: it leaves them open."""
+    compute = resolved.config.compute
+    return resolved.engine.threads or (compute.threads if compute.profile == "cpu" else None)
 
 
 def engine_notes(resolved: Resolved) -> tuple[str, ...]:

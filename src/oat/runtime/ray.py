@@ -53,7 +53,7 @@ class RayRemote:
                     "(compute.deadline_s); see what keeps it, or raise the deadline, and continue the run"
                 ) from None
             except self._ray.exceptions.RayError as error:
-                reason = str(error).strip().splitlines()[-1]
+                reason = str(error).strip().splitlines()[-1].split(". ")[0]
                 raise ActorError(
                     f"{self.name} failed in the call `{what}` ({reason}); the run continues with the same "
                     "command from its last checkpoint"
@@ -79,6 +79,8 @@ class Cluster:
     def __init__(self, address: str | None):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address is None:
+            os.environ["RAY_AUTH_MODE"] = "token"
         try:
             import ray
         except ImportError:
