@@ -38,7 +38,6 @@ def work(pipe: Connection) -> None:
     worker = ActorWorker(pipe.recv_bytes())
     while message := pipe.recv_bytes():
         pipe.send_bytes(worker.call(message))
-    worker.close()
 
 
 class Worker:

@@ -4,7 +4,7 @@ learner (`make_actor_side`), or in a worker's (`open_actor_side`)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from oat.rollout.features import Features
 from oat.runtime.local import over_wire
 from oat.runtime.pool import ActorPool
 from oat.runtime.ray import Cluster
-from oat.runtime.transfer import Inbox
+from oat.runtime.transfer import Inbox, loaded_with
 from oat.runtime.weights import Receiver
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -46,10 +46,10 @@ class ActorSide:
     """The boxes that sample.
 
     Attributes:
-        threads: number of threads of the engine; None: no number of its own.
+        threads: number of threads of the engine; None: no number of its own, or each actor measured one.
         inboxes: where the weights of each slot arrive, by slot.
         versions: the version that each slot was last given. The actor refuses responses of other versions.
-        close: releases what the side holds.
+        close: ends the processes of the side.
     """
 
     actor: boxes.Actor
@@ -140,18 +140,16 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
         assert ensemble is not None, "the run's own process has checked it"
         assert features is not None, "an ensemble reads features"
         scorer = make_scorer(ensemble, features, seeds)
-    environment = make_batched(resolved)
-    side = make_actor_side(
+    return make_actor_side(
         resolved,
         lms,
         make_renderer(config, lms["policy"]),
-        environment,
+        make_batched(resolved),
         seeds,
         scorer=scorer,
         features=features,
         records_text_ends=plan.records_text_ends,
     )
-    return side if environment is None else replace(side, close=environment.close)
 
 
 def start_actor_sides(resolved: Resolved, seeds: Seeds, *, records_text_ends: bool) -> ActorSide:
@@ -174,7 +172,7 @@ def start_actor_sides(resolved: Resolved, seeds: Seeds, *, records_text_ends: bo
         cluster.start(f"actor {number}", _WORKER, plan.encoded, compute.actor_cpus, compute.deadline_s)
         for number in range(compute.actors)
     ]
-    pool = ActorPool(remotes, shared_slots(resolved.config))
+    pool = ActorPool(remotes)
     slots = {*_SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}
 
     def close() -> None:
@@ -217,12 +215,8 @@ class ActorWorker:
         slot, *rest = arguments
         reply = getattr(self._side.inboxes[slot], name)(*rest)
         if name == "commit":
-            for each in next((slots for slots in self._shared if slot in slots), {slot}):
-                self._side.versions[each] = reply.version
+            self._side.versions.update(dict.fromkeys(loaded_with(slot, self._shared), reply.version))
         return reply
-
-    def close(self) -> None:
-        self._side.close()
 
 
 def _context(resolved: Resolved, lms: Mapping[str, CausalLM]) -> int | None:

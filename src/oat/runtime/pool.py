@@ -41,18 +41,13 @@ class ActorPool:
     """Actors that work as one.
 
     Attributes:
-        versions: the version of the weights that each slot was last given. Responses of other versions are
-            refused on arrival.
+        versions: the version of the weights that each slot was last given; who transfers weights notes it
+            here (`Weights`). Responses of other versions are refused on arrival.
     """
 
-    def __init__(self, remotes: Sequence[Remote], shared: Sequence[frozenset[str]]):
-        """
-        Args:
-            shared: sets of slots that share their storage in every actor.
-        """
+    def __init__(self, remotes: Sequence[Remote]):
         self.remotes = list(remotes)
         self.versions: dict[str, int] = {}
-        self._shared = shared
 
     def sample(
         self,
@@ -67,30 +62,17 @@ class ActorPool:
             WeightsError: an actor answered with other weights than it was given.
         """
         others = dict(samples), list(address), sampling
-        groups = self._shared_out("sample", prompts, others)
-        for group in groups:
-            self._refuse_other_versions(group)
-        return groups
+        return self._groups("sample", prompts, others)
 
     def branch(
         self, groups: Sequence[Group], branching: Branching, address: Sequence[str | int]
     ) -> list[Group]:
         """Return groups with branches; see `protocols.Actor`."""
-        found = self._shared_out("branch", groups, (branching, list(address)))
-        for group in found:
-            self._refuse_other_versions(group)
-        return found
+        return self._groups("branch", groups, (branching, list(address)))
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """Return scores of the samples, by name; see `protocols.Actor`."""
-        found = [
-            each()
-            for each in [
-                self._call(remote, "score", (share, list(needs)))
-                for remote, share in self._shares(groups)
-                if share
-            ]
-        ]
+        found = self._shared_out("score", groups, (list(needs),))
         names = found[0] if found else ()
         return {name: [scores for each in found for scores in each[name]] for name in names}
 
@@ -109,15 +91,8 @@ class ActorPool:
     def deliver(self, name: str, *arguments: Any) -> list[Any]:
         """Call a method of all actors at the same time, and return their results."""
         data = wire.encode((name, arguments))
-        return [each() for each in [self._send(remote, name, data) for remote in self.remotes]]
-
-    def given(self, slot: str, version: int) -> None:
-        """Note that all actors have these weights."""
-        for name in next((slots for slots in self._shared if slot in slots), {slot}):
-            self.versions[name] = version
-
-    def _call(self, remote: Remote, name: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
-        return self._send(remote, name, wire.encode((name, arguments)))
+        pending = [self._send(remote, name, data) for remote in self.remotes]
+        return [each() for each in pending]
 
     def _send(self, remote: Remote, name: str, data: bytes) -> Callable[[], Any]:
         """Send a call, and return a function that waits for the reply and returns its value.
@@ -143,11 +118,21 @@ class ActorPool:
             for remote, begin, end in zip(self.remotes, bounds, bounds[1:], strict=False)
         ]
 
-    def _shared_out(self, name: str, items: Sequence[Any], others: tuple[Any, ...]) -> list[Group]:
+    def _shared_out(self, name: str, items: Sequence[Any], others: tuple[Any, ...]) -> list[Any]:
+        """Call a method of each actor with its share of the items. Return the results of those that got
+        some."""
         pending = [
-            self._call(remote, name, (share, *others)) for remote, share in self._shares(items) if share
+            self._send(remote, name, wire.encode((name, (share, *others))))
+            for remote, share in self._shares(items)
+            if share
         ]
-        return [group for each in pending for group in each()]
+        return [each() for each in pending]
+
+    def _groups(self, name: str, items: Sequence[Any], others: tuple[Any, ...]) -> list[Group]:
+        groups = [group for share in self._shared_out(name, items, others) for group in share]
+        for group in groups:
+            self._refuse_other_versions(group)
+        return groups
 
     def _refuse_other_versions(self, group: Group) -> None:
         for trajectory in group.trajectories:
@@ -186,5 +171,4 @@ class PoolInbox:
                     f"slot {self._slot}: actor {number} has other weights than actor 0 after the same "
                     "transfer; do not trust this run's newest samples, and check the machine's memory"
                 )
-        self._pool.given(self._slot, receipts[0].version)
         return receipts[0]

@@ -4,7 +4,7 @@ A holder, such as an engine, keeps its old weights until `Inbox.commit`. So a tr
 which a bucket is lost or damaged, leaves the old version answering.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -80,6 +80,15 @@ class Inbox:
         if self._shipment is None:
             raise WeightsError("weights came without the beginning of a transfer; send all of it again")
         return self._shipment
+
+
+def loaded_with(slot: str, shared: Sequence[Collection[str]]) -> Collection[str]:
+    """Return the slots that have new weights when a slot was loaded: itself, and those with its storage.
+
+    Args:
+        shared: sets of slots that share their storage.
+    """
+    return next((slots for slots in shared if slot in slots), (slot,))
 
 
 def buckets(

@@ -12,7 +12,7 @@ import torch
 
 from oat.errors import WeightsError
 from oat.protocols import Learner
-from oat.runtime.transfer import buckets
+from oat.runtime.transfer import buckets, loaded_with
 from oat.types import Bucket, Receipt, Shipment
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
@@ -115,8 +115,7 @@ class Weights:
                 holder.put(bucket)
         for number, holder in enumerate(holders):
             prove(holder.commit(), Receipt(slot, version, sent), number)
-        for name in next((slots for slots in self.shared if slot in slots), {slot}):
-            self.versions[name] = version
+        self.versions |= dict.fromkeys(loaded_with(slot, self.shared), version)
 
     @property
     def state(self) -> dict[str, Any]:
