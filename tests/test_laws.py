@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "__init__": "rundir trainer",
     "__main__": "cli",
     "algorithms": "errors explore functional plugins types",
+    "blobs": "errors types wire",
     "build": (
         "algorithms collector config control data engines environments errors evaluation "
         "explore files hardware learner ledger loop metrics models oracles plugins "
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "hardware": "functional models types",
     "laboratory": "errors explore files models seeds",
     "learner": "algorithms config engines errors functional hardware models seeds types wire",
-    "ledger": "control errors files oracles seeds types wire",
+    "ledger": "blobs control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",
     "metrics": "errors",
     "models": "config errors files functional text types",
@@ -59,7 +60,7 @@ MAY_IMPORT = {
     "reports": "algorithms build config control errors files ledger loop metrics rundir tracking types",
     "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
-    "runtime": "engines errors plugins protocols types wire",
+    "runtime": "blobs engines errors plugins protocols types wire",
     "testing": (
         "__init__ algorithms cli data engines environments errors explore learner metrics models oracles "
         "plugins rundir seeds types wire"

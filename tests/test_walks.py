@@ -74,7 +74,7 @@ WALKS = {
 }
 """The file outside `config/` and `build/` that reads the value of a setting."""
 ASIDE = {
-    "temperature": {"learner/models.py", "ledger/blobs.py"},
+    "temperature": {"learner/models.py", "blobs.py"},
     "learning_rate": {"laboratory/agents.py"},
 }
 """Files that read something else of the same name: the temperature at which a trajectory was drawn, which the

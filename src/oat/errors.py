@@ -141,9 +141,13 @@ class WeightsError(OatError, RuntimeError):
 
 
 class ActorError(OatError, RuntimeError):
-    """A process that samples has ended, or did not answer in time."""
+    """A process that works for a run has failed, and is not replaced."""
 
     exit_code = 1
+
+
+class LostError(ActorError):
+    """A process that works for a run has ended, or did not reply in time. The run replaces it if it may."""
 
 
 class NonFiniteError(OatError, ArithmeticError):

@@ -6,10 +6,10 @@ is the last one. Every box has a protocol (`protocols.py`). No algorithm has a l
 Rows of metrics are numbered from 0, the start. Row n + 1 closes step n: it has the metrics of this step, and
 those of the evaluation after its update. The checkpoint of step n has the state before step n.
 
-If a signal or an outage ends the run while a step samples or asks, the loop saves the state before this
-step. If it happens during the evaluation after a step, the loop saves the state before this evaluation. The
-row that closes the step is not written yet then. So the checkpoint also stores the metrics of this row that
-are known, and the continued run writes the row.
+If a signal, an outage or a lost process ends the run while a step samples or asks, the loop saves the state
+before this step. If it happens while new weights are published or evaluated after a step, the loop saves the
+state before that. The row that closes the step is not written yet then. So the checkpoint also stores the
+metrics of this row that are known, and the continued run writes the row.
 """
 
 import time
@@ -24,6 +24,7 @@ from oat.algorithms.base import Objective, prepared, refill_metrics, step_metric
 from oat.control.interruption import Interruption
 from oat.control.silence import missing
 from oat.errors import (
+    ActorError,
     AlarmError,
     DirectoryError,
     Interrupted,
@@ -282,10 +283,17 @@ def publish_weights(run: Run, row: Row) -> None:
 
     If a transfer is due or the weights were rolled back, load the policy into `sampler` and the ensemble's
     networks into `ensemble`. If the reference has changed, load it into `reference`.
+
+    If a process is lost for good, save the state in which these weights are still to be loaded.
     """
-    if row.is_rolled_back or run.weights.due(row.step):
-        run.weights.sync(run.learner, version=row.number)
-    run.weights.follow(run.learner)
+    try:
+        if row.is_rolled_back or run.weights.due(row.step):
+            run.weights.sync(run.learner, version=row.number)
+        run.weights.follow(run.learner)
+    except ActorError:
+        count(run, row)
+        save(run, row.number, states(run), row=row.metrics.values, is_last=True)
+        raise
 
 
 def count(run: Run, row: Row) -> None:
@@ -328,9 +336,9 @@ def evaluation_metrics(
 ) -> Metrics:
     """Evaluate after `step` updates, and return the metrics.
 
-    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. Three
-    errors end the run instead, because training would meet them too: weights that do not verify, an error of
-    the ledger, and a lost run directory.
+    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. Four
+    errors end the run instead, because training would meet them too: weights that do not verify, a process
+    that is lost for good, an error of the ledger, and a lost run directory.
 
     Args:
         feedback: the feedback that the last of these updates learned from; None if there was no update.
@@ -342,7 +350,7 @@ def evaluation_metrics(
         try:
             metrics.add(evaluation.measure())
             values = evaluation.run(step, feedback.queries if feedback else 0, feedback)
-        except (LedgerError, DirectoryError, WeightsError):
+        except (ActorError, LedgerError, DirectoryError, WeightsError):
             raise
         except OatError as error:
             warn(f"the evaluation after {step} steps failed and is left out: {error}")
@@ -354,8 +362,8 @@ def evaluation_metrics(
 
 @contextmanager
 def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Iterator[None]:
-    """If a signal or an outage ends the run in the body, save the state from before the body. If the last
-    saved or loaded checkpoint is of this step already, save nothing.
+    """If a signal, an outage or a lost process ends the run in the body, save the state from before the body.
+    If the last saved or loaded checkpoint is of this step already, save nothing.
 
     Args:
         step: the step of the checkpoint, which is the number of steps done before the body.
@@ -366,7 +374,7 @@ def or_saved(run: Run, step: int, row: Mapping[str, float] | None = None) -> Ite
     try:
         with run.interruption.at_once():
             yield
-    except (Interrupted, OutageError):
+    except (Interrupted, OutageError, ActorError):
         if run.checkpoints.saved != step:
             save(run, step, before, row=known, is_last=True)
         raise

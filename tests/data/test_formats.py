@@ -8,11 +8,11 @@ import json
 import pytest
 from fixtures import make_model, oat, write_jsonl
 
+from oat.blobs import pack, unpack
 from oat.data.fit import Fit
 from oat.data.formats import Layout, scores_of
 from oat.data.prompt_set import PromptSet, Source, read_prompts
 from oat.errors import DataError
-from oat.ledger.blobs import pack, unpack
 from oat.models.loading import load_tokenizer
 from oat.text.renderer import Renderer
 from oat.types import Group, Message

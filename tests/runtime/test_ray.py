@@ -49,7 +49,7 @@ def workers() -> list[int]:
             pid = above[pid]
         return pid == os.getpid()
 
-    return [int(pid) for pid, _, *args in rows if args[:1] and "_Worker" in args[0] and is_ours(int(pid))]
+    return [int(pid) for pid, _, *args in rows if args[:1] and "ray::Worker" in args[0] and is_ours(int(pid))]
 
 
 @pytest.mark.slow

@@ -11,11 +11,13 @@ import torch
 from fixtures import World, made
 
 from oat import wire
-from oat.build.actor_side import ActorPlan, ActorWorker
+from oat.build.actor_side import ActorPlan
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.load import load_config
+from oat.runtime.calls import call_of, value_of
 from oat.runtime.transfer import buckets
+from oat.runtime.worker import Worker
 from oat.types import Shipment
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,23 +37,23 @@ ADDRESS = ("train", 1, 0)
 def work(pipe: Connection) -> None:
     """Be a worker: answer every message but an empty one."""
     torch.set_num_threads(1)
-    worker = ActorWorker(pipe.recv_bytes())
+    worker = Worker()
     while message := pipe.recv_bytes():
         pipe.send_bytes(worker.call(message))
 
 
-class Worker:
+class Process:
     def __init__(self, plan: ActorPlan):
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=work, args=(other,))
         self.process.start()
         other.close()
-        self.pipe.send_bytes(plan.encoded)
+        self.call("make", "oat.build.actor_side:ActorWorker", plan.encoded)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        self.pipe.send_bytes(wire.encode((name, arguments)))
-        return wire.decode(self.pipe.recv_bytes())["value"]
+        self.pipe.send_bytes(call_of(name, *arguments))
+        return value_of(self.pipe.recv_bytes(), "the worker")
 
     def close(self) -> None:
         self.pipe.send_bytes(b"")
@@ -76,7 +78,7 @@ def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
         for tensor in learner.models["policy"].trainable().values():
             tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)), alpha=0.02)
     run.weights.sync(run.learner, 1)
-    worker = Worker(ActorPlan(resolved.as_yaml(), run.seeds.first, False))
+    worker = Process(ActorPlan(resolved.as_yaml(), run.seeds.first, False))
     try:
         for slot in run.weights.synced:
             tensors = run.learner.tensors({"sampler": "policy"}.get(slot, slot))

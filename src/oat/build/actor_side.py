@@ -1,9 +1,9 @@
 """The side of a run that samples: the engine, the environment, the ensemble's scorer, and the actor that uses
 them. It is made in the process that samples, from the configuration: in the run's own process beside the
-learner (`make_actor_side`), or in a worker's (`open_actor_side`)."""
+learner (`make_actor_side`), or in another one (`open_actor_side`)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from oat import protocols as boxes
 from oat import wire
-from oat.build.engine import given_threads, make_sampling, run_engine
+from oat.build.engine import make_sampling, run_engine
 from oat.build.ensemble import make_features, make_scorer
 from oat.build.environment import make_batched
 from oat.build.models import load_models, shared_slots
@@ -20,7 +20,6 @@ from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
 from oat.config.load import parse_config
 from oat.environments.batched import BatchedEnvironment
-from oat.errors import OatError
 from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
@@ -28,16 +27,13 @@ from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
 from oat.rollout.features import Features
 from oat.runtime.local import over_wire
-from oat.runtime.pool import ActorPool
-from oat.runtime.ray import Cluster
 from oat.runtime.transfer import Inbox, loaded_with
 from oat.runtime.weights import Receiver
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import ENSEMBLE
 
-_WORKER = "oat.build.actor_side:ActorWorker"
-_SLOTS = ("sampler", "policy", "reference")
+SLOTS = ("sampler", "policy", "reference")
 """The slots of an engine that weights may be sent to."""
 
 
@@ -49,14 +45,12 @@ class ActorSide:
         threads: number of threads of the engine; None: no number of its own, or each actor measured one.
         inboxes: where the weights of each slot arrive, by slot.
         versions: the version that each slot was last given. The actor refuses responses of other versions.
-        close: ends the processes of the side.
     """
 
     actor: boxes.Actor
     threads: int | None
     inboxes: Mapping[str, Receiver]
     versions: dict[str, int]
-    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def make_actor_side(
         versions=versions,
     )
     inbox = Inbox(engine)
-    inboxes: dict[str, Receiver] = dict.fromkeys(_SLOTS, inbox)
+    inboxes: dict[str, Receiver] = dict.fromkeys(SLOTS, inbox)
     inboxes |= {ENSEMBLE: Inbox(scorer)} if scorer is not None else {}
     return ActorSide(actor, engine.threads, inboxes, versions)
 
@@ -152,40 +146,8 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
     )
 
 
-def start_actor_sides(resolved: Resolved, seeds: Seeds, *, records_text_ends: bool) -> ActorSide:
-    """Start sides in processes of a Ray cluster (`compute.runtime: ray`), and return them as one.
-
-    Raises:
-        OatError: Ray is not installed, or a side cannot be made.
-    """
-    compute = resolved.config.compute
-    plan = ActorPlan(resolved.as_yaml(), seeds.first, records_text_ends)
-    with resolved.blame("compute.runtime"):
-        cluster = Cluster(compute.address)
-    try:
-        with resolved.blame("compute.actors"):
-            cluster.refuse_too_many(compute.actors, compute.actor_cpus)
-    except OatError:
-        cluster.close()
-        raise
-    remotes = [
-        cluster.start(f"actor {number}", _WORKER, plan.encoded, compute.actor_cpus, compute.deadline_s)
-        for number in range(compute.actors)
-    ]
-    pool = ActorPool(remotes)
-    slots = {*_SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}
-
-    def close() -> None:
-        pool.close()
-        cluster.close()
-
-    return ActorSide(
-        pool, given_threads(resolved), {slot: pool.inbox(slot) for slot in slots}, pool.versions, close
-    )
-
-
 class ActorWorker:
-    """A side in a process of its own. It is called with bytes, and answers with bytes (`wire.py`).
+    """A side in a process of its own (`worker.Box`).
 
     Args:
         plan: the fields of the `ActorPlan`, encoded.
@@ -196,20 +158,9 @@ class ActorWorker:
         self._side = open_actor_side(ActorPlan(config, first_seed, records_text_ends))
         self._shared = shared_slots(parse_config(config)[0])
 
-    def call(self, data: bytes) -> bytes:
+    def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a method: `sample`, `branch`, `score` or `work` of the actor; or `begin`, `put` or `commit` of
-        the inbox of a slot, whose name is the first argument.
-
-        Returns:
-            The encoded dict {"value": result}; or {"error": name, "text": message} of an error of ours.
-        """
-        name, arguments = wire.decode(data)
-        try:
-            return wire.encode({"value": self._called(name, arguments)})
-        except OatError as error:
-            return wire.encode({"error": type(error).__name__, "text": str(error)})
-
-    def _called(self, name: str, arguments: Sequence[Any]) -> Any:
+        the inbox of a slot, whose name is the first argument."""
         if name not in ("begin", "put", "commit"):
             return getattr(self._side.actor, name)(*arguments)
         slot, *rest = arguments

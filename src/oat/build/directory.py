@@ -140,7 +140,7 @@ def is_unused(directory: Path) -> bool:
     question."""
     left = {file.name for file in directory.iterdir()}
     ledger = {f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")}
-    if not left <= {"lock", GIVEN, ".new-config.yaml", *ledger}:
+    if not left <= {"lock", "logs", GIVEN, ".new-config.yaml", *ledger}:
         return False
     if "ledger.sqlite" not in left:
         return True

@@ -23,6 +23,8 @@ FREE = (
     "compute.actors",
     "compute.actor_cpus",
     "compute.address",
+    "compute.standby",
+    "compute.max_restarts",
     "compute.deadline_s",
     "compute.serialise",
     "compute.memory_gb",

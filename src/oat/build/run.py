@@ -14,7 +14,8 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
-from oat.build.actor_side import ActorSide, make_actor_side, start_actor_sides
+from oat.build.actor_side import ActorSide, make_actor_side
+from oat.build.apart import hire_processes, side_of
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
@@ -173,6 +174,12 @@ def _computing(
 ) -> _Computing:
     config, renderer = resolved.config, run_inputs.renderer
     resolved.objective.end_ids = renderer.stop_ids
+    has_ends = run_inputs.has_character_steps
+    processes = None
+    if load is load_model:  # outlines of models work for nobody
+        processes = hire_processes(resolved, directory, seeds, records_text_ends=has_ends)
+    if processes is not None:
+        run_inputs.closing.append(processes.close)
     lms = _models(resolved, renderer, seeds, load)
     if has_own_critic(config.model) and "critic" in lms:
         with resolved.blame("model.critic"):
@@ -189,10 +196,8 @@ def _computing(
         )
     with resolved.blame("model.path"):
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
-    has_ends = run_inputs.has_character_steps
-    if config.compute.runtime == "ray" and lms["policy"].has_weights:
-        side = start_actor_sides(resolved, seeds, records_text_ends=has_ends)
-        run_inputs.closing.append(side.close)
+    if processes is not None:
+        side = side_of(processes, resolved)
     else:
         side = make_actor_side(
             resolved,

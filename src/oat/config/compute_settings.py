@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from oat.config.ranges import Count, Positive
+from oat.config.ranges import Count, Positive, Whole
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,15 @@ class ComputeConfig:
     address: str | None = None
     """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
     with the run."""
+    standby: Whole = 0
+    """Number of further processes that wait, with models loaded, until one of these is lost. Without them, a
+    process that takes the place of a lost one has to start first."""
+    max_restarts: Whole = 10
+    """How many of these processes may be replaced while a run works. If a further one is lost, the run saves
+    its state and ends."""
     deadline_s: Positive = 1800.0
-    """Longest time in seconds that a run waits for a reply of one of these processes. Then the run ends with
-    an error that names the process and the call."""
+    """Longest time in seconds that a run waits for a reply of one of these processes. A process that has not
+    replied by then counts as lost."""
     serialise: bool = False
     """Sends every value between boxes through the wire encoding, as a cluster would."""
     memory_gb: Positive | None = None

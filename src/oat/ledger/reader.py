@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from oat import blobs
 from oat.errors import LedgerError
-from oat.ledger import blobs, schema
+from oat.ledger import schema
 from oat.ledger.connection import Connection
 from oat.ledger.intents import Intent, Known, text_name, values_of
 from oat.ledger.rows import (

@@ -8,7 +8,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 
-from oat.ledger import blobs, schema
+from oat import blobs
+from oat.ledger import schema
 from oat.ledger.intents import AWAITED, Intent, Known, Quote, prompt_text, text_name
 from oat.ledger.reader import Reader
 from oat.ledger.rows import (

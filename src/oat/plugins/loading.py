@@ -113,6 +113,26 @@ def load_symbol(spec: str) -> Any:
     return getattr(module, name)
 
 
+def travelling(spec: str) -> str:
+    """Return the name by which another process finds the object that `spec` names here. An object that was
+    given from Python, `python:Name`, becomes `package.module:Name`.
+
+    Raises:
+        ConfigError: another process cannot import the object from a module.
+    """
+    place, _, name = spec.rpartition(":")
+    if place != "python":
+        return spec
+    found = load_symbol(spec)
+    module, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    if module in (None, "__main__") or getattr(sys.modules.get(module), path, None) is not found:
+        raise ConfigError(
+            f"{name} was given from Python, and other processes cannot import it; define it at the top of a "
+            "module of its own and import it from there, or name its file, as path/to/file.py:Name"
+        )
+    return f"{module}:{path}"
+
+
 def own_files(base: Path) -> dict[str, str]:
     """Return the hashes of the user's own files in this process and its workers, by `shown_name`. The user's
     own files are:

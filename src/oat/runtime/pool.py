@@ -1,53 +1,65 @@
-"""A pool of actors in processes of their own, behind the protocols of an actor and of the holders of weights.
+"""A pool of actors in processes of their own, behind the protocols of an actor and of a receiver of weights.
 
-Prompts are shared out evenly. Random numbers are addressed, so it does not matter which actor gets a prompt
-(with `engine.deterministic`, not even for the last bits). Every argument and result is bytes of `wire.py`.
+A prompt goes to the actor that has the fewest responses to sample. Random numbers are addressed, so it does
+not matter which actor gets a prompt (with `engine.deterministic`, not even for the last bits).
+
+If an actor is lost, another one takes its place. It gets the weights that the lost one had, and is asked for
+what the lost one did not return. So no response is missing, and none comes twice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
-from oat import errors, wire
-from oat.errors import WeightsError
+from oat.errors import LostError, WeightsError
+from oat.runtime.calls import call_of
+from oat.runtime.crew import Crew, Launcher, Member
+from oat.runtime.transfer import loaded_with
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
 
-Pending = Callable[[], bytes]
-"""Waits for the reply to a call, and returns it."""
-
-
-class Remote(Protocol):
-    """An actor in a process of its own.
-
-    Attributes:
-        name: for messages.
-    """
-
-    name: str
-
-    def call(self, what: str, data: bytes) -> Pending:
-        """Send a call, the encoded pair of a method's name and its arguments, and return at once.
-
-        Args:
-            what: the method's name, for messages.
-        """
-
-    def close(self) -> None:
-        """End the process."""
+_MOST_FLYING = 2
+"""Most buckets that are on their way to an actor at the same time."""
+_MOST_THREADS = 1024
+"""Most actors that a pool waits for at the same time. Each wait takes a thread."""
 
 
 class ActorPool:
     """Actors that work as one.
+
+    Args:
+        crew: the processes.
+        launcher: where they were started.
+        shared: sets of slots that share their storage (`transfer.loaded_with`).
+        wanted: function that returns how many actors there shall be.
 
     Attributes:
         versions: the version of the weights that each slot was last given; who transfers weights notes it
             here (`Weights`). Responses of other versions are refused on arrival.
     """
 
-    def __init__(self, remotes: Sequence[Remote]):
-        self.remotes = list(remotes)
+    def __init__(
+        self,
+        crew: Crew,
+        launcher: Launcher,
+        shared: Sequence[Collection[str]] = (),
+        wanted: Callable[[], int] | None = None,
+    ):
+        self.crew, self.shared = crew, shared
         self.versions: dict[str, int] = {}
+        self._launcher, self._wanted = launcher, wanted
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "actors")
+        self._coming: list[Future[Member]] = []
+        self._load: Counter[Member] = Counter()
+        self._lock = Lock()
+        self._worked: dict[Member, Work] = {}
+        self._past = Work()
+        self._transfers: dict[str, list[tuple[str, Any]]] = {}
+        self._flying: dict[Member, deque[Callable[[], Any]]] = defaultdict(deque)
+        self._replies: dict[Member, Any] = {}
 
     def sample(
         self,
@@ -60,76 +72,184 @@ class ActorPool:
 
         Raises:
             WeightsError: an actor answered with other weights than it was given.
+            ActorError: an actor was lost, and no further one may be replaced.
         """
+        self._follow_wanted()
         others = dict(samples), list(address), sampling
-        return self._groups("sample", prompts, others)
+        return self._groups("sample", prompts, others, sum(samples.values()))
 
     def branch(
         self, groups: Sequence[Group], branching: Branching, address: Sequence[str | int]
     ) -> list[Group]:
         """Return groups with branches; see `protocols.Actor`."""
-        return self._groups("branch", groups, (branching, list(address)))
+        return self._groups("branch", groups, (branching, list(address)), 1)
 
     def score(self, groups: Sequence[Group], needs: Sequence[str]) -> dict[str, list[np.ndarray]]:
         """Return scores of the samples, by name; see `protocols.Actor`."""
-        found = self._shared_out("score", groups, (list(needs),))
-        names = found[0] if found else ()
-        return {name: [scores for each in found for scores in each[name]] for name in names}
+        if not needs:
+            return {}
+        found: list[dict[str, np.ndarray]] = self._shared_out("score", groups, (list(needs),), 1, _unjoined)
+        return {name: [scores[name] for scores in found] for name in needs}
 
     def work(self) -> Work:
-        """Return the work of all actors together."""
-        return sum(self.deliver("work"), Work())
+        """Return the work of all actors together, those included that were lost."""
+        found = self._ask_all("work")
+        self._worked = dict(zip(self.crew.members, found, strict=True))
+        return sum(found, self._past)
 
     def inbox(self, slot: str) -> "PoolInbox":
         """Return the place where the weights of a slot arrive, for all actors."""
         return PoolInbox(self, slot)
 
     def close(self) -> None:
-        for remote in self.remotes:
-            remote.close()
+        self.crew.close()
+        self._threads.shutdown(cancel_futures=True)
 
-    def deliver(self, name: str, *arguments: Any) -> list[Any]:
+    def transfer(self, slot: str, what: str, *arguments: Any) -> None:
+        """Send a call of a transfer of weights to all actors. It stays at hand for actors that come later."""
+        if what == "begin":
+            for other in loaded_with(slot, self.shared):
+                self._transfers.pop(other, None)
+            self._transfers[slot] = []
+        call = what, self._launcher.shared(call_of(what, slot, *arguments))
+        self._transfers[slot].append(call)
+        for member in list(self.crew.members):
+            self._flying[member].append(member.ask(*call))
+            self._arrive(member, _MOST_FLYING)
+
+    def landed(self) -> list[Any]:
+        """Wait until all calls of transfers have arrived, and return the last reply of each actor."""
+        for member in list(self.crew.members):
+            self._arrive(member, 0)
+        return [self._replies[member] for member in self.crew.members]
+
+    def _ask_all(self, what: str) -> list[Any]:
         """Call a method of all actors at the same time, and return their results."""
-        data = wire.encode((name, arguments))
-        pending = [self._send(remote, name, data) for remote in self.remotes]
-        return [each() for each in pending]
+        data = call_of(what)
+        asked = [(member, member.ask(what, data)) for member in self.crew.members]
+        return [self._asked(member, what, data, reply) for member, reply in asked]
 
-    def _send(self, remote: Remote, name: str, data: bytes) -> Callable[[], Any]:
-        """Send a call, and return a function that waits for the reply and returns its value.
+    def _arrive(self, member: Member, most: int) -> None:
+        """Wait until at most so many calls are on their way to an actor."""
+        flying = self._flying[member]
+        try:
+            while len(flying) > most:
+                self._replies[member] = flying.popleft()()
+        except LostError as lost:
+            self._replaced(member, lost)
 
-        Raises:
-            OatError: in the wait: what the actor raised.
+    def _asked(self, member: Member, what: str, data: bytes, reply: Callable[[], Any] | None = None) -> Any:
+        """Return the value of a call. If the actor is lost, ask the one that takes its place."""
+        while True:
+            try:
+                return (reply or member.ask(what, data))()
+            except LostError as lost:
+                member, reply = self._replaced(member, lost), None
+
+    def _replaced(self, member: Member, lost: LostError) -> Member:
+        """Replace a lost actor, give the new one all weights, and return it."""
+        while True:
+            self._forget(member)
+            member = self.crew.replace(member, lost)
+            try:
+                self._give(member)
+                return member
+            except LostError as error:
+                lost = error
+
+    def _forget(self, member: Member) -> None:
+        with self._lock:
+            self._flying.pop(member, None)
+            self._replies.pop(member, None)
+            self._past += self._worked.pop(member, Work())
+
+    def _give(self, member: Member) -> None:
+        """Send an actor all weights that actors have, and what has been sent of those that they get."""
+        flying: deque[Callable[[], Any]] = deque()
+        for calls in list(self._transfers.values()):
+            for call in calls:
+                flying.append(member.ask(*call))
+                if len(flying) > _MOST_FLYING:
+                    flying.popleft()()
+        while flying:
+            self._replies[member] = flying.popleft()()
+
+    def _follow_wanted(self) -> None:
+        """Begin to use the actors that were added and are ready, and end those that are not wanted. Further
+        ones are started, and are used when they are ready."""
+        for coming in [each for each in self._coming if each.done()]:
+            self._coming.remove(coming)
+            try:
+                self._give(coming.result())
+                self.crew.members.append(coming.result())
+            except LostError as lost:
+                self.crew.restarts.use(lost)
+        if self._wanted is None:
+            return
+        missing = self._wanted() - len(self.crew.members) - len(self._coming)
+        for _ in range(missing):
+            self._coming.append(self._threads.submit(self._hired))
+        for _ in range(-missing if not self._coming else 0):
+            self._forget(self.crew.members[-1])
+            self.crew.remove(self.crew.members[-1])
+
+    def _hired(self) -> Member:
+        member = self.crew.hire()
+        member.ready()
+        return member
+
+    def _shares(self, count: int, weight: int) -> list[tuple[Member, list[int]]]:
+        """Share out items: each goes to the actor with the smallest load.
+
+        Args:
+            weight: the load of an item.
+
+        Returns:
+            The actors that get items, each with their indices.
         """
-        pending = remote.call(name, data)
+        shares: dict[Member, list[int]] = {}
+        with self._lock:
+            for index in range(count):
+                member = min(self.crew.members, key=lambda each: self._load[each])
+                self._load[member] += weight
+                shares.setdefault(member, []).append(index)
+        return list(shares.items())
 
-        def wait() -> Any:
-            reply = wire.decode(pending())
-            if "error" not in reply:
-                return reply["value"]
-            error = getattr(errors, reply["error"])
-            raise error.__new__(error, f"{remote.name}: {reply['text']}")
+    def _shared_out(
+        self,
+        name: str,
+        items: Sequence[Any],
+        others: tuple[Any, ...],
+        weight: int,
+        unjoined: Callable[[Any], list[Any]] = list,
+    ) -> list[Any]:
+        """Call a method of each actor with its share of the items, and return one result per item.
 
-        return wait
+        Args:
+            others: further arguments.
+            weight: the load of an item.
+            unjoined: function that takes the results of a share apart.
+        """
+        shares = self._shares(len(items), weight)
 
-    def _shares(self, items: Sequence[Any]) -> list[tuple[Remote, list[Any]]]:
-        bounds = np.linspace(0, len(items), len(self.remotes) + 1).round().astype(int)
-        return [
-            (remote, list(items[begin:end]))
-            for remote, begin, end in zip(self.remotes, bounds, bounds[1:], strict=False)
-        ]
+        def ask(member: Member, indices: Sequence[int]) -> list[Any]:
+            try:
+                data = call_of(name, [items[index] for index in indices], *others)
+                return unjoined(self._asked(member, name, data))
+            finally:
+                with self._lock:
+                    self._load[member] -= weight * len(indices)
 
-    def _shared_out(self, name: str, items: Sequence[Any], others: tuple[Any, ...]) -> list[Any]:
-        """Call a method of each actor with its share of the items. Return the results of those that got
-        some."""
-        pending = [
-            self._send(remote, name, wire.encode((name, (share, *others))))
-            for remote, share in self._shares(items)
-            if share
-        ]
-        return [each() for each in pending]
+        asked = [self._threads.submit(ask, *share) for share in shares]
+        wait(asked)
+        found: list[Any] = [None] * len(items)
+        for (_, indices), future in zip(shares, asked, strict=True):
+            for index, result in zip(indices, future.result(), strict=True):
+                found[index] = result
+        return found
 
-    def _groups(self, name: str, items: Sequence[Any], others: tuple[Any, ...]) -> list[Group]:
-        groups = [group for share in self._shared_out(name, items, others) for group in share]
+    def _groups(self, name: str, items: Sequence[Any], others: tuple[Any, ...], weight: int) -> list[Group]:
+        groups = self._shared_out(name, items, others, weight)
         for group in groups:
             self._refuse_other_versions(group)
         return groups
@@ -153,10 +273,10 @@ class PoolInbox:
         self._pool, self._slot = pool, slot
 
     def begin(self, shipment: Shipment) -> None:
-        self._pool.deliver("begin", self._slot, shipment)
+        self._pool.transfer(self._slot, "begin", shipment)
 
     def put(self, bucket: Bucket) -> None:
-        self._pool.deliver("put", self._slot, bucket)
+        self._pool.transfer(self._slot, "put", bucket)
 
     def commit(self) -> Receipt:
         """Switch all actors, and return their receipt.
@@ -164,7 +284,8 @@ class PoolInbox:
         Raises:
             WeightsError: two actors have different weights.
         """
-        receipts: list[Receipt] = self._pool.deliver("commit", self._slot)
+        self._pool.transfer(self._slot, "commit")
+        receipts: list[Receipt] = self._pool.landed()
         for number, receipt in enumerate(receipts):
             if receipt != receipts[0]:
                 raise WeightsError(
@@ -172,3 +293,9 @@ class PoolInbox:
                     "transfer; do not trust this run's newest samples, and check the machine's memory"
                 )
         return receipts[0]
+
+
+def _unjoined(scores: Mapping[str, Sequence[np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """Return the scores of each group, by name."""
+    count = len(next(iter(scores.values()), ()))
+    return [{name: found[index] for name, found in scores.items()} for index in range(count)]

@@ -7,57 +7,39 @@ and so do errors. A cluster that is started here is one of this machine, and ans
 import logging
 import os
 import socket
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from oat.errors import ActorError, ConfigError
-from oat.plugins.loading import load_symbol
-from oat.runtime.pool import Pending
+from oat.errors import ConfigError, LostError
+from oat.runtime.crew import Pending
+from oat.runtime.worker import Worker
 
 _CONNECT_S = 5.0
 """Longest time in seconds until a cluster answers at its address."""
 
 
-class _Worker:
-    """Runs in a process of its own.
-
-    Args:
-        symbol: the class that answers, as `package.module:Name`.
-        plan: its argument.
-    """
-
-    def __init__(self, symbol: str, plan: bytes):
-        self._worker = load_symbol(symbol)(plan)
-
-    def call(self, data: bytes) -> bytes:
-        reply: bytes = self._worker.call(data)
-        return reply
-
-
 class RayRemote:
-    """An actor on the cluster (`pool.Remote`)."""
+    """A process of the cluster (`crew.Remote`)."""
 
     def __init__(self, ray: ModuleType, handle: Any, name: str, deadline_s: float):
         self.name = name
         self._ray, self._handle, self._deadline_s = ray, handle, deadline_s
 
-    def call(self, what: str, data: bytes) -> Pending:
+    def call(self, what: str, data: Any) -> Pending:
         reference = self._handle.call.remote(data)
 
         def wait() -> bytes:
             try:
                 reply: bytes = self._ray.get(reference, timeout=self._deadline_s)
             except self._ray.exceptions.GetTimeoutError:
-                raise ActorError(
+                raise LostError(
                     f"{self.name} has not answered the call `{what}` within {self._deadline_s:g} s "
-                    "(compute.deadline_s); see what keeps it, or raise the deadline, and continue the run"
+                    "(compute.deadline_s)"
                 ) from None
             except self._ray.exceptions.RayError as error:
                 reason = str(error).strip().splitlines()[-1].split(". ")[0]
-                raise ActorError(
-                    f"{self.name} failed in the call `{what}` ({reason}); the run continues with the same "
-                    "command from its last checkpoint"
-                ) from None
+                raise LostError(f"{self.name} has ended in the call `{what}` ({reason})") from None
             return reply
 
         return wait
@@ -115,21 +97,33 @@ class Cluster:
                 f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
             )
 
-    def start(self, name: str, symbol: str, plan: bytes, cpus: float, deadline_s: float) -> RayRemote:
-        """Start an actor, and return at once.
+    def launcher(self, cpus: float, deadline_s: float, logs: Path) -> "RayLauncher":
+        """Return what starts processes on this cluster.
 
         Args:
-            name: for messages.
-            symbol: the class that it makes, as `package.module:Name`.
-            plan: the argument of this class.
-            cpus: logical CPUs that it takes.
+            cpus: logical CPUs that each of them takes.
             deadline_s: longest time in seconds for a reply.
+            logs: directory of a file for each process, with what it prints.
         """
-        remote = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(_Worker)
-        return RayRemote(self._ray, remote.remote(symbol, plan), name, deadline_s)
+        return RayLauncher(self._ray, cpus, deadline_s, logs)
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+class RayLauncher:
+    """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
+
+    def __init__(self, ray: ModuleType, cpus: float, deadline_s: float, logs: Path):
+        self._ray, self._deadline_s, self._logs = ray, deadline_s, logs
+        self._worker = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(Worker)
+
+    def start(self, name: str) -> RayRemote:
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        return RayRemote(self._ray, self._worker.remote(str(log)), name, self._deadline_s)
+
+    def shared(self, data: bytes) -> Any:
+        return self._ray.put(data)
 
 
 def _refuse_silent(address: str) -> None:

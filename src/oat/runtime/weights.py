@@ -66,15 +66,17 @@ class Weights:
         return (step + 1) % self.sync_every == 0
 
     def sync(self, learner: Learner, version: int) -> None:
-        """Load the learner's weights into every synced slot, as version `version`."""
+        """Load the learner's weights into every synced slot, as version `version`. If a load fails, `state`
+        already says that the slots get them."""
+        tensors = {slot: learner.tensors(MODEL_OF_SLOT[slot]) for slot in self.synced}
         self.sampler_version = version
+        if self.sync_every > 1:
+            self.kept = {
+                slot: {name: tensors[slot][name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])}
+                for slot in self.synced
+            }
         for slot in self.synced:
-            tensors = learner.tensors(MODEL_OF_SLOT[slot])
-            if self.sync_every > 1:
-                self.kept[slot] = {
-                    name: tensors[name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])
-                }
-            self.push(slot, version, tensors)
+            self.push(slot, version, tensors[slot])
 
     def follow(self, learner: Learner) -> None:
         """If the version of the learner's reference has changed, by an update or by a roll back, load the

@@ -10,11 +10,11 @@ import pytest
 from fixtures import make_group
 
 from oat import wire
+from oat.blobs import pack, unpack
 from oat.errors import WireError
-from oat.ledger.blobs import pack, unpack
 from oat.types import Group, KeptSets
 
-BEGUN = Path(__file__).parents[1] / "begun" / "run" / "ledger.sqlite"
+BEGUN = Path(__file__).parents[0] / "begun" / "run" / "ledger.sqlite"
 
 
 def with_segment(group: Group, **fields: object) -> Group:

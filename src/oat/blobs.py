@@ -25,8 +25,11 @@ _KEPT, _TEXT_ENDS, _REWARD = (1 << bit for bit in range(len(_COLUMNS), len(_COLU
 bytes have no place for `text_ends`, or for rewards, if no segment of the round has any."""
 
 
-def pack(groups: Sequence[Group]) -> bytes:
+def pack(groups: Sequence[Group], *, with_features: bool = False) -> bytes:
     """Encode the groups of a round.
+
+    Args:
+        with_features: True: encode `Trajectory.features` too.
 
     Raises:
         WireError: a value in a group cannot be encoded; see `oat.wire`.
@@ -67,7 +70,9 @@ def pack(groups: Sequence[Group]) -> bytes:
     arrays["kept_offsets"] = _end_to_end(
         [sets.offsets.astype(np.int64, copy=False) for sets in kept], np.int64
     )
-    return wire.encode({"plain": text, "columns": [prompt.columns for prompt in prompts], "arrays": arrays})
+    features = {"features": [t.features for t in trajectories]} if with_features else {}
+    columns = [prompt.columns for prompt in prompts]
+    return wire.encode({"plain": text, "columns": columns, "arrays": arrays, **features})
 
 
 def unpack(data: bytes) -> list[Group]:
@@ -82,10 +87,11 @@ def unpack(data: bytes) -> list[Group]:
     try:
         plain, arrays = msgspec.msgpack.decode(found["plain"]), found["arrays"]
         segments = _segments(plain, arrays)
+        features = found.get("features", [None] * len(plain["trajectories"]))
         trajectories = iter(
             [
-                Trajectory(slot, _next(segments, n), why, text, temp, r)
-                for slot, why, text, temp, r, n in plain["trajectories"]
+                Trajectory(slot, _next(segments, n), why, text, temp, r, own)
+                for (slot, why, text, temp, r, n), own in zip(plain["trajectories"], features, strict=True)
             ]
         )
         prompts = [

@@ -1,0 +1,210 @@
+"""Processes that work for a run. A process that ends, or hangs, is replaced."""
+
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import Any, Protocol
+
+from oat.errors import ActorError, LostError, warn
+from oat.runtime.calls import call_of, value_of
+from oat.runtime.worker import versions
+
+Pending = Callable[[], bytes]
+"""Waits for the reply to a call, and returns it."""
+
+
+class Remote(Protocol):
+    """A process of its own, which answers one call after another (`runtime/worker.py`).
+
+    Attributes:
+        name: for messages.
+    """
+
+    name: str
+
+    def call(self, what: str, data: Any) -> Pending:
+        """Send a call, and return at once. The wait for its reply raises `LostError` if the process has
+        ended, or if it has not replied in time.
+
+        Args:
+            what: the name of the call, for messages.
+            data: the bytes of the call, or a handle of them (`Launcher.shared`).
+        """
+
+    def close(self) -> None:
+        """End the process."""
+
+
+class Launcher(Protocol):
+    """Starts processes."""
+
+    def start(self, name: str) -> Remote:
+        """Start a process, and return at once."""
+
+    def shared(self, data: bytes) -> Any:
+        """Return a handle of a call that is sent to several processes."""
+
+
+class Restarts:
+    """Counts the processes that were replaced in a run.
+
+    Args:
+        most: how many may be replaced.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.count = 0
+        self._lock = RLock()
+
+    def use(self, lost: LostError) -> None:
+        """Count a process that will be replaced.
+
+        Raises:
+            ActorError: no further process may be replaced.
+        """
+        with self._lock:
+            if self.count == self.most:
+                raise ActorError(
+                    f"{lost}; compute.max_restarts ({self.most}) allows no further replacement; see why "
+                    "processes end. The run continues with the same command"
+                ) from None
+            self.count += 1
+        warn(f"{lost}; it is replaced ({self.count} of compute.max_restarts {self.most})")
+
+
+class Member:
+    """A process of a crew."""
+
+    def __init__(self, remote: Remote):
+        self.remote = remote
+        self.name = remote.name
+        self.lock = RLock()
+        self.successor: Member | None = None
+        self._ordered: list[Callable[[], Any]] = []
+
+    def ask(self, what: str, data: Any) -> Callable[[], Any]:
+        """Send a call, and return a function that waits for the reply and returns its value."""
+        pending = self.remote.call(what, data)
+        return lambda: value_of(pending(), self.name)
+
+    def order(self, what: str, data: bytes) -> None:
+        """Send a call whose reply only `ready` waits for."""
+        self._ordered.append(self.ask(what, data))
+
+    def ready(self) -> None:
+        """Wait until the process has done what it was ordered.
+
+        Raises:
+            OatError: the process cannot do it.
+            LostError: the process has ended.
+        """
+        while self._ordered:
+            self._ordered[0]()
+            del self._ordered[0]
+
+
+class Crew:
+    """Processes that do the same work. Each has a number, which no other process of the crew has or had.
+
+    Args:
+        kind: what a process is called in messages, such as "actor"; its number follows.
+        size: number of processes.
+        standby: number of further processes that wait until one is lost.
+        parts: names of the user's parts that each of them needs (`worker.prepared`).
+
+    Attributes:
+        members: the processes that work.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        restarts: Restarts,
+        kind: str,
+        size: int,
+        standby: int = 0,
+        parts: Sequence[str] = (),
+    ):
+        self._launcher, self.restarts, self._kind = launcher, restarts, kind
+        self._orders: list[tuple[str, bytes]] = [("prepare", call_of("prepare", versions(), list(parts)))]
+        self._lock = RLock()
+        self._is_closed = False
+        self._hired = 0
+        self.members = [self.hire() for _ in range(size)]
+        self._standbys = [self.hire() for _ in range(standby)]
+
+    def hire(self) -> Member:
+        """Start a further process, give it the orders that all have, and return it at once."""
+        with self._lock:
+            member = Member(self._launcher.start(f"{self._kind} {self._hired}"))
+            self._hired += 1
+            for what, data in self._orders:
+                member.order(what, data)
+            return member
+
+    def make(self, symbol: str, plan: bytes) -> None:
+        """Order every process to make its box.
+
+        Args:
+            symbol: the class of the box (`worker.Box`), as `package.module:Name`.
+            plan: its argument.
+        """
+        self._orders.append(("make", call_of("make", symbol, plan)))
+        for member in [*self.members, *self._standbys]:
+            member.order(*self._orders[-1])
+
+    def ready(self) -> None:
+        """Wait until all processes have done what they were ordered.
+
+        Raises:
+            OatError: a process cannot do it.
+        """
+        for member in [*self.members, *self._standbys]:
+            try:
+                member.ready()
+            except LostError as lost:
+                self.replace(member, lost)
+
+    def replace(self, member: Member, lost: LostError) -> Member:
+        """End a process that was lost, and return the one that takes its place.
+
+        Raises:
+            ActorError: no further process may be replaced, or the crew is closed.
+            OatError: a new process cannot do what it is ordered.
+        """
+        with member.lock:
+            if member.successor is None:
+                member.remote.close()
+                self.restarts.use(lost)
+                member.successor = self._succeeded(member)
+            successor = member.successor
+        try:
+            successor.ready()
+        except LostError as error:
+            return self.replace(successor, error)
+        return successor
+
+    def remove(self, member: Member) -> None:
+        """End a process that is no longer needed."""
+        with self._lock:
+            self.members.remove(member)
+        member.remote.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for member in [*self.members, *self._standbys]:
+                member.remote.close()
+
+    def _succeeded(self, member: Member) -> Member:
+        """Put another process in the place of a member, and return it."""
+        with self._lock:
+            if self._is_closed:
+                raise ActorError(f"{member.name} has ended, and so has the run")
+            place = self.members if member in self.members else self._standbys
+            has_standby = place is self.members and self._standbys
+            new = self._standbys.pop(0) if has_standby else self.hire()
+            place[place.index(member)] = new
+            if has_standby:
+                self._standbys.append(self.hire())
+            return new

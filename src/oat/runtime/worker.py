@@ -1,0 +1,111 @@
+"""The side of a process that works for a run. It answers calls with bytes (`runtime/calls.py`)."""
+
+import hashlib
+import importlib.metadata
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from oat.errors import ConfigError, OatWarning
+from oat.plugins.loading import load_symbol
+from oat.runtime.calls import answered
+
+_COMPARED = ("torch", "transformers", "numpy")
+_SOURCES = Path(__file__).parents[1]
+
+
+class Box(Protocol):
+    """What a worker makes and calls."""
+
+    def call(self, name: str, arguments: Sequence[Any]) -> Any: ...
+
+
+class Worker:
+    """Works for a run in a process of its own.
+
+    Args:
+        log: path of a file to which this process then writes what it would print. If its directory is not
+            there, as on another machine, the output stays where it is. "": it stays.
+    """
+
+    def __init__(self, log: str = ""):
+        self._box: Box | None = None
+        self._warned: list[str] = []
+        if log and Path(log).parent.is_dir():
+            _write_to(log)
+        warnings.showwarning = self._note  # type: ignore[assignment]
+
+    def call(self, data: bytes) -> bytes:
+        """Answer a call: `prepare`, then `make`, then the calls of the box that was made."""
+        self._warned.clear()
+        return answered(self._called, data, self._warned)
+
+    def _called(self, name: str, arguments: Sequence[Any]) -> Any:
+        if name == "prepare":
+            return prepared(*arguments)
+        if name == "make":
+            symbol, plan = arguments
+            self._box = load_symbol(symbol)(plan)
+            return None
+        assert self._box is not None, "the box is made before it is called"
+        return self._box.call(name, arguments)
+
+    def _note(self, message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        print(f"{category.__name__}: {message}", file=sys.stderr, flush=True)
+        if issubclass(category, OatWarning):
+            self._warned.append(str(message))
+
+
+def versions() -> dict[str, str]:
+    """Return what must be equal in all processes of a run: the versions of packages, and a hash of the
+    sources of `oat`."""
+    sources = hashlib.sha256()
+    for file in sorted(_SOURCES.rglob("*.py")):
+        sources.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
+    return {
+        "oat": f"{importlib.metadata.version('oat-align')} (sources {sources.hexdigest()[:8]})",
+        **{name: importlib.metadata.version(name) for name in _COMPARED},
+    }
+
+
+def prepared(expected: Mapping[str, str], parts: Sequence[str]) -> dict[str, Any]:
+    """Check that this process can work for a run.
+
+    Args:
+        expected: `versions` of the run's own process.
+        parts: the names of the user's parts, which must be found here (`load_symbol`).
+
+    Returns:
+        Name of the machine, and number of the process.
+
+    Raises:
+        ConfigError: a version differs, or a part is not found.
+    """
+    machine, found = socket.gethostname(), versions()
+    wrong = [
+        f"{name} {found.get(name)} instead of {version}"
+        for name, version in expected.items()
+        if found.get(name) != version
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the machine {machine} has {', '.join(wrong)}; install the same versions on every machine of "
+            "the cluster"
+        )
+    for part in parts:
+        try:
+            load_symbol(part)
+        except ConfigError as error:
+            raise ConfigError(f"on the machine {machine}: {error}") from None
+    return {"machine": machine, "process": os.getpid()}
+
+
+def _write_to(log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)

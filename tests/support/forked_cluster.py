@@ -1,0 +1,162 @@
+"""A cluster whose processes come from a fork server. They start at once, and are real: they can be killed. A
+test can plan kills by the call."""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from oat.errors import LostError
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["oat.build.actor_side", "oat.build.run"])
+
+
+def _work(pipe: Connection, log: str) -> None:
+    import torch
+
+    from oat.runtime.worker import Worker
+
+    torch.set_num_threads(1)
+    worker = Worker(log)
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except EOFError:
+            return
+        pipe.send_bytes(worker.call(data))
+
+
+class ForkedRemote:
+    """A process that a fork server made (`crew.Remote`)."""
+
+    def __init__(self, cluster: "ForkedCluster", name: str, log: str):
+        self.name, self._cluster = name, cluster
+        self._pipe, other = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_work, args=(other, log), daemon=True)
+        self.process.start()
+        other.close()
+        self._replies: deque[bytes] = deque()
+        self._sent = self._taken = 0
+        self._lock = threading.Lock()
+
+    def call(self, what: str, data: Any) -> Callable[[], bytes]:
+        self._cluster.before_call(self, what)
+        with suppress(OSError):  # the wait for the reply says so
+            self._pipe.send_bytes(data)
+        place, self._sent = self._sent, self._sent + 1
+
+        def wait() -> bytes:
+            with self._lock:
+                assert place >= self._taken, "replies are awaited in the order of the calls"
+                while self._taken <= place:
+                    reply = self._received(what)
+                    self._taken += 1
+                return reply
+
+        return wait
+
+    def _received(self, what: str) -> bytes:
+        until = time.monotonic() + self._cluster.deadline_s
+        try:
+            while not self._pipe.poll(0.05):
+                if time.monotonic() > until:
+                    raise LostError(
+                        f"{self.name} has not answered the call `{what}` within {self._cluster.deadline_s} s"
+                    )
+                if not self.process.is_alive() and not self._pipe.poll(0):
+                    raise EOFError
+            return self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise LostError(f"{self.name} has ended in the call `{what}` (killed)") from None
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill of the process that gets a call.
+
+    Attributes:
+        what: name of the call.
+        number: how many calls of this name come before it, to all processes.
+        after_s: seconds from the call to the kill; 0: the process is killed before it gets the call.
+    """
+
+    what: str
+    number: int
+    after_s: float = 0.0
+
+
+class ForkedCluster:
+    """Stands for `oat.runtime.ray.Cluster`.
+
+    Attributes:
+        calls: number of calls so far, by name.
+        killed: the kills that were made.
+    """
+
+    def __init__(self, kills: Sequence[Kill] = (), *, deadline_s: float = 60.0, cpus: float = 8.0):
+        self.kills, self.deadline_s, self.cpus = list(kills), deadline_s, cpus
+        self.calls: Counter[str] = Counter()
+        self.killed: list[Kill] = []
+        self.remotes: list[ForkedRemote] = []
+        self._logs = Path()
+
+    def __call__(self, address: str | None) -> "ForkedCluster":
+        return self
+
+    def refuse_too_many(self, actors: int, cpus: float) -> None:
+        assert actors * cpus <= self.cpus
+
+    def launcher(self, cpus: float, deadline_s: float, logs: Path) -> "ForkedCluster":
+        self._logs = logs
+        return self
+
+    def start(self, name: str) -> ForkedRemote:
+        remote = ForkedRemote(self, name, str(self._logs / f"{name.replace(' ', '-')}.log"))
+        self.remotes.append(remote)
+        return remote
+
+    def shared(self, data: bytes) -> bytes:
+        return data
+
+    def before_call(self, remote: ForkedRemote, what: str) -> None:
+        for kill in [each for each in self.kills if (each.what, each.number) == (what, self.calls[what])]:
+            self.kills.remove(kill)
+            self.killed.append(kill)
+            if kill.after_s == 0.0:
+                remote.kill()
+                remote.process.join()
+            else:
+                threading.Timer(kill.after_s, remote.kill).start()
+        self.calls[what] += 1
+
+    def close(self) -> None:
+        for remote in self.remotes:
+            if remote.process.is_alive():
+                remote.close()
+
+
+def drawn_kills(seed: str, calls: Counter[str], count: int) -> list[Kill]:
+    """Return kills at random calls of a run that made these calls: as many of each kind of call."""
+    draw = random.Random(seed)
+    names = sorted(calls)
+    return [
+        Kill(name, draw.randrange(calls[name]), draw.choice([0.0, draw.random() * 0.02]))
+        for name in (names * count)[:count]
+    ]
