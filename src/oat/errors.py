@@ -150,6 +150,13 @@ class LostError(ActorError):
     """A process that works for a run has ended, or did not reply in time. The run replaces it if it may."""
 
 
+class LearnerLostError(OatError, RuntimeError):
+    """The process that learns has ended, or did not reply in time. The run can begin again from its newest
+    checkpoint."""
+
+    exit_code = 1
+
+
 class NonFiniteError(OatError, ArithmeticError):
     """A number that sampling or learning depends on is not finite. The error is raised before the optimiser
     changes a weight."""

@@ -28,6 +28,7 @@ from oat.errors import (
     AlarmError,
     DirectoryError,
     Interrupted,
+    LearnerLostError,
     LedgerError,
     OatError,
     OutageError,
@@ -336,7 +337,7 @@ def evaluation_metrics(
 ) -> Metrics:
     """Evaluate after `step` updates, and return the metrics.
 
-    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. Four
+    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. Some
     errors end the run instead, because training would meet them too: weights that do not verify, a process
     that is lost for good, an error of the ledger, and a lost run directory.
 
@@ -350,7 +351,7 @@ def evaluation_metrics(
         try:
             metrics.add(evaluation.measure())
             values = evaluation.run(step, feedback.queries if feedback else 0, feedback)
-        except (ActorError, LedgerError, DirectoryError, WeightsError):
+        except (ActorError, LearnerLostError, LedgerError, DirectoryError, WeightsError):
             raise
         except OatError as error:
             warn(f"the evaluation after {step} steps failed and is left out: {error}")

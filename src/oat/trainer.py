@@ -11,7 +11,7 @@ from typing import Any
 from oat.build.about import about
 from oat.build.fixed import as_begun
 from oat.build.given import Given, merged, name_of, places, tree_of
-from oat.build.open_run import open_run
+from oat.build.open_run import opened_again
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.targets import evaluated_as, resolve_tree
@@ -146,11 +146,10 @@ class Trainer:
         with seen_from(self._start), self._naming(), told.heard():
             with told.at_once():
                 self._write_given()
-            return self._trained(told)
+            return opened_again(self._resolved, self._worked, self._source, self.accept_changed, told)
 
-    def _trained(self, told: Interruption) -> Result:
-        opened = open_run(self._resolved(), self._source, self.accept_changed, told)
-        with opened as run, self._shown(run) as show:
+    def _worked(self, run: Run) -> Result:
+        with self._shown(run) as show:
             is_asked, outcome = False, Outcome(run, about(self.config))
             self._say(*opening(run, self.run_dir))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from oat.build.actor_side import SLOTS, ActorPlan, ActorSide
 from oat.build.engine import given_threads
+from oat.build.learner_side import LearnerPlan
 from oat.build.models import shared_slots
 from oat.build.parts import REGISTRIES
 from oat.build.resolved import Resolved
@@ -16,12 +17,12 @@ from oat.plugins.loading import travelling
 from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool
 from oat.runtime.ray import Cluster, RayLauncher
-from oat.seeds import Seeds
 from oat.types import ENSEMBLE
 
 LOGS = "logs"
 """The folder of a run directory in which each process has a file of what it prints."""
 _ACTOR = "oat.build.actor_side:ActorWorker"
+_LEARNER = "oat.build.learner_side:LearnerWorker"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,30 +31,50 @@ class Processes:
 
     Attributes:
         actors: those that sample.
+        learner: the one that learns, alone in its crew; None: the run's own process learns.
         closing: functions that `close` calls.
     """
 
     cluster: Cluster
     launcher: RayLauncher
     actors: Crew
+    learner: Crew | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
+
+    def side(self, resolved: Resolved) -> ActorSide:
+        """Return the sides of all actors as one, when they are made.
+
+        Raises:
+            OatError: a side cannot be made.
+        """
+        self.actors.ready()
+        pool = ActorPool(self.actors, self.launcher, shared_slots(resolved.config))
+        self.closing.append(pool.close)
+        inboxes = {slot: pool.inbox(slot) for slot in {*SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}}
+        return ActorSide(pool, given_threads(resolved), inboxes, pool.versions)
 
     def close(self) -> None:
         """End them all."""
         self.actors.close()
+        if self.learner is not None:
+            self.learner.close()
         for close in self.closing:
             close()
         self.cluster.close()
 
 
 def hire_processes(
-    resolved: Resolved, directory: Path, seeds: Seeds, *, records_text_ends: bool
+    resolved: Resolved, directory: Path, sampling: ActorPlan, learning: LearnerPlan
 ) -> Processes | None:
     """Start the processes of a run, and let them begin to make their sides. Return None if the run has no
     processes beside its own.
 
     When this function returns, every process was found fit for the run, and the models are still to be
     loaded, here and there.
+
+    Args:
+        directory: of the run.
+        sampling, learning: the plans of the sides. Their configuration is replaced by one that travels.
 
     Raises:
         ConfigError: Ray is not installed; no cluster can be used, or it has too few CPUs; a process has other
@@ -63,36 +84,46 @@ def hire_processes(
     if compute.runtime == "local":
         return None
     config, parts = _as_sent(resolved)
-    (directory / LOGS).mkdir(exist_ok=True)
+    logs = (directory / LOGS).resolve()
+    logs.mkdir(exist_ok=True)
     with resolved.blame("compute.address" if compute.address else "compute.runtime"):
         cluster = Cluster(compute.address)
     try:
-        with resolved.blame("compute.actors"):
-            cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus)
-        logs = (directory / LOGS).resolve()
-        launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs)
-        restarts = Restarts(compute.max_restarts)
-        actors = Crew(launcher, restarts, "actor", compute.actors, compute.standby, parts)
+        crews = _crews(resolved, cluster, logs, parts)
         with resolved.blame("compute.runtime"):
-            actors.ready()
-        actors.make(_ACTOR, ActorPlan(config, seeds.first, records_text_ends).encoded)
+            for crew in crews:
+                crew.ready()
+        actors, *learner = crews
+        actors.make(_ACTOR, replace(sampling, config=config).encoded)
+        for each in learner:
+            each.make(_LEARNER, replace(learning, config=config).encoded)
     except BaseException:
         cluster.close()
         raise
-    return Processes(cluster, launcher, actors)
+    launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs)
+    return Processes(cluster, launcher, actors, learner[0] if learner else None)
 
 
-def side_of(processes: Processes, resolved: Resolved) -> ActorSide:
-    """Return the sides of all actors as one, when they are made.
-
-    Raises:
-        OatError: a side cannot be made.
-    """
-    processes.actors.ready()
-    pool = ActorPool(processes.actors, processes.launcher, shared_slots(resolved.config))
-    processes.closing.append(pool.close)
-    slots = {*SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}
-    return ActorSide(pool, given_threads(resolved), {slot: pool.inbox(slot) for slot in slots}, pool.versions)
+def _crews(resolved: Resolved, cluster: Cluster, logs: Path, parts: list[str]) -> list[Crew]:
+    """Start the processes: the actors, and the learner if it is to be apart."""
+    compute = resolved.config.compute
+    is_apart = compute.learner == "actor"
+    with resolved.blame("compute.actors"):
+        cluster.refuse_too_many(
+            compute.actors + compute.standby, compute.actor_cpus, compute.learner_cpus if is_apart else 0.0
+        )
+    actors = Crew(
+        cluster.launcher(compute.actor_cpus, compute.deadline_s, logs),
+        Restarts(compute.max_restarts),
+        "actor",
+        compute.actors,
+        compute.standby,
+        parts,
+    )
+    if not is_apart:
+        return [actors]
+    learning = cluster.launcher(compute.learner_cpus, compute.deadline_s, logs)
+    return [actors, Crew(learning, Restarts(compute.max_restarts), "learner", 1, parts=parts)]
 
 
 def _as_sent(resolved: Resolved) -> tuple[str, list[str]]:

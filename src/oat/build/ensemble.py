@@ -140,9 +140,20 @@ def make_ensemble(
     read = features_of(explorer)
     start = _start(settings, features.identity, read, has_weights=has_weights, is_begun=is_begun)
     model, copy = (_networks(settings, features.width, seeds, start, has_weights) for _ in range(2))
-    refresh_every = read.refresh_every if read is not None else None
-    objective = EnsembleLearning(settings, features.identity, refresh_every) if settings.learn else None
+    objective = ensemble_learning(explorer, features.identity)
     return EnsembleParts(objective, model, EnsembleScorer(features, copy))
+
+
+def ensemble_learning(explorer: Explorer, features: Mapping[str, Any] | None) -> EnsembleLearning | None:
+    """Return the objective of the ensemble; None if the explorer has none, or it stays as it starts.
+
+    Args:
+        features: the identity of the features that it reads.
+    """
+    settings, read = ensemble_of(explorer), features_of(explorer)
+    if ENSEMBLE not in explorer.needs or settings is None or not settings.learn:
+        return None
+    return EnsembleLearning(settings, features, read.refresh_every if read is not None else None)
 
 
 def make_scorer(settings: EnsembleConfig, features: Features, seeds: Seeds) -> EnsembleScorer:

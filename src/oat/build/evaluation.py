@@ -14,9 +14,9 @@ from oat.evaluation.held_out import HeldOutPairs, OnlyPairs
 from oat.evaluation.modes import Mode
 from oat.evaluation.records import RecordFiles
 from oat.evaluation.trigger import Trigger
-from oat.learner.learner import Learner
 from oat.ledger.ledger import Ledger
 from oat.oracles.extraction import load_extractor
+from oat.protocols import Learner
 from oat.rollout.recorded import RecordedActor
 from oat.seeds import Seeds
 from oat.text.turns import Turns

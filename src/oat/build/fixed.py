@@ -23,6 +23,8 @@ FREE = (
     "compute.actors",
     "compute.actor_cpus",
     "compute.address",
+    "compute.learner",
+    "compute.learner_cpus",
     "compute.standby",
     "compute.max_restarts",
     "compute.deadline_s",

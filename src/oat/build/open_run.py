@@ -3,10 +3,11 @@ make a fork there."""
 
 import datetime
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -30,7 +31,7 @@ from oat.build.run import build
 from oat.build.run_inputs import RunInputs, gather_inputs, refuse_weights
 from oat.config.load import load_config, to_yaml, with_given
 from oat.control.interruption import Interruption
-from oat.errors import ConfigError, DirectoryError, warn
+from oat.errors import ConfigError, DirectoryError, LearnerLostError, warn
 from oat.files import seen, seen_from, write_atomically
 from oat.learner.limits import LiveBytes
 from oat.ledger.versions import changed_since
@@ -39,6 +40,8 @@ from oat.models.loading import load_tokenizer
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
 from oat.text.templates import reads_date
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -93,6 +96,38 @@ def open_run(
             finally:
                 run.ledger.close()
                 run.tracking.close()
+
+
+def opened_again(
+    make: Callable[[], Resolved],
+    work: Callable[[Run], T],
+    source: str | None = None,
+    accept_changed: Collection[str] = (),
+    interruption: Interruption | None = None,
+) -> T:
+    """Open a run with `open_run`, and work on it. If the process that learns is lost, open the run again,
+    from its newest checkpoint; but at most `compute.max_restarts` times.
+
+    Args:
+        make: function that makes the configuration. It is called for each opening.
+
+    Returns:
+        The result of `work`.
+    """
+    count = 0
+    while True:
+        resolved = make()
+        try:
+            with open_run(resolved, source, accept_changed, interruption) as run:
+                return work(run)
+        except LearnerLostError as lost:
+            most = resolved.config.compute.max_restarts
+            if count == most:
+                raise LearnerLostError(
+                    f"{lost}, with the same command; compute.max_restarts ({most}) does not let it do so now"
+                ) from None
+            count += 1
+            warn(f"{lost} ({count} of compute.max_restarts {most})")
 
 
 def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:

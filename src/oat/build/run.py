@@ -13,28 +13,21 @@ import torch
 
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
-from oat.algorithms.ensemble import EnsembleLearning
-from oat.build.actor_side import ActorSide, make_actor_side
-from oat.build.apart import hire_processes, side_of
+from oat.build.actor_side import ActorPlan, ActorSide, make_actor_side
+from oat.build.apart import Processes, hire_processes
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes
-from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
+from oat.build.ensemble import ensemble_learning
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
 from oat.build.fingerprints import OwnFiles, versions_of
 from oat.build.fork import first_seed
-from oat.build.learner import make_learner
+from oat.build.learner_side import LearnerPlan, LearnerSide, make_learner_side, own_objectives
 from oat.build.models import (
-    check_critic,
-    check_reference,
-    critic_model,
     device_notes,
-    has_own_critic,
-    load_models,
     shared_slots,
     slot_dtypes,
 )
-from oat.build.resolve import make_objective
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, recorded_actor
 from oat.collector import Collector, Refill
@@ -47,13 +40,10 @@ from oat.evaluation.evaluation import Evaluation
 from oat.evaluation.held_out import OnlyPairs
 from oat.explore.base import Explorer
 from oat.files import seen
-from oat.learner.learner import Learner
-from oat.learner.limits import choose_threads
 from oat.learner.replay_buffer import Buffer
 from oat.ledger.ledger import Ledger
 from oat.ledger.store import Store
 from oat.loop import Run
-from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
 from oat.oracles.base import Oracle
 from oat.oracles.builtin import BUILTIN, BeliefOracle
@@ -61,10 +51,11 @@ from oat.protocols import Plans
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
+from oat.runtime.crew import Crew
 from oat.runtime.local import over_wire
+from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
-from oat.text.renderer import Renderer
 from oat.text.turns import Turns
 from oat.tracking.child import SinkProcess
 from oat.tracking.files import Tracking
@@ -77,19 +68,16 @@ class _Computing:
     """The boxes that compute with models.
 
     Attributes:
-        learner: the learner as the other boxes call it. With `compute.serialise` it is behind the wire
-            encoding.
-        own_learner: the same learner, always called directly.
+        learner: the learner as the other boxes call it.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
         side: the boxes that sample.
-        has_weights: False if the models are made without weights.
+        chosen: see `Run`.
     """
 
-    learner: Learner
-    own_learner: Learner
+    learner: boxes.Learner
     side: ActorSide
     objectives: list[Objective]
-    has_weights: bool
+    chosen: dict[tuple[str, str], Any]
 
 
 def build(
@@ -141,7 +129,7 @@ def build(
         tracking=_tracking(config, home, run_inputs),
         parts=_parts(computing, run_inputs, weights, collector, stop, alarms, evaluation),
         start=_left_out(run_inputs.sources),
-        chosen=_chosen(config, computing),
+        chosen=computing.chosen,
         notes=_notes(resolved, run_inputs),
         interruption=home.interruption,
     )
@@ -172,68 +160,75 @@ def _parts(
 def _computing(
     resolved: Resolved, run_inputs: RunInputs, directory: Path, seeds: Seeds, load: LoadModel
 ) -> _Computing:
-    config, renderer = resolved.config, run_inputs.renderer
-    resolved.objective.end_ids = renderer.stop_ids
-    has_ends = run_inputs.has_character_steps
+    config = resolved.config
+    learning = LearnerPlan(
+        resolved.as_yaml(),
+        seeds.first,
+        str(directory / "nonfinite"),
+        _longest(resolved, run_inputs),
+        run_inputs.known is not None,
+    )
+    sampling = ActorPlan(learning.config, seeds.first, run_inputs.has_character_steps)
     processes = None
     if load is load_model:  # outlines of models work for nobody
-        processes = hire_processes(resolved, directory, seeds, records_text_ends=has_ends)
+        processes = hire_processes(resolved, directory, sampling, learning)
     if processes is not None:
         run_inputs.closing.append(processes.close)
-    lms = _models(resolved, renderer, seeds, load)
-    if has_own_critic(config.model) and "critic" in lms:
-        with resolved.blame("model.critic"):
-            longest = _longest(resolved, run_inputs, lms["policy"])
-            check_critic(lms["critic"], critic_model(config.model).path, renderer, longest)
-    with resolved.blame("explorer.name"):
-        features = make_features(lms, resolved.features) if resolved.features else None
-        ensemble = make_ensemble(
-            resolved.explorer,
-            features,
-            seeds,
-            has_weights=lms["policy"].has_weights,
-            is_begun=run_inputs.known is not None,
-        )
-    with resolved.blame("model.path"):
-        learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
-    if processes is not None:
-        side = side_of(processes, resolved)
-    else:
-        side = make_actor_side(
-            resolved,
-            lms,
-            renderer,
-            run_inputs.environment,
-            seeds,
-            scorer=ensemble.scorer if ensemble else None,
-            features=features,
-            records_text_ends=has_ends,
-            load=load,
-        )
+        if processes.learner is not None:
+            return _computing_apart(resolved, run_inputs, processes, processes.learner)
+    own = make_learner_side(resolved, run_inputs.renderer, seeds, learning, load)
+    side = processes.side(resolved) if processes else _side_beside(own, resolved, run_inputs, seeds, load)
+    has_weights, threads = own.lms["policy"].has_weights, torch.get_num_threads()
+    if config.compute.threads is None and config.compute.profile == "cpu" and has_weights:
+        torch.set_num_threads(threads := own.threads(resolved.objective))
     return _Computing(
-        learner=_apart(config, learner, ensemble),
-        own_learner=learner,
+        learner=_apart(resolved, own),
         side=side,
-        objectives=[resolved.objective, *_own_objective(ensemble)],
-        has_weights=lms["policy"].has_weights,
+        objectives=[resolved.objective, *own.ensemble_objective],
+        chosen=_chosen(own.learner.micro_batch_tokens, side.threads, threads),
     )
 
 
-def _models(resolved: Resolved, renderer: Renderer, seeds: Seeds, load: LoadModel) -> dict[str, CausalLM]:
-    config = resolved.config
-    with resolved.blame("model.reference" if config.model.reference else "model.path"):
-        lms = load_models(config, resolved.models, seeds, load)
-        if config.model.reference and "reference" in lms:
-            check_reference(lms["reference"], config.model.reference, renderer)
-    return lms
+def _computing_apart(
+    resolved: Resolved, run_inputs: RunInputs, processes: Processes, learner: Crew
+) -> _Computing:
+    """Make the boxes of a run whose learner works in a process of its own."""
+    resolved.objective.end_ids = run_inputs.renderer.stop_ids
+    side = processes.side(resolved)
+    learner.ready()
+    remote = RemoteLearner(learner.members[0])
+    ensemble = ensemble_learning(resolved.explorer, remote.facts["features"])
+    return _Computing(
+        learner=remote,
+        side=side,
+        objectives=[resolved.objective, *([ensemble] if ensemble is not None else [])],
+        chosen=_chosen(remote.micro_batch_tokens, side.threads, remote.facts["threads"]),
+    )
 
 
-def _longest(resolved: Resolved, run_inputs: RunInputs, policy: CausalLM) -> int | None:
+def _side_beside(
+    own: LearnerSide, resolved: Resolved, run_inputs: RunInputs, seeds: Seeds, load: LoadModel
+) -> ActorSide:
+    """Make the side that samples beside that of the learner. It shares the learner's models."""
+    return make_actor_side(
+        resolved,
+        own.lms,
+        run_inputs.renderer,
+        run_inputs.environment,
+        seeds,
+        scorer=own.ensemble.scorer if own.ensemble else None,
+        features=own.features,
+        records_text_ends=run_inputs.has_character_steps,
+        load=load,
+    )
+
+
+def _longest(resolved: Resolved, run_inputs: RunInputs) -> int | None:
     """Return the largest number of tokens of a prompt with its response; None if no limit is known."""
-    config = resolved.config
+    config, outline = resolved.config, run_inputs.outline
     if config.prompts.responses or config.sampling.environment is not None:
-        return policy.context_length
-    return longest_sequence(policy, run_inputs.prompts.longest, config.sampling.max_new_tokens)
+        return outline.context_length
+    return longest_sequence(outline, run_inputs.prompts.longest, config.sampling.max_new_tokens)
 
 
 def _wired(config: Config, box: Any) -> Any:
@@ -242,18 +237,12 @@ def _wired(config: Config, box: Any) -> Any:
     return over_wire(box) if config.compute.serialise else box
 
 
-def _apart(config: Config, learner: Learner, ensemble: EnsembleParts | None) -> Learner:
+def _apart(resolved: Resolved, own: LearnerSide) -> boxes.Learner:
     """Return the learner as other boxes call it. With `compute.serialise` it is behind the wire encoding, and
     has its own copies of the objectives. So it cannot read what `prepare` stored in the run's objectives."""
-    if not config.compute.serialise:
-        return learner
-    own = [EnsembleLearning(each.config, each.features) for each in _own_objective(ensemble)]
-    return over_wire(learner, own=[make_objective(config), *own])
-
-
-def _own_objective(ensemble: EnsembleParts | None) -> list[EnsembleLearning]:
-    """Return the objective of the ensemble, in a list that is empty if there is none."""
-    return [ensemble.objective] if ensemble is not None and ensemble.objective is not None else []
+    if not resolved.config.compute.serialise:
+        return own.learner
+    return over_wire(own.learner, own=own_objectives(resolved, own))
 
 
 def _asking(
@@ -393,16 +382,15 @@ def _left_out(sources: Sequence[Prompts]) -> dict[str, float]:
     }
 
 
-def _chosen(config: Config, computing: _Computing) -> dict[tuple[str, str], Any]:
+def _chosen(
+    micro_batch_tokens: int | None, engine_threads: int | None, threads: int
+) -> dict[tuple[str, str], Any]:
     """Return, by section and name, the settings that a run fixes when it is created, each with the value that
-    was set or measured. If `compute.threads` is not set, a run with weights on a CPU measures it here."""
-    learner = computing.own_learner
-    if config.compute.threads is None and config.compute.profile == "cpu" and computing.has_weights:
-        torch.set_num_threads(choose_threads(learner, computing.objectives[0]))
+    was set or measured."""
     return {
-        ("learner", "micro_batch_tokens"): learner.micro_batch_tokens,
-        ("engine", "threads"): computing.side.threads,
-        ("compute", "threads"): torch.get_num_threads(),
+        ("learner", "micro_batch_tokens"): micro_batch_tokens,
+        ("engine", "threads"): engine_threads,
+        ("compute", "threads"): threads,
     }
 
 

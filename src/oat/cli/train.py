@@ -1,15 +1,16 @@
 """`oat train`: start a run, or continue the one in its directory."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oat.cli.interruptible import hearing_signals
-from oat.control.interruption import Interruption
 from oat.errors import ConfigError, printable
 from oat.files import seen
 
 if TYPE_CHECKING:
-    from oat.build.resolved import Resolved
+    from oat.build.about import About
+    from oat.loop import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,44 +57,47 @@ def call(arguments: argparse.Namespace, flags: list[str]) -> int:
                 raise ConfigError(
                     f"--profile is {arguments.profile}; give the number of steps to trace, at least 1"
                 )
-            resolved = resolve_file(arguments.target, flags)
+            make = partial(resolve_file, arguments.target, flags)
             if arguments.print_config:
-                print(resolved.as_yaml(), end="")
+                print(make().as_yaml(), end="")
                 return 0
-        return _train(arguments, resolved, told)
+            from oat.build.open_run import opened_again
+
+        work = partial(_worked, about=make().about, profile=arguments.profile)
+        closing = opened_again(make, work, arguments.source, arguments.accept_changed, told)
+    print(printable("\n".join(f"oat train: {line}" for line in closing)))
+    return 0
 
 
-def _train(arguments: argparse.Namespace, resolved: "Resolved", told: Interruption) -> int:
-    about = resolved.about
-    with told.at_once():
-        from oat.build.open_run import open_run
+def _worked(run: "Run", about: "About", profile: int | None) -> list[str]:
+    """Train, and return the lines to be printed last."""
+    with run.interruption.at_once():
         from oat.loop import train
         from oat.reports.outcome import Outcome
         from oat.reports.progress import opening, shown
         from oat.reports.trace import train_traced
 
-    with open_run(resolved, arguments.source, arguments.accept_changed, told) as run:
         outcome = Outcome(run, about)
         print(printable("\n".join(f"oat train: {line}" for line in opening(run, about.run_dir))), flush=True)
-        with shown(run, about.run_dir) as show:
+    with shown(run, about.run_dir) as show:
 
-            def report(step: int, metrics: dict[str, float]) -> None:
-                show(step, metrics)
-                outcome.note_step(step)
+        def report(step: int, metrics: dict[str, float]) -> None:
+            show(step, metrics)
+            outcome.note_step(step)
 
-            if arguments.profile is None:
-                reason, trace = train(run, report), None
-            else:
-                reason, trace = train_traced(run, report, seen(about.run_dir) / "profile", arguments.profile)
-        if arguments.profile is not None:
-            where = (
-                f"the trace is {trace}; open it in Perfetto or chrome://tracing"
-                if trace
-                else "no trace: the run had no second step"
-            )
-            print(f"oat train: {where}")
-        closing = outcome.lines(
+        if profile is None:
+            reason, trace = train(run, report), None
+        else:
+            reason, trace = train_traced(run, report, seen(about.run_dir) / "profile", profile)
+    if profile is not None:
+        where = (
+            f"the trace is {trace}; open it in Perfetto or chrome://tracing"
+            if trace
+            else "no trace: the run had no second step"
+        )
+        print(f"oat train: {where}")
+    return list(
+        outcome.lines(
             reason, outcome.nothing_learned(), f"; write its model with: oat export {about.run_dir} OUT"
         )
-    print(printable("\n".join(f"oat train: {line}" for line in closing)))
-    return 0
+    )

@@ -25,6 +25,11 @@ class ComputeConfig:
     address: str | None = None
     """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
     with the run."""
+    learner: Literal["driver", "actor"] = "driver"
+    """Where the run learns: in its own process (`driver`), or in a process of the cluster (`actor`). If that
+    process ends, the run begins again from its newest checkpoint."""
+    learner_cpus: Positive = 1.0
+    """Logical CPUs of the cluster that the learner's process takes. Only with learner: actor."""
     standby: Whole = 0
     """Number of further processes that wait, with models loaded, until one of these is lost. Without them, a
     process that takes the place of a lost one has to start first."""

@@ -84,16 +84,22 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _no_cluster(address or "this machine", error) from None
 
-    def refuse_too_many(self, actors: int, cpus: float) -> None:
+    def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
         """Refuse more actors than the cluster has logical CPUs for.
+
+        Args:
+            cpus: logical CPUs of each actor.
+            others: logical CPUs of the other processes.
 
         Raises:
             ConfigError: it has too few.
         """
         has = self._ray.cluster_resources().get("CPU", 0.0)
-        if actors * cpus > has:
+        needed = actors * cpus + others
+        if needed > has:
+            beside = f" and {others:g} beside them" if others else ""
             raise ConfigError(
-                f"{actors} actors of {cpus:g} logical CPUs each need {actors * cpus:g}, and the cluster has "
+                f"{actors} actors of {cpus:g} logical CPUs each{beside} need {needed:g}, and the cluster has "
                 f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
             )
 

@@ -1,0 +1,133 @@
+"""The learner in a process of its own, behind the protocol of a learner.
+
+Tensors travel some at a time, so no message is larger than a bucket, or than the largest tensor.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from oat.algorithms.base import Objective
+from oat.errors import LearnerLostError, LostError
+from oat.runtime.calls import call_of
+from oat.runtime.crew import Member
+from oat.runtime.transfer import BUCKET_BYTES
+from oat.types import Batch, Trajectory
+
+Sizes = list[tuple[str, int]]
+"""Names of tensors, with their sizes in bytes."""
+
+
+class RemoteLearner:
+    """The learner of another process (`protocols.Learner`). An objective is not sent: that process has its
+    own.
+
+    Every method raises LearnerLostError if the process has ended, or has not replied in time.
+    """
+
+    def __init__(self, member: Member):
+        self._member = member
+        self.facts: dict[str, Any] = self._ask("facts")
+        self.micro_batch_tokens: int | None = self.facts["micro_batch_tokens"]
+
+    def forward(self, model: str, rows: Sequence[Trajectory], wants: set[str]) -> dict[str, Tensor]:
+        """Return outputs of a model; see `protocols.Learner`."""
+        found: dict[str, Tensor] = self._ask("forward", model, list(rows), wants)
+        return found
+
+    def update(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        """Learn from a batch; see `protocols.Learner`."""
+        found: dict[str, float] = self._ask("update", objective.name, batch)
+        return found
+
+    def measure(self, objective: Objective, batch: Batch) -> dict[str, float]:
+        """Return losses and metrics of a batch; see `protocols.Learner`."""
+        found: dict[str, float] = self._ask("measure", objective.name, batch)
+        return found
+
+    def tensors(self, model: str) -> dict[str, Tensor]:
+        """Return the weights of a model, by name."""
+        return self._fetched("tensors", model)
+
+    def trainable(self, model: str) -> list[str]:
+        """Return the names of the weights of a model that learning changes."""
+        found: list[str] = self._ask("trainable", model)
+        return found
+
+    def version(self, model: str) -> int:
+        """Return how often a reference that follows the policy has been updated."""
+        found: int = self._ask("version", model)
+        return found
+
+    @property
+    def state(self) -> "RemoteState":
+        """The learner's state. Its tensors are fetched when they are first read; so read them before the next
+        update."""
+        return RemoteState(self._ask("plain_state"), lambda: self._fetched("state"))
+
+    def load_weights(self, model: str, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite those weights of a model that learning changes."""
+        self._send(tensors)
+        self._ask("load_weights", model)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        self._send(tensors)
+        self._ask("load_state", {name: value for name, value in state.items() if name not in tensors})
+
+    def _send(self, tensors: Mapping[str, Tensor]) -> None:
+        for names in _shares([(name, tensor.nbytes) for name, tensor in tensors.items()]):
+            self._ask("stage", {name: tensors[name] for name in names})
+
+    def _fetched(self, *place: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for names in _shares(self._ask("sizes", *place)):
+            found |= self._ask("some", names, *place)
+        return found
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        try:
+            return self._member.ask(what, call_of(what, *arguments))()
+        except LostError as lost:
+            raise LearnerLostError(f"{lost}; the run begins again from its newest checkpoint") from None
+
+
+class RemoteState(Mapping[str, Any]):
+    """The state of a learner in another process.
+
+    Args:
+        plain: the values that are no tensors.
+        fetch: function that returns the tensors.
+    """
+
+    def __init__(self, plain: Mapping[str, Any], fetch: Callable[[], dict[str, Tensor]]):
+        self._plain, self._fetch = plain, fetch
+
+    @cached_property
+    def _all(self) -> dict[str, Any]:
+        return {**self._plain, **self._fetch()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def _shares(sizes: Sizes) -> Iterator[list[str]]:
+    """Yield the names in shares of at most `BUCKET_BYTES`."""
+    some, total = list[str](), 0
+    for name, size in sizes:
+        if some and total + size > BUCKET_BYTES:
+            yield some
+            some, total = [], 0
+        some.append(name)
+        total += size
+    if some:
+        yield some
