@@ -6,30 +6,51 @@ and so do errors. A cluster that is started here is one of this machine, and ans
 
 import logging
 import os
+import secrets
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, LostError
+from oat.runtime import guard
 from oat.runtime.crew import Pending
 from oat.runtime.worker import Worker
 
+_MOST_WAITS = 1024
+"""Most replies that are waited for at the same time."""
+_TOKEN = secrets.token_hex(32)
+"""The token of the clusters that this process starts."""
+_SHORT = "/tmp"
+"""Where the files of such a cluster lie. The names of Ray's sockets have no room for a long path."""
 _CONNECT_S = 5.0
 """Longest time in seconds until a cluster answers at its address."""
 
 
 class RayRemote:
-    """A process of the cluster (`crew.Remote`)."""
+    """A process of the cluster (`crew.Remote`).
 
-    def __init__(self, ray: ModuleType, handle: Any, name: str, deadline_s: float):
-        self.name = name
+    Args:
+        threads: where replies are waited for. If a signal comes while Ray waits on the main thread, Ray
+            raises KeyboardInterrupt in the place of what our handler raises.
+    """
+
+    def __init__(
+        self, ray: ModuleType, handle: Any, name: str, deadline_s: float, threads: ThreadPoolExecutor
+    ):
+        self.name, self._threads = name, threads
         self._ray, self._handle, self._deadline_s = ray, handle, deadline_s
 
     def call(self, what: str, data: Any) -> Pending:
         reference = self._handle.call.remote(data)
 
-        def wait() -> bytes:
+        def get() -> bytes:
             try:
                 reply: bytes = self._ray.get(reference, timeout=self._deadline_s)
             except self._ray.exceptions.GetTimeoutError:
@@ -42,7 +63,7 @@ class RayRemote:
                 raise LostError(f"{self.name} has ended in the call `{what}` ({reason})") from None
             return reply
 
-        return wait
+        return lambda: self._threads.submit(get).result()
 
     def close(self) -> None:
         self._ray.kill(self._handle)
@@ -50,6 +71,9 @@ class RayRemote:
 
 class Cluster:
     """A cluster that this process uses.
+
+    A cluster that is started here is one of this machine, and answers those who have its token. When this
+    process ends, even by a kill, nothing of it is left (`runtime/guard.py`).
 
     Args:
         address: of a running cluster; None: a cluster is started on this machine.
@@ -63,6 +87,7 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address is None:
             os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = _TOKEN
         try:
             import ray
         except ImportError:
@@ -71,18 +96,37 @@ class Cluster:
                 "'oat-align[ray]'"
             ) from None
         self._ray: ModuleType = ray
-        if address is not None:
-            _refuse_silent(address)
-        own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        self._guard: subprocess.Popen[bytes] | None = None
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            ray.init(
-                address=address or "local",
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                **({} if address else own),
-            )
+            if address is None:
+                self._start_own()
+            else:
+                _refuse_silent(address)
+                ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
+            self.close()
             raise _no_cluster(address or "this machine", error) from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in handlers.items():  # Ray sets its own
+                    signal.signal(number, handler)
+
+    def _start_own(self) -> None:
+        folder = tempfile.mkdtemp(prefix="oat-ray-", dir=_SHORT if os.access(_SHORT, os.W_OK) else None)
+        command = [sys.executable, "-I", guard.__file__, folder]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._ray.init(
+            "local",
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+        )
 
     def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
         """Refuse more actors than the cluster has logical CPUs for.
@@ -114,7 +158,10 @@ class Cluster:
         return RayLauncher(self._ray, cpus, deadline_s, logs)
 
     def close(self) -> None:
+        """Leave the cluster. If it was started here, end it."""
         self._ray.shutdown()
+        if self._guard is not None:
+            self._guard.communicate()
 
 
 class RayLauncher:
@@ -122,11 +169,12 @@ class RayLauncher:
 
     def __init__(self, ray: ModuleType, cpus: float, deadline_s: float, logs: Path):
         self._ray, self._deadline_s, self._logs = ray, deadline_s, logs
+        self._threads = ThreadPoolExecutor(_MOST_WAITS, "replies")
         self._worker = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(Worker)
 
     def start(self, name: str) -> RayRemote:
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        return RayRemote(self._ray, self._worker.remote(str(log)), name, self._deadline_s)
+        return RayRemote(self._ray, self._worker.remote(str(log)), name, self._deadline_s, self._threads)
 
     def shared(self, data: bytes) -> Any:
         return self._ray.put(data)
