@@ -1,35 +1,162 @@
-"""Actors that are killed at any moment are replaced. The run ends as if none had been."""
+"""Actors in processes of their own: they are replaced when they are lost, and the run is the local one."""
 
+import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures import World, oat
-from forked_cluster import ForkedCluster, drawn_kills
+from forked_cluster import ForkedCluster, Kill
 
+from oat.build.actor_side import ActorWorker
 from oat.commands.export import digest_run
+from oat.runtime.pool import ActorPool
 
-CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 8}
-APART = {"compute.runtime": "ray", "compute.actors": 2, "compute.max_restarts": 100}
+CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
+APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
+ENSEMBLE = {"explorer": {"name": "ensemble", "samples": 4, "ensemble": {"members": 2, "hidden": 4}}}
+Code = int
 
 
-def trained(
-    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, cluster: ForkedCluster | None, **changes: Any
-) -> dict[str, str]:
-    folder.mkdir()
-    where = {} if cluster is None else APART
+def train(
+    world: World,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: ForkedCluster | None,
+    algorithm: str = "grpo",
+    **changes: Any,
+) -> Code:
+    """Train in `folder`; with a cluster, on two actors."""
+    folder.mkdir(exist_ok=True)
     if cluster is not None:
         monkeypatch.setattr("oat.build.apart.Cluster", cluster)
-    assert oat("train", world.config("grpo", folder, {**CHANGES, **where, **changes})) == 0
-    return digest_run(folder / "grpo")
+        changes = {**APART, **{name.replace("__", "."): value for name, value in changes.items()}}
+    shared = ENSEMBLE if algorithm == "dpo" else {}
+    return oat(
+        "train",
+        world.config(algorithm, folder, {**CHANGES, **shared, **changes, "run_dir": str(folder / "run")}),
+    )
 
 
-def test_a_killed_actor(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = trained(world, tmp_path / "local", monkeypatch, None)
-    counted = ForkedCluster()
-    assert trained(world, tmp_path / "whole", monkeypatch, counted) == local
-    print(counted.calls)
-    for number in range(10):
-        cluster = ForkedCluster(drawn_kills(f"{number}", counted.calls, 1))
-        assert trained(world, tmp_path / f"{number}", monkeypatch, cluster) == local, cluster.killed
-        print(cluster.killed, cluster.calls)
+@pytest.fixture(scope="module")
+def local(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The digests of the local runs, by algorithm."""
+    found = {}
+    for algorithm in ("grpo", "dpo"):
+        folder = tmp_path_factory.mktemp(algorithm)
+        assert train(world, folder, pytest.MonkeyPatch(), None, algorithm) == 0
+        found[algorithm] = digest_run(folder / "run")
+    return found
+
+
+KILLS = [
+    ("grpo", Kill("prepare", 1)),
+    ("grpo", Kill("make", 0)),
+    ("grpo", Kill("begin", 3)),
+    ("grpo", Kill("put", 8)),
+    ("grpo", Kill("commit", 5)),
+    ("grpo", Kill("sample", 0)),
+    ("grpo", Kill("sample", 9, 0.005)),
+    ("grpo", Kill("work", 4)),
+    ("dpo", Kill("score", 3)),
+    ("dpo", Kill("commit", 2, 0.001)),
+]
+
+
+@pytest.mark.sample("grpo-kill3", "grpo-kill6", "dpo-kill8", seconds=8)
+@pytest.mark.parametrize(("algorithm", "kill"), KILLS)
+def test_a_killed_actor_is_replaced(
+    algorithm: str, kill: Kill, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
+) -> None:
+    cluster = ForkedCluster([kill])
+    with pytest.warns(UserWarning, match="it is replaced"):
+        assert train(world, tmp_path, monkeypatch, cluster, algorithm) == 0
+    assert cluster.killed == [kill]
+    assert digest_run(tmp_path / "run") == local[algorithm]
+
+
+def test_a_standby_takes_the_place(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
+) -> None:
+    """It is there before the kill, and another standby is started for it."""
+    cluster = ForkedCluster([Kill("sample", 7)])
+    assert train(world, tmp_path, monkeypatch, cluster, compute__standby=1) == 0
+    assert [remote.name for remote in cluster.remotes] == ["actor 0", "actor 1", "actor 2", "actor 3"]
+    assert digest_run(tmp_path / "run") == local["grpo"]
+
+
+def test_a_run_ends_when_no_process_may_be_replaced_any_more(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, local: Any
+) -> None:
+    """It has saved its state, and says who is lost. The same command continues it."""
+    cluster = ForkedCluster([Kill("sample", 7), Kill("sample", 9)])
+    assert train(world, tmp_path, monkeypatch, cluster, compute__max_restarts=1) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert "has ended in the call `sample` (killed); compute.max_restarts (1) allows no further" in said[-1]
+    assert all(not remote.process.is_alive() for remote in cluster.remotes)
+    saved = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert saved
+    assert digest_run(tmp_path / "run") == local["grpo"]
+
+
+@pytest.mark.parametrize("what", ["prepare", "make", "put", "commit", "sample", "work"])
+def test_an_actor_that_hangs_is_named_and_replaced(
+    what: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Any
+) -> None:
+    cluster = ForkedCluster([Kill(what, 1, signal=signal.SIGSTOP)], deadline_s=3.0)
+    with pytest.warns(UserWarning, match=f"actor . has not answered the call `{what}`"):
+        assert train(world, tmp_path, monkeypatch, cluster) == 0
+    assert digest_run(tmp_path / "run") == local["grpo"]
+
+
+class StaleActor(ActorWorker):
+    """An actor that once says that it took new weights, and computes with its old ones."""
+
+    def call(self, name: str, arguments: Any) -> Any:
+        if name != "commit":
+            return super().call(name, arguments)
+        self.commits = getattr(self, "commits", 0) + 1
+        if self.commits != 3:
+            self.receipt = super().call(name, arguments)
+            return self.receipt
+        inbox = self._side.inboxes[arguments[0]]
+        tensors: Any = inbox._staged  # type: ignore[attr-defined]
+        version = inbox._shipment.version  # type: ignore[attr-defined]
+        from oat.engines.base import checksum
+        from oat.types import Receipt
+
+        return Receipt(arguments[0], version, {name: checksum(each) for name, each in tensors.items()})
+
+
+def test_a_stale_actor_is_found_at_its_first_completion(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:StaleActor")
+    cluster = ForkedCluster()
+    assert train(world, tmp_path, monkeypatch, cluster) == 1
+    said = capsys.readouterr().err
+    assert "an actor answered with version" in said
+    assert "nothing is learned from it" in said
+    evaluation, first, second = 2 * 2, 2, 2  # calls of two actors; the evaluation has two modes
+    assert cluster.calls["sample"] == evaluation + first + second
+
+
+def test_no_prompt_is_missing_or_twice_and_the_least_loaded_get_the_next(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are shared out by load, also while an actor is busy with others."""
+    seen: list[Counter[str]] = []
+    shares = ActorPool._shares
+
+    def noted(pool: ActorPool, count: int, weight: int) -> Any:
+        found = shares(pool, count, weight)
+        seen.append(Counter({member.name: len(indices) for member, indices in found}))
+        assert sorted(index for _, indices in found for index in indices) == list(range(count))
+        return found
+
+    monkeypatch.setattr(ActorPool, "_shares", noted)
+    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert seen
+    assert all(max(each.values()) - min(each.values()) <= 1 for each in seen if len(each) == 2)

@@ -79,8 +79,11 @@ class ForkedRemote:
         except (EOFError, OSError):
             raise LostError(f"{self.name} has ended in the call `{what}` (killed)") from None
 
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, number)
+        if number == signal.SIGKILL:
+            self.process.join()
 
     def close(self) -> None:
         self.process.kill()
@@ -95,11 +98,13 @@ class Kill:
         what: name of the call.
         number: how many calls of this name come before it, to all processes.
         after_s: seconds from the call to the kill; 0: the process is killed before it gets the call.
+        signal: what it gets; SIGSTOP makes it hang.
     """
 
     what: str
     number: int
     after_s: float = 0.0
+    signal: int = signal.SIGKILL
 
 
 class ForkedCluster:
@@ -140,10 +145,9 @@ class ForkedCluster:
             self.kills.remove(kill)
             self.killed.append(kill)
             if kill.after_s == 0.0:
-                remote.kill()
-                remote.process.join()
+                remote.signal(kill.signal)
             else:
-                threading.Timer(kill.after_s, remote.kill).start()
+                threading.Timer(kill.after_s, remote.signal, [kill.signal]).start()
         self.calls[what] += 1
 
     def close(self) -> None:
@@ -153,10 +157,12 @@ class ForkedCluster:
 
 
 def drawn_kills(seed: str, calls: Counter[str], count: int) -> list[Kill]:
-    """Return kills at random calls of a run that made these calls: as many of each kind of call."""
-    draw = random.Random(seed)
-    names = sorted(calls)
+    """Return kills at random calls of a run that made these calls, of every kind in turn. Every second one
+    comes a little after its call."""
+    draw, names = random.Random(seed), sorted(calls)
+    draw.shuffle(names)
+    kinds = [names[number % len(names)] for number in range(count)]
     return [
-        Kill(name, draw.randrange(calls[name]), draw.choice([0.0, draw.random() * 0.02]))
-        for name in (names * count)[:count]
+        Kill(kind, draw.randrange(calls[kind]), draw.random() * 0.02 * (number % 2))
+        for number, kind in enumerate(kinds)
     ]

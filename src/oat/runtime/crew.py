@@ -202,7 +202,7 @@ class Crew:
             if self._is_closed:
                 raise ActorError(f"{member.name} has ended, and so has the run")
             place = self.members if member in self.members else self._standbys
-            has_standby = place is self.members and self._standbys
+            has_standby = place is self.members and bool(self._standbys)
             new = self._standbys.pop(0) if has_standby else self.hire()
             place[place.index(member)] = new
             if has_standby:

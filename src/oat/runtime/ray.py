@@ -29,6 +29,7 @@ _TOKEN = secrets.token_hex(32)
 """The token of the clusters that this process starts."""
 _SHORT = "/tmp"
 """Where the files of such a cluster lie. The names of Ray's sockets have no room for a long path."""
+_LOOPBACK = "127.0.0.1"
 _CONNECT_S = 5.0
 """Longest time in seconds until a cluster answers at its address."""
 
@@ -85,16 +86,20 @@ class Cluster:
     def __init__(self, address: str | None):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if address is None else "1"
         if address is None:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = _TOKEN
         try:
             import ray
+            from ray._private import ray_constants
         except ImportError:
             raise ConfigError(
                 "compute.runtime ray needs the package ray, which is not installed; pip install "
                 "'oat-align[ray]'"
             ) from None
+        # without clusters of several machines, Ray uses the loopback interface only
+        ray_constants.ENABLE_RAY_CLUSTER = address is not None
         self._ray: ModuleType = ray
         self._guard: subprocess.Popen[bytes] | None = None
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -124,9 +129,14 @@ class Cluster:
             include_dashboard=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
-            _node_ip_address="127.0.0.1",
             _temp_dir=folder,
         )
+        where = self._ray.util.get_node_ip_address()
+        if where != _LOOPBACK:
+            raise ConfigError(
+                f"Ray listens on {where}, and a cluster of one run has to stay on {_LOOPBACK}; install the "
+                "version of ray that this version of oat was tested with (constraints.txt)"
+            )
 
     def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
         """Refuse more actors than the cluster has logical CPUs for.
