@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "functional": "errors",
     "hardware": "functional models types",
     "laboratory": "errors explore files models seeds",
-    "learner": "algorithms config engines errors functional hardware models seeds types wire",
+    "learner": "algorithms config errors functional hardware models seeds types wire",
     "ledger": "control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",
     "metrics": "errors",
@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "rundir": "config errors files ledger types",
     "runtime": "engines errors plugins protocols types wire",
     "testing": (
-        "__init__ algorithms cli data engines environments errors explore learner metrics models oracles "
+        "__init__ algorithms cli data environments errors explore learner metrics models oracles "
         "plugins rundir seeds types wire"
     ),
     "text": "errors files types",

@@ -338,7 +338,7 @@ def evaluation_metrics(
     metrics = Metrics()
     with clock(metrics, "time/evaluate_s"):
         if evaluation.slot == "policy":
-            run.weights.push("policy", step, run.learner.tensors("policy"))
+            run.weights.push("policy", step, run.learner)
         try:
             metrics.add(evaluation.measure())
             values = evaluation.run(step, feedback.queries if feedback else 0, feedback)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.actor_side import ActorSide, make_actor_side, start_actor_sides
 from oat.build.directory import Home, unlocked_home
-from oat.build.engine import engine_notes
+from oat.build.engine import engine_notes, weights_proof
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
@@ -61,6 +61,7 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
 from oat.runtime.local import over_wire
+from oat.runtime.probe import Probing
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
@@ -81,12 +82,14 @@ class _Computing:
         own_learner: the same learner, always called directly.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
         side: the boxes that sample.
+        proof: how they prove which weights they compute with.
         has_weights: False if the models are made without weights.
     """
 
     learner: Learner
     own_learner: Learner
     side: ActorSide
+    proof: Literal["all", "sample"] | Probing
     objectives: list[Objective]
     has_weights: bool
 
@@ -122,7 +125,7 @@ def build(
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
     collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
-    weights, alarms = _weights(resolved, computing.side), _alarms(resolved)
+    weights, alarms = _weights(resolved, computing), _alarms(resolved)
     return Run(
         objectives=computing.objectives,
         plans=plans,
@@ -209,6 +212,7 @@ def _computing(
         learner=_apart(config, learner, ensemble),
         own_learner=learner,
         side=side,
+        proof=weights_proof(resolved, lms, renderer.num_tokens),
         objectives=[resolved.objective, *_own_objective(ensemble)],
         has_weights=lms["policy"].has_weights,
     )
@@ -336,17 +340,18 @@ def _stop(resolved: Resolved, prompts: Prompts) -> Stop:
     )
 
 
-def _weights(resolved: Resolved, side: ActorSide) -> Weights:
-    config = resolved.config
+def _weights(resolved: Resolved, computing: _Computing) -> Weights:
+    config, side = resolved.config, computing.side
     slots = {"sampler", "policy", ENSEMBLE} & side.inboxes.keys()
     if config.model.reference_update is not None and "reference" in resolved.slots:
         slots.add("reference")
     return Weights(
-        {slot: [_wired(config, inbox)] for slot, inbox in side.inboxes.items() if slot in slots},
+        {slot: _wired(config, inbox) for slot, inbox in side.inboxes.items() if slot in slots},
         config.learner.sync_every,
         slot_dtypes(resolved.engine),
         shared=shared_slots(config),
         versions=side.versions,
+        proof=computing.proof,
     )
 
 
