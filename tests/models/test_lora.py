@@ -216,7 +216,7 @@ def test_after_a_push_the_engine_answers_as_the_learner(
     policy: Any = learner.models["policy"]
     bend(policy.lm)
     run.weights.sync(run.learner, 1)
-    run.weights.push("policy", 1, run.learner.tensors("policy"))
+    run.weights.push("policy", 1, run.learner)
     assert (engine.version("sampler"), engine.version("policy"), engine.version("reference")) == (1, 1, 0)
     for slot in ("sampler", "policy"):
         np.testing.assert_allclose(of_slot(slot), of_model(policy.lm), atol=1e-5)

@@ -45,8 +45,8 @@ def test_the_end_of_text_has_the_probability_it_should(tmp_path: Path) -> None:
     torch.testing.assert_close(probabilities, torch.full_like(probabilities, 1 / 32), rtol=0.1, atol=0)
 
 
-def test_weights() -> None:
-    from weights import compare
+def test_proofs() -> None:
+    from proofs import compare
 
     row = compare("tiny", 1, 1)
     assert set(row["milliseconds"]) == {"copy", "crc32", "sums", "arrived", "all", "sample", "probe"}

@@ -31,7 +31,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "a lagging sampler": ("grpo", {"learner.sync_every": 2, "learner.learning_rate": 0.02}),
     "a reference that follows": ("dpo", XPO),
     "an ensemble": ("dpo", ENSEMBLE),
-    "an adapter": ("dpo", {"model.lora": {"rank": 2}}),
+    "an adapter, over the wire": ("dpo", {"model.lora": {"rank": 2}, "compute.serialise": True}),
+    "weights in four bits": ("grpo", {"model.lora": {"rank": 2}, "model.quantize": "nf4"}),
 }
 
 

@@ -84,15 +84,20 @@ class Inbox:
                 f"slot {shipment.slot}, version {shipment.version}: {len(missing)} of {len(shipment.names)} "
                 f"tensors did not arrive ({', '.join(missing[:3])}); the holder keeps its old weights"
             )
-        staged, self._shipment, self._staged = self._staged, None, {}
+        staged, arrived = self._staged, self._sums
+        self._shipment, self._staged, self._sums = None, {}, {}
         self.holder.load(shipment.slot, shipment.version, staged)
-        return Receipt(shipment.slot, self.holder.version(shipment.slot), self._proven(shipment))
+        return Receipt(shipment.slot, self.holder.version(shipment.slot), self._proven(shipment, arrived))
 
-    def _proven(self, shipment: Shipment) -> dict[str, int]:
-        """Return the checksums of a receipt."""
+    def _proven(self, shipment: Shipment, arrived: dict[str, int]) -> dict[str, int]:
+        """Return the checksums of a receipt.
+
+        Args:
+            arrived: those of the tensors that arrived.
+        """
         if isinstance(shipment.proof, Probe):
             refuse_other_logps(shipment.proof, cast(Engine, self.holder), shipment)
-            return self._sums
+            return arrived
         sample = shipment.version if shipment.proof == "sample" else None
         return checksums(self.holder.tensors(shipment.slot), sample=sample)
 

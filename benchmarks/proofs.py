@@ -1,6 +1,6 @@
 """The transfer of new weights to an engine in the same process, with each proof (`learner.weights_proof`).
 
-    python benchmarks/weights.py [--size 50M] [--repetitions 9] [--threads 1]
+    python benchmarks/proofs.py [--size 50M] [--repetitions 9] [--threads 1]
 
 The engine has a copy of its own. The ways take turns; figures are medians over the turns, in milliseconds.
 `copy` is the engine's `load` alone. `arrived` adds buckets and the checksums of sender and inbox, and nothing
@@ -43,8 +43,8 @@ from task import make_model
 class Unproven(Inbox):
     """An inbox that believes its holder."""
 
-    def _proven(self, shipment: Shipment) -> dict[str, int]:
-        return self._sums
+    def _proven(self, shipment: Shipment, arrived: dict[str, int]) -> dict[str, int]:
+        return arrived
 
 
 def compare(size: str, repetitions: int, threads: int) -> dict[str, Any]:
