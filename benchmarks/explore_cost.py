@@ -217,7 +217,7 @@ def _learn(run: Run, number: int) -> None:
     objective, learner = run.objectives[1], run.learner
     generator = run.seeds.at("ensemble", number)
     learner.update(objective, objective.prepare(Feedback(STEP, (), 0), learner.forward, generator))
-    run.weights.push(ENSEMBLE, number, learner.tensors(ENSEMBLE))
+    run.weights.push(ENSEMBLE, number, learner)
 
 
 def _write_inputs(size: Size, folder: Path, model: str | None) -> None:

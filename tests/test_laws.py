@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "functional": "errors",
     "hardware": "functional models types",
     "laboratory": "errors explore files models seeds",
-    "learner": "algorithms config engines errors functional hardware models seeds types wire",
+    "learner": "algorithms config errors functional hardware models seeds types wire",
     "ledger": "blobs control errors files oracles seeds types wire",
     "loop": "algorithms control errors metrics protocols seeds types",
     "metrics": "errors",
@@ -60,9 +60,9 @@ MAY_IMPORT = {
     "reports": "algorithms build config control errors files ledger loop metrics rundir tracking types",
     "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
-    "runtime": "blobs engines errors plugins protocols types wire",
+    "runtime": "algorithms blobs engines errors plugins protocols types wire",
     "testing": (
-        "__init__ algorithms cli data engines environments errors explore learner metrics models oracles "
+        "__init__ algorithms cli data environments errors explore learner metrics models oracles "
         "plugins rundir seeds types wire"
     ),
     "text": "errors files types",

@@ -104,6 +104,7 @@ def examples():
         ],
         types.Requires("compare", frozenset({"sampler", "reference"}), frozenset(), True),
         types.Shipment("sampler", 3, ("lm_head.weight",)),
+        types.Probe(np.array([1, 2], np.int32), np.array([-1.5], np.float32), 1e-4),
         types.Bucket("sampler", 3, {"lm_head.weight": torch.ones(2)}, {"lm_head.weight": 2**32 - 1}),
         types.Receipt("sampler", 3, {"lm_head.weight": 2**32 - 1}),
         types.Batch(

@@ -192,6 +192,10 @@ class Interrupted(KeyboardInterrupt):
         self.name, self.exit_code = signal.Signals(number).name, 75 if number == signal.SIGTERM else 130
 
 
+ENDING = (ActorError, DirectoryError, LearnerLostError, LedgerError, WeightsError)
+"""The errors that end a run also during an evaluation, since training would meet them too."""
+
+
 class Again(KeyboardInterrupt):
     """A second Ctrl-C was pressed. The process ends without saving the run's state."""
 

@@ -23,18 +23,7 @@ import torch
 from oat.algorithms.base import Objective, prepared, refill_metrics, step_metrics
 from oat.control.interruption import Interruption
 from oat.control.silence import missing
-from oat.errors import (
-    ActorError,
-    AlarmError,
-    DirectoryError,
-    Interrupted,
-    LearnerLostError,
-    LedgerError,
-    OatError,
-    OutageError,
-    WeightsError,
-    warn,
-)
+from oat.errors import ENDING, ActorError, AlarmError, Interrupted, OatError, OutageError, warn
 from oat.metrics import Metrics
 from oat.protocols import (
     Alarms,
@@ -337,9 +326,8 @@ def evaluation_metrics(
 ) -> Metrics:
     """Evaluate after `step` updates, and return the metrics.
 
-    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. Some
-    errors end the run instead, because training would meet them too: weights that do not verify, a process
-    that is lost for good, an error of the ledger, and a lost run directory.
+    If the evaluation raises an OatError, the run warns, sets the metric `eval/failed`, and continues. The
+    errors in `ENDING` end the run instead.
 
     Args:
         feedback: the feedback that the last of these updates learned from; None if there was no update.
@@ -347,11 +335,11 @@ def evaluation_metrics(
     metrics = Metrics()
     with clock(metrics, "time/evaluate_s"):
         if evaluation.slot == "policy":
-            run.weights.push("policy", step, run.learner.tensors("policy"))
+            run.weights.push("policy", step, run.learner)
         try:
             metrics.add(evaluation.measure())
             values = evaluation.run(step, feedback.queries if feedback else 0, feedback)
-        except (ActorError, LearnerLostError, LedgerError, DirectoryError, WeightsError):
+        except ENDING:
             raise
         except OatError as error:
             warn(f"the evaluation after {step} steps failed and is left out: {error}")

@@ -266,8 +266,8 @@ class Learner(Protocol):
 
 
 class Weights(Protocol):
-    """The transfer of weights to the boxes that hold a slot. After every load, it compares the weights that
-    each box holds with the weights that were sent.
+    """The transfer of weights to the boxes that hold a slot. After every load, a box proves that it computes
+    with the weights that were sent.
 
     Attributes:
         sampler_version: version of the policy's weights in the slot `sampler`.
@@ -281,8 +281,8 @@ class Weights(Protocol):
     def sync(self, learner: Learner, version: int) -> None:
         """Load the learner's weights, as `version`, into every slot except `policy` and `reference`."""
 
-    def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load these weights, as `version`, into a slot."""
+    def push(self, slot: str, version: int, learner: Learner) -> None:
+        """Load the learner's weights of the slot's model, as `version`, into the slot."""
 
     def follow(self, learner: Learner) -> None:
         """If the learner's reference has changed since the last load, load it into the slot `reference`."""

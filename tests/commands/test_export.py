@@ -49,7 +49,7 @@ def test_transformers_loads_the_trained_policy(
     run.parts["learner"].load_state(
         {name.removeprefix("learner/"): tensor for name, tensor in found[1].items()} | found[2]["learner"]
     )
-    run.weights.push("policy", 4, run.learner.tensors("policy"))
+    run.weights.push("policy", 4, run.learner)
     engine: Any = run.collector.actor.engine  # type: ignore[attr-defined]
     for ids, ours in zip(sequences, engine.logps(sequences, "policy"), strict=True):
         with torch.no_grad():

@@ -1,18 +1,26 @@
 """A run that needs what its engine lacks is refused by name, or takes another way (`engines/kind.py`)."""
 
-from dataclasses import replace
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, oat
+from fixtures import World, made, oat
 
+import oat as package
+from oat.build.engine import engine_notes
 from oat.build.resolve import resolve
+from oat.build.run import build
 from oat.config.load import load_config
 from oat.engines.embedded import Embedded
-from oat.engines.kind import EngineKind, Traits
+from oat.engines.kind import Capabilities, EngineKind, Traits
 from oat.engines.torch_config import TorchEngineConfig
+from oat.runtime.probe import Probing
 
+ROOT = Path(package.__file__).parent
 APL = {"explorer": {"name": "apl"}}
 ENSEMBLE = {
     "explorer": {
@@ -50,6 +58,7 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any], str]] = [
     ({"kept_sets": False}, "grpo", {"sampling.top_k": 5}, "leave out sampling.top_k, top_p and min_p"),
     ({"raw_logps": False}, "dpo", APL, "apl needs the log-probabilities of what was sampled"),
     ({"features": False}, "dpo", ENSEMBLE, "it keeps no hidden states; give explorer.features another"),
+    ({"own_threads": False}, "dpo", {}, "the learner's too; set compute.runtime: ray, which gives it"),
 ]
 
 
@@ -95,3 +104,75 @@ def test_people_are_told_of_draws_that_depend_on_earlier_ones(
         assert oat("train", config) == 0
         assert (told in " ".join(capsys.readouterr().out.split())) == is_told
         lacking(monkeypatch, addressed_draws=False)
+
+
+def test_an_engine_with_the_threads_of_its_process_samples_in_another_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking(monkeypatch, own_threads=False)
+    assert oat("check", world.config("dpo", tmp_path, {"compute.runtime": "ray"})) == 0
+
+
+def test_people_are_told_that_the_number_of_actors_counts(world: World, tmp_path: Path) -> None:
+    def notes(actors: int, *, is_invariant: bool) -> str:
+        changes = {
+            "compute.runtime": "ray",
+            "compute.actors": actors,
+            "engine.deterministic": is_invariant,
+        }
+        return " ".join(engine_notes(resolve(*load_config(world.config("dpo", tmp_path, changes)))))
+
+    assert "with another number of compute.actors than 2, a run has other last bits" in notes(
+        2, is_invariant=False
+    )
+    assert notes(2, is_invariant=True) == notes(1, is_invariant=False) == ""
+
+
+def test_weights_that_cannot_be_read_are_probed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proof(name: str) -> Any:
+        resolved = resolve(*load_config(world.config("dpo", tmp_path)))
+        run: Any = build(resolved, directory=made(tmp_path / name))
+        run.ledger.close()
+        return run.weights.proof
+
+    assert proof("readable") == "all"
+    lacking(monkeypatch, readable_weights=False)
+    assert isinstance(proof("unreadable"), Probing)
+
+
+def said(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of attributes that a file reads, and its strings without docstrings."""
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            yield node.value
+
+
+OUTSIDE = {
+    file.relative_to(ROOT).as_posix(): set(said(ast.parse(file.read_text(encoding="utf-8"))))
+    for file in sorted(ROOT.rglob("*.py"))
+    if file.relative_to(ROOT).parts[0] != "engines"
+}
+
+
+def test_every_capability_has_a_reader() -> None:
+    read = set().union(*(names for file, names in OUTSIDE.items() if file.startswith("build/")))
+    assert {field.name for field in fields(Capabilities)} <= read
+
+
+def test_no_file_outside_an_engine_reads_its_settings() -> None:
+    """Precision and threads are traits, which a run may ask of every engine."""
+    own = {field.name for field in fields(TorchEngineConfig)} - {"dtype", "threads"}
+    named = re.compile(rf"engine\.({'|'.join(own)})")
+    found = {file for file, names in OUTSIDE.items() for name in names if name in own or named.search(name)}
+    assert found <= {"quickstart/__init__.py"}, "the quickstart writes a configuration"

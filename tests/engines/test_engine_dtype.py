@@ -29,7 +29,7 @@ from oat.models.loading import load_lm
 from oat.models.lora import load_model
 from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
-from oat.types import Receipt, Request, Sampling
+from oat.types import Request, Sampling
 
 HALF = {"engine.dtype": "bfloat16"}
 
@@ -44,7 +44,7 @@ def built(world: World, algorithm: str, folder: Path, changes: Mapping[str, Any]
         resolve(*load_config(world.config(algorithm, folder, {**HALF, **changes}))),
         directory=made(folder / "built"),
     )
-    inbox: Any = run.weights.holders["sampler"][0]  # type: ignore[attr-defined]
+    inbox: Any = run.weights.holders["sampler"]  # type: ignore[attr-defined]
     return run, getattr(inbox, "_box", inbox).holder
 
 
@@ -84,12 +84,12 @@ def test_what_is_sent_is_cast_and_what_is_held_is_proven(world: World) -> None:
         {"sampler": load_lm(path, dtype="bfloat16")}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
     )
     source.move()
-    Weights({"sampler": [Inbox(engine)]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
+    Weights({"sampler": Inbox(engine)}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
     for name, tensor in engine._slots["sampler"].tensors().items():
         assert torch.equal(tensor, source.tensors("policy")[name].bfloat16())
     assert {tensor.dtype for tensor in source.tensors("policy").values()} == {torch.float32}
     with pytest.raises(WeightsError, match="tensors differ from those sent"):
-        Weights({"sampler": [Inbox(engine)]}, 1).sync(source, 2)
+        Weights({"sampler": Inbox(engine)}, 1).sync(source, 2)
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,14 @@ def test_one_turned_bit_in_the_cast_copy_is_found(world: World, name: str, place
     source = Source(load_lm(str(world.folder / "model")))
 
     class FaultyMemory(TorchEngine):
-        def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
+        def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
             super().load(slot, version, tensors)
-            mine = self._slots[slot].tensors()
-            turn_bit(mine[name], place, bit)
-            return super().load(slot, version, mine)
+            turn_bit(self.tensors(slot)[name], place, bit)
 
     slots = {"sampler": load_lm(str(world.folder / "model"), dtype="bfloat16")}
     faulty = FaultyMemory(slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
     with pytest.raises(WeightsError, match=rf"1 tensors differ .*\({name}\)"):
-        Weights({"sampler": [Inbox(faulty)]}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
+        Weights({"sampler": Inbox(faulty)}, 1, {"sampler": torch.bfloat16}).sync(source, 1)
 
 
 @pytest.mark.parametrize("sync_every", [1, 2])
@@ -126,7 +124,7 @@ def test_slots_are_copies_of_the_learners_weights(
     assert (engine._slots["sampler"] is engine._slots["policy"]) == (sync_every == 1)
     assert engine._slots.keys() == {"sampler", "policy"}
     restore(run)
-    run.weights.push("policy", 0, run.learner.tensors("policy"))
+    run.weights.push("policy", 0, run.learner)
     mine = learner.tensors("policy")
     theirs = [engine._slots[slot].tensors() for slot in ("sampler", "policy")]
     assert {tensor.dtype for tensor in mine.values()} == {torch.float32}
@@ -149,12 +147,11 @@ def test_a_reference_that_is_sampled_from_is_the_start(
     start = load_lm(str(world.folder / "model"), dtype="bfloat16")
     ids = [np.arange(9) % 15, np.arange(4)]
     restore(run)
-    sampled = {name: tensor + 0.25 for name, tensor in run.learner.tensors("policy").items()}
-    run.weights.push(
-        "policy",
-        1,
-        sampled if not changes else {name: t for name, t in sampled.items() if "lora" in name} | _frozen(run),
-    )
+    learner: Any = run.learner
+    with torch.no_grad():
+        for tensor in getattr(learner, "_box", learner).models["policy"].trainable().values():
+            tensor += 0.25
+    run.weights.push("policy", 1, run.learner)
     for found, expected in zip(
         engine.logps(ids, "reference"), build_engine(start, num_tokens=16).logps(ids, "sampler"), strict=True
     ):
@@ -164,10 +161,6 @@ def test_a_reference_that_is_sampled_from_is_the_start(
         for a, b in zip(engine.logps(ids, "reference"), engine.logps(ids, "policy"), strict=True)
     )
     run.ledger.close()
-
-
-def _frozen(run: Run) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in run.learner.tensors("policy").items() if "lora" not in name}
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def test_any_slot(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def tensors_of(run: Run) -> dict[str, torch.Tensor]:
     """Return copies of the tensors of the learner and of the engine's slots, without the slot `policy`, into
     which an evaluation loads the newest weights."""
-    engine: Any = run.weights.holders["sampler"][0].holder  # type: ignore[attr-defined]
+    engine: Any = run.weights.holders["sampler"].holder  # type: ignore[attr-defined]
     learner: Any = run.learner
     held = {
         f"learner/{model}/{name}": tensor
@@ -246,7 +246,7 @@ def test_an_evaluation_leaves_every_weight_as_it_was(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train(run, lambda step, values: None)
-        engine: Any = run.weights.holders["sampler"][0].holder  # type: ignore[attr-defined]
+        engine: Any = run.weights.holders["sampler"].holder  # type: ignore[attr-defined]
         before, version = tensors_of(run), engine.version("sampler")
         assert run.evaluation is not None
         metrics = evaluation_metrics(run, run.evaluation, 3)

@@ -23,7 +23,6 @@ from oat.build.run import build
 from oat.commands.export import digest_run
 from oat.config.load import load_config
 from oat.config.settings import LoraConfig, ModelConfig
-from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import ConfigError, ModelError, WeightsError
 from oat.learner.learner import Learner
@@ -37,7 +36,6 @@ from oat.rundir.checkpoints import Checkpoints
 from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
-from oat.types import Receipt
 
 PROJECTIONS = {"gpt_neox": "query_key_value", "llama": "q_proj", "qwen3": "q_proj"}
 TARGETS = [(family, "all-linear") for family in FAMILIES] + [
@@ -218,7 +216,7 @@ def test_after_a_push_the_engine_answers_as_the_learner(
     policy: Any = learner.models["policy"]
     bend(policy.lm)
     run.weights.sync(run.learner, 1)
-    run.weights.push("policy", 1, run.learner.tensors("policy"))
+    run.weights.push("policy", 1, run.learner)
     assert (engine.version("sampler"), engine.version("policy"), engine.version("reference")) == (1, 1, 0)
     for slot in ("sampler", "policy"):
         np.testing.assert_allclose(of_slot(slot), of_model(policy.lm), atol=1e-5)
@@ -243,22 +241,15 @@ def test_one_turned_bit_in_the_samplers_copy_is_found(world: World, tmp_path: Pa
     name = next(name for name in copy.tensors() if part in name)
 
     class FaultyMemory(TorchEngine):
-        def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
+        def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
             super().load(slot, version, tensors)
-            turn_bit(self._slots[slot].tensors()[name], 3, 2)
-            return Receipt(
-                slot,
-                version,
-                {name: checksum(tensor) for name, tensor in self._slots[slot].tensors().items()},
-            )
+            turn_bit(self.tensors(slot)[name], 3, 2)
 
     options: dict[str, Any] = {"num_tokens": 16, "stop_ids": [1], "decode": lambda ids: ""}
     bend(policy)
-    Weights({"sampler": [Inbox(TorchEngine({"sampler": copy}, **options))]}, sync_every=2).sync(learner, 1)
+    Weights({"sampler": Inbox(TorchEngine({"sampler": copy}, **options))}, sync_every=2).sync(learner, 1)
     with pytest.raises(WeightsError, match=f"1 tensors differ.*{name}"):
-        Weights({"sampler": [Inbox(FaultyMemory({"sampler": copy}, **options))]}, sync_every=2).sync(
-            learner, 2
-        )
+        Weights({"sampler": Inbox(FaultyMemory({"sampler": copy}, **options))}, sync_every=2).sync(learner, 2)
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,14 @@ def test_the_end_of_text_has_the_probability_it_should(tmp_path: Path) -> None:
     torch.testing.assert_close(probabilities, torch.full_like(probabilities, 1 / 32), rtol=0.1, atol=0)
 
 
+def test_proofs() -> None:
+    from proofs import compare
+
+    row = compare("tiny", 1, 1)
+    assert set(row["milliseconds"]) == {"copy", "crc32", "sums", "arrived", "all", "sample", "probe"}
+    assert row["probe_gap"]["float32"] < 1e-5 < row["probe_gap"]["bfloat16"] < 0.05
+
+
 @pytest.mark.slow(instead="tests/golden compares with the numbers of the padded learner", seconds=5.5)
 def test_the_update_is_that_of_padded_rows(tmp_path: Path) -> None:
     """The gradient's norm equals that of autograd over padded rows. The advantage is the reward minus its

@@ -12,6 +12,8 @@ from forked_cluster import ForkedCluster, Kill
 from oat.build.actor_side import ActorWorker
 from oat.commands.export import digest_run
 from oat.runtime.pool import ActorPool
+from oat.runtime.transfer import Inbox
+from oat.types import Receipt
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
 APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
@@ -122,12 +124,8 @@ class StaleActor(ActorWorker):
             self.receipt = super().call(name, arguments)
             return self.receipt
         inbox = self._side.inboxes[arguments[0]]
-        tensors: Any = inbox._staged  # type: ignore[attr-defined]
-        version = inbox._shipment.version  # type: ignore[attr-defined]
-        from oat.engines.base import checksum
-        from oat.types import Receipt
-
-        return Receipt(arguments[0], version, {name: checksum(each) for name, each in tensors.items()})
+        assert isinstance(inbox, Inbox)
+        return Receipt(arguments[0], inbox._current().version, dict(inbox._sums))
 
 
 def test_a_stale_actor_is_found_at_its_first_completion(

@@ -15,7 +15,7 @@ from oat.commands.export import digest_run
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
-    "dpo": ("dpo", {"learner.sync_every": 2}),
+    "dpo": ("dpo", {"learner.sync_every": 2, "learner.weights_proof": "probe"}),
     "an ensemble": (
         "dpo",
         {"explorer": {"name": "ensemble", "samples": 4, "ensemble": {"members": 2, "hidden": 4}}},

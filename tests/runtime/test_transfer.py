@@ -120,9 +120,9 @@ def test_who_loads_one_of_two_slots_with_one_storage_has_loaded_both(world: Worl
     engine = TorchEngine(
         {"sampler": source.lm, "policy": source.lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
     )
-    holders = {"sampler": [Inbox(engine)], "policy": [Inbox(engine)]}
+    holders = {"sampler": Inbox(engine), "policy": Inbox(engine)}
     weights = Weights(holders, 1, shared=[{"sampler", "policy"}])
-    weights.push("policy", 4, source.tensors("policy"))
+    weights.push("policy", 4, source)
     assert weights.versions == {"sampler": 4, "policy": 4}
     assert engine.version("sampler") == 4
 
@@ -156,8 +156,8 @@ def test_a_stale_version_is_found_at_its_first_completion(
     if where == "evaluation":
         original = run.weights.push
 
-        def push(slot: str, version: int, tensors: Any) -> None:
-            original(slot, version, tensors)
+        def push(slot: str, version: int, learner: Any) -> None:
+            original(slot, version, learner)
             if slot == "policy" and version == 3:
                 engine.__class__ = Stale
 

@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,10 +12,10 @@ from fixtures import World, forked, kill_at, oat
 from weights import Source, held, turn_bit
 
 from oat.commands.export import digest_run
-from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
 from oat.errors import WeightsError
 from oat.models.loading import load_lm
+from oat.runtime.checksums import checksums
 from oat.runtime.transfer import Inbox
 from oat.runtime.weights import Weights, prove
 from oat.types import Receipt
@@ -33,7 +33,7 @@ def engine_of(world: World, policy: Any) -> TorchEngine:
 
 
 def sent(source: Source) -> dict[str, int]:
-    return {name: checksum(tensor) for name, tensor in source.tensors("policy").items()}
+    return checksums(source.tensors("policy"))
 
 
 @pytest.mark.fault("R2")
@@ -41,34 +41,37 @@ def sent(source: Source) -> dict[str, int]:
     ("name", "place", "bit"),
     [("model.embed_tokens.weight", 0, 0), ("model.norm.weight", 63, 7), ("lm_head.weight", 500, 3)],
 )
+@pytest.mark.parametrize("proof", ["all", "sample"])
 def test_one_turned_bit_in_the_engines_copy_is_found(
-    world: World, source: Source, name: str, place: int, bit: int, figure: Callable[[str], None]
+    world: World,
+    source: Source,
+    name: str,
+    place: int,
+    bit: int,
+    proof: Literal["all", "sample"],
+    figure: Callable[[str], None],
 ) -> None:
-    """A bit of the engine's weights flips after they were copied, and the receipt shows it. Loading a slot's
-    own tensors copies nothing, so the second receipt is read from what the slot holds."""
+    """A bit of the engine's weights flips after they were copied, and the receipt shows it. A sample reads
+    the tiny model whole."""
 
     class FaultyMemory(TorchEngine):
-        def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
+        def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
             super().load(slot, version, tensors)
-            mine = self._slots[slot].tensors()
-            turn_bit(mine[name], place, bit)
-            return super().load(slot, version, mine)
+            turn_bit(self.tensors(slot)[name], place, bit)
 
     sound = engine_of(world, source.lm)
     faulty = FaultyMemory(sound._slots, num_tokens=16, stop_ids=[1], decode=lambda ids: "")
-    Weights({"sampler": [Inbox(sound)]}, sync_every=2).sync(source, 3)
-    with pytest.raises(
-        WeightsError, match=rf"holder 1, slot sampler, version 4: .* 1 tensors differ .*\({name}\)"
-    ):
-        Weights({"sampler": [Inbox(sound), Inbox(faulty)]}, sync_every=2).sync(source, 4)
+    Weights({"sampler": Inbox(sound)}, 2, proof=proof).sync(source, 3)
+    with pytest.raises(WeightsError, match=rf"slot sampler, version 4: .* 1 tensors differ .*\({name}\)"):
+        Weights({"sampler": Inbox(faulty)}, 2, proof=proof).sync(source, 4)
     figure("1 of 1 flipped bits in weights detected")
 
 
 @pytest.mark.parametrize(
     ("held_", "words"),
     [
-        (Receipt("sampler", 2, {"a": 1, "b": 2}), "holds version 2"),
-        (Receipt("policy", 3, {"a": 1, "b": 2}), "slot sampler"),
+        (Receipt("sampler", 2, {"a": 1, "b": 2}), "has slot sampler, version 2"),
+        (Receipt("policy", 3, {"a": 1, "b": 2}), "has slot policy"),
         (Receipt("sampler", 3, {"a": 1}), r"1 tensors differ.*\(b\)"),
         (Receipt("sampler", 3, {"a": 1, "b": 2, "c": 3}), r"1 tensors differ.*\(c\)"),
         (Receipt("sampler", 3, {}), r"2 tensors differ.*\(a, b\)"),
@@ -76,20 +79,20 @@ def test_one_turned_bit_in_the_engines_copy_is_found(
 )
 def test_a_receipt_must_name_slot_version_and_every_tensor(held_: Receipt, words: str) -> None:
     wanted = Receipt("sampler", 3, {"a": 1, "b": 2})
-    prove(wanted, wanted, 0)
+    prove(wanted, wanted)
     with pytest.raises(WeightsError, match=words):
-        prove(held_, wanted, 0)
+        prove(held_, wanted)
 
 
 @pytest.mark.inventory(96)
 def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: Source) -> None:
     engine = engine_of(world, source.lm)
-    weights = Weights({"sampler": [Inbox(engine)], "policy": [Inbox(engine)]}, sync_every=2)
+    weights = Weights({"sampler": Inbox(engine), "policy": Inbox(engine)}, sync_every=2)
     assert [step for step in range(6) if weights.due(step)] == [1, 3, 5]
     weights.restore(source)
     before = sent(source)
     source.move()
-    weights.push("policy", 1, source.tensors("policy"))
+    weights.push("policy", 1, source)
     assert (engine.version("sampler"), engine.version("policy")) == (0, 1)
     assert held(engine, "sampler") == before != held(engine, "policy")
     weights.sync(source, 2)
@@ -100,7 +103,7 @@ def test_a_copy_keeps_its_version_while_the_policy_moves(world: World, source: S
 def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> None:
     """Between two syncs the sampler holds older weights of the policy. After a restart it has these again,
     not the policy's present weights."""
-    weights = Weights({"sampler": [Inbox(engine_of(world, source.lm))]}, sync_every=2)
+    weights = Weights({"sampler": Inbox(engine_of(world, source.lm))}, sync_every=2)
     weights.sync(source, 2)
     at_sync = sent(source)
     source.move()
@@ -109,7 +112,7 @@ def test_the_kept_weights_survive_a_restart(world: World, source: Source) -> Non
         for name, value in weights.state.items()
     }
     engine = engine_of(world, source.lm)
-    restarted = Weights({"sampler": [Inbox(engine)]}, sync_every=2)
+    restarted = Weights({"sampler": Inbox(engine)}, sync_every=2)
     restarted.load_state(state)
     restarted.restore(source)
     assert (engine.version("sampler"), restarted.sampler_version) == (2, 2)
@@ -121,7 +124,7 @@ def test_without_a_copy_nothing_is_kept(world: World, source: Source) -> None:
     shared = TorchEngine(
         {"sampler": source.lm, "policy": source.lm}, num_tokens=16, stop_ids=[1], decode=lambda ids: ""
     )
-    weights = Weights({"sampler": [Inbox(shared)]}, sync_every=1)
+    weights = Weights({"sampler": Inbox(shared)}, sync_every=1)
     weights.sync(source, 5)
     source.move()
     assert weights.state == {"version": 5}
@@ -142,15 +145,10 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Calla
     def faulty() -> int:
         load = TorchEngine.load
 
-        def turned(
-            self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]
-        ) -> Receipt:
-            receipt = load(self, slot, version, tensors)
-            if (slot, version) != ("sampler", 2):
-                return receipt
-            mine = self._slots[slot].tensors()
-            turn_bit(mine["model.norm.weight"], 5, 2)
-            return load(self, slot, version, mine)
+        def turned(self: TorchEngine, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+            load(self, slot, version, tensors)
+            if (slot, version) == ("sampler", 2):
+                turn_bit(self.tensors(slot)["model.norm.weight"], 5, 2)
 
         TorchEngine.load = turned  # type: ignore[method-assign]
         return oat("train", config)
@@ -158,7 +156,7 @@ def test_a_run_stops_at_a_turned_bit(world: World, tmp_path: Path, figure: Calla
     log = tmp_path / "log"
     assert forked(faulty, log) == 1
     printed = log.read_text()
-    assert "oat train: holder 0, slot sampler, version 2: " in printed
+    assert "oat train: slot sampler, version 2: " in printed
     assert "(model.norm.weight)" in printed
     assert "Traceback" not in printed
     assert [path.name for path in (tmp_path / "grpo" / "checkpoints").glob("step_*")] == ["step_00000001"]

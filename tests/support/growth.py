@@ -16,10 +16,9 @@ from oat.algorithms.base import Objective
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.load import load_config
-from oat.engines.base import checksum
 from oat.loop import Run, train
 from oat.runtime.transfer import Inbox
-from oat.types import Batch, Group, Prompt, Receipt, Sampling, Segment, Trajectory, Work
+from oat.types import Batch, Group, Prompt, Sampling, Segment, Trajectory, Work
 
 
 class QuietActor:
@@ -98,10 +97,16 @@ class QuietLearner:
 
 
 class QuietHolder:
-    """A holder of weights that stores nothing and returns a true receipt."""
+    """A holder of weights that copies nothing."""
 
-    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
-        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in tensors.items()})
+    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._version, self._tensors = version, tensors
+
+    def tensors(self, slot: str) -> Mapping[str, torch.Tensor]:
+        return self._tensors
+
+    def version(self, slot: str) -> int:
+        return self._version
 
 
 def quiet_run(world: World, folder: Path, steps: int) -> Run:
@@ -120,7 +125,7 @@ def quiet_run(world: World, folder: Path, steps: int) -> Run:
     )
     actor, learner = QuietActor(), QuietLearner()
     run.collector.actor = run.evaluation.actor = actor  # type: ignore[attr-defined, union-attr]
-    run.weights.holders = {slot: [Inbox(QuietHolder())] for slot in ("sampler", "policy")}  # type: ignore[attr-defined]
+    run.weights.holders = {slot: Inbox(QuietHolder()) for slot in ("sampler", "policy")}  # type: ignore[attr-defined]
     return replace(run, learner=learner, parts={**run.parts, "learner": learner})
 
 

@@ -1,11 +1,12 @@
 """Helpers for tests of the transfer of weights."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from oat.engines.base import checksum
 from oat.engines.torch import TorchEngine
+from oat.runtime.checksums import checksums
 
 
 class Source:
@@ -23,6 +24,11 @@ class Source:
     def trainable(self, model: str) -> list[str]:
         return list(self.lm.trainable())
 
+    @torch.no_grad()
+    def load_weights(self, model: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self.lm.trainable().items():
+            parameter.copy_(tensors[name])
+
     def move(self) -> None:
         with torch.no_grad():
             for tensor in self.lm.tensors().values():
@@ -30,7 +36,7 @@ class Source:
 
 
 def held(engine: TorchEngine, slot: str) -> dict[str, int]:
-    return {name: checksum(tensor) for name, tensor in engine._slots[slot].tensors().items()}
+    return checksums(engine.tensors(slot))
 
 
 def turn_bit(tensor: torch.Tensor, place: int, bit: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Literal
 
 from oat.build.models import load_slots
 from oat.build.parts import find_part, settings_of
@@ -13,6 +14,7 @@ from oat.engines.records import Pooling
 from oat.explore.settings import FeaturesConfig
 from oat.models.causal_lm import CausalLM
 from oat.models.lora import LoadModel, load_model
+from oat.runtime.probe import TOLERANCES, Probing, probe_ids
 from oat.seeds import Seeds
 from oat.text.renderer import Renderer
 from oat.types import Sampling
@@ -55,12 +57,38 @@ def given_threads(resolved: Resolved) -> int | None:
 
 def engine_notes(resolved: Resolved) -> tuple[str, ...]:
     """Return sentences for people about the engine; empty if there is nothing to say."""
-    if resolved.engine.capabilities.addressed_draws:
-        return ()
-    return (
-        f"the engine {resolved.config.engine.name} draws tokens that depend on what it has drawn before: a "
-        "run that is killed and continued samples other responses than one that is not",
-    )
+    can, compute = resolved.engine.capabilities, resolved.config.compute
+    name, notes = resolved.config.engine.name, []
+    if not can.addressed_draws:
+        notes.append(
+            f"the engine {name} draws tokens that depend on what it has drawn before: a run that is killed "
+            "and continued samples other responses than one that is not"
+        )
+    if not can.batch_invariant and compute.runtime == "ray" and compute.actors > 1:
+        notes.append(
+            f"under these settings the engine {name} rounds log-probabilities by what it computes together: "
+            f"with another number of compute.actors than {compute.actors}, a run has other last bits, and in "
+            "time other responses"
+        )
+    return tuple(notes)
+
+
+def weights_proof(
+    resolved: Resolved, context: int | None, num_tokens: int
+) -> Literal["all", "sample"] | Probing:
+    """Return how the holders of weights prove that they compute with what was sent.
+
+    Args:
+        context: largest number of tokens that every model of the learner reads; None: no limit is known.
+        num_tokens: size of the tokenizer's vocabulary.
+    """
+    learner, engine = resolved.config.learner, resolved.engine
+    if learner.weights_proof in ("all", "sample"):
+        return learner.weights_proof
+    if learner.weights_proof == "auto" and engine.capabilities.readable_weights:
+        return "all"
+    precision = "bfloat16" if learner.autocast else engine.dtype
+    return Probing(probe_ids(num_tokens, context), TOLERANCES[precision])
 
 
 def pooling_of(features: FeaturesConfig | None) -> Pooling | None:

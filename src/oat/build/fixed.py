@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oat.build.parts import find_part
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import Origins, convert, dump, load_config, with_given
 from oat.config.settings import Component, Config
+from oat.engines.kind import EngineKind
 from oat.errors import ConfigError
 from oat.plugins.loading import same_by_file
 
@@ -35,6 +37,7 @@ FREE = (
     "sampling.environment_deadline_s",
     "learner.on_nonfinite",
     "learner.max_skips",
+    "learner.weights_proof",
 )
 """Fields and sections that may change when a run is continued. There is one exception: if
 `learner.micro_batch_tokens` was measured within `compute.memory_gb`, this limit must stay the same."""
@@ -67,14 +70,11 @@ FORKS = (
     "learner.gradient_checkpointing",
     "learner.logits_chunk",
     "learner.max_updates",
-    "engine.max_rows",
-    "engine.cache_gb",
 )
 """Fields and sections that may change in a fork. `_refused_in_forks` makes exceptions, such as the
-algorithm's name. `engine.max_rows` and `engine.cache_gb` may not change when a run is continued, because they
-decide which rows are decoded together, and with it the last bits of logits. The fields of `FREE` may change
-too. The other fields stay the same, because the checkpoint or the ledger depends on them, or because the run
-measured them."""
+algorithm's name, and the engine says which of its settings may change (`EngineKind.forks`). The fields of
+`FREE` may change too. The other fields stay the same, because the checkpoint or the ledger depends on them,
+or because the run measured them."""
 
 CHOSEN = {
     ("compute", "threads"): None,
@@ -83,7 +83,7 @@ CHOSEN = {
     ("render", "date"): None,
 }
 """Fields that may be left open, each with the value that leaves it open. A run fixes the value of such a
-field when it is created."""
+field when it is created. A part, such as an engine, need not have the field."""
 
 
 def as_begun(resolved: Resolved) -> Resolved:
@@ -170,11 +170,13 @@ def _with_fixed(config: Config, stored: Config) -> Config:
 
 def _setting(config: Config, section: str, name: str) -> Any:
     part = getattr(config, section)
-    return part.options[name] if isinstance(part, Component) else getattr(part, name)
+    return part.options.get(name) if isinstance(part, Component) else getattr(part, name)
 
 
 def _with(config: Config, section: str, name: str, value: Any) -> Config:
     part = getattr(config, section)
+    if isinstance(part, Component) and name not in part.options:
+        return config
     changed: Any = (
         replace(part, options={**part.options, name: value})
         if isinstance(part, Component)
@@ -213,7 +215,9 @@ def _refused_in_forks(differences: Iterable[str], stored: Config) -> list[str]:
     fixed = ["algorithm.name", "sampling.environment"]
     if stored.prompts.epochs:
         fixed.append("algorithm.prompts")
-    return [line for line in differences if not _is_any(_field(line), FORKS) or _is_any(_field(line), fixed)]
+    kind: EngineKind = find_part(stored, "engine", {})
+    free = [*FORKS, *(f"engine.{name}" for name in kind.forks)]
+    return [line for line in differences if not _is_any(_field(line), free) or _is_any(_field(line), fixed)]
 
 
 def _field(line: str) -> str:

@@ -50,6 +50,12 @@ class LearnerSide:
         found = self.ensemble.objective if self.ensemble is not None else None
         return [] if found is None else [found]
 
+    @property
+    def context(self) -> int | None:
+        """The largest number of tokens that every model reads; None if no limit is known."""
+        lengths = [lm.context_length for lm in self.lms.values() if lm.context_length is not None]
+        return min(lengths, default=None)
+
     def threads(self, objective: Objective) -> int:
         """Measure with how many threads the learner is fastest."""
         return choose_threads(self.learner, objective)
@@ -152,6 +158,7 @@ class LearnerWorker:
         features = self._side.features
         return {
             "micro_batch_tokens": self._side.learner.micro_batch_tokens,
+            "context": self._side.context,
             "threads": torch.get_num_threads(),
             "features": None if features is None else features.identity,
         }

@@ -72,7 +72,7 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
 def refuse_short_cache(
     resolved: Resolved, lengths: Lengths, policy: ModelOutline, *, is_begun: bool = False
 ) -> None:
-    """Refuse an `engine.cache_gb` that is too small for the longest sequence that the run may sample. An
+    """Refuse a cache of the engine that is too small for the longest sequence that the run may sample. An
     episode with an environment may fill the model's context.
 
     Args:
@@ -91,7 +91,7 @@ def refuse_short_cache(
     if not prompts:
         return
     page_bytes = policy.page_bytes(getattr(torch, engine.dtype))
-    with resolved.blame("engine.cache_gb"):
+    with resolved.blame(engine.memory.cache_setting):
         longest = longest_sequence(policy, max(prompts), config.sampling.max_new_tokens)
         engine.memory.refuse_long(longest, page_bytes)
         if config.sampling.environment is not None and policy.context_length and not is_begun:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from oat.algorithms.base import Objective, usable_by
 from oat.build.actor_side import ActorPlan, ActorSide, make_actor_side
 from oat.build.apart import Processes, hire_processes
 from oat.build.directory import Home, unlocked_home
-from oat.build.engine import engine_notes
+from oat.build.engine import engine_notes, weights_proof
 from oat.build.ensemble import ensemble_learning
 from oat.build.estimate import longest_sequence
 from oat.build.evaluation import held_out_pairs, make_evaluation
@@ -53,6 +53,7 @@ from oat.rundir.holdings import Holdings
 from oat.rundir.provenance import Told, environment_of
 from oat.runtime.crew import Crew
 from oat.runtime.local import over_wire
+from oat.runtime.probe import Probing
 from oat.runtime.remote_learner import RemoteLearner
 from oat.runtime.weights import Weights
 from oat.seeds import Seeds
@@ -71,11 +72,13 @@ class _Computing:
         learner: the learner as the other boxes call it.
         objectives: the algorithm's objective; then that of the ensemble, if the explorer has one.
         side: the boxes that sample.
+        proof: how they prove which weights they compute with.
         chosen: see `Run`.
     """
 
     learner: boxes.Learner
     side: ActorSide
+    proof: Literal["all", "sample"] | Probing
     objectives: list[Objective]
     chosen: dict[tuple[str, str], Any]
 
@@ -111,7 +114,7 @@ def build(
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
     collector, evaluation = _asking(resolved, home, run_inputs, computing, ledger, seeds, plans, stop)
-    weights, alarms = _weights(resolved, computing.side), _alarms(resolved)
+    weights, alarms = _weights(resolved, computing), _alarms(resolved)
     return Run(
         objectives=computing.objectives,
         plans=plans,
@@ -184,6 +187,7 @@ def _computing(
     return _Computing(
         learner=_apart(resolved, own),
         side=side,
+        proof=weights_proof(resolved, own.context, run_inputs.renderer.num_tokens),
         objectives=[resolved.objective, *own.ensemble_objective],
         chosen=_chosen(own.learner.micro_batch_tokens, side.threads, threads),
     )
@@ -201,6 +205,7 @@ def _computing_apart(
     return _Computing(
         learner=remote,
         side=side,
+        proof=weights_proof(resolved, remote.facts["context"], run_inputs.renderer.num_tokens),
         objectives=[resolved.objective, *([ensemble] if ensemble is not None else [])],
         chosen=_chosen(remote.micro_batch_tokens, side.threads, remote.facts["threads"]),
     )
@@ -330,17 +335,18 @@ def _stop(resolved: Resolved, prompts: Prompts) -> Stop:
     )
 
 
-def _weights(resolved: Resolved, side: ActorSide) -> Weights:
-    config = resolved.config
+def _weights(resolved: Resolved, computing: _Computing) -> Weights:
+    config, side = resolved.config, computing.side
     slots = {"sampler", "policy", ENSEMBLE} & side.inboxes.keys()
     if config.model.reference_update is not None and "reference" in resolved.slots:
         slots.add("reference")
     return Weights(
-        {slot: [_wired(config, inbox)] for slot, inbox in side.inboxes.items() if slot in slots},
+        {slot: _wired(config, inbox) for slot, inbox in side.inboxes.items() if slot in slots},
         config.learner.sync_every,
         slot_dtypes(resolved.engine),
         shared=shared_slots(config),
         versions=side.versions,
+        proof=computing.proof,
     )
 
 

@@ -110,7 +110,7 @@ def _build(contender: Contender, run_inputs: RunInputs, scratch: Path) -> tuple[
     policy has had."""
     run = build(contender.resolved, directory=scratch, run_inputs=run_inputs)
     step = take_up_policy(run, contender.run_dir) if contender.run_dir is not None else 0
-    run.weights.push(SLOT, step, run.learner.tensors("policy"))
+    run.weights.push(SLOT, step, run.learner)
     return run, step
 
 

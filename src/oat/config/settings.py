@@ -283,6 +283,12 @@ class LearnerConfig:
     have 2^26 logits together (0.27 GB)."""
     sync_every: Count = 1
     """Steps between two transfers of new weights to the sampler."""
+    weights_proof: Literal["auto", "all", "sample", "probe"] = "auto"
+    """Proof, after each transfer, that a holder such as the engine computes with the weights that were sent.
+    All that arrives is compared with its checksum in any case. `all`: every tensor is read back. `sample`: a
+    sixteenth of every large tensor is read back, another one after each transfer. `probe`: nothing is read
+    back; log-probabilities of a fixed sequence are compared with the learner's (docs/decisions/006 says what
+    each finds). `auto`: `all`, or `probe` if the engine's weights cannot be read."""
     buffer: BufferConfig | None = None
     """Replay buffer: the learner also learns from questions of earlier steps (docs/learner.md). None: it
     learns only from the step's own questions."""

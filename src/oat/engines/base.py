@@ -1,22 +1,14 @@
 """The engine's protocol: token ids in, token ids out, from several sets of weights at once."""
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from oat.types import Completion, Receipt, Request, Work
+from oat.types import Completion, Request, Work
 
 if TYPE_CHECKING:
     import torch
-
-
-def checksum(tensor: "torch.Tensor") -> int:
-    """Return the CRC-32 of a tensor's bytes in row-major order. A single flipped bit changes the result."""
-    import torch
-
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class Engine(Protocol):
@@ -42,11 +34,15 @@ class Engine(Protocol):
 
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
         """Return, for each sequence, the raw log-probabilities of all its tokens except the first: (T - 1,)
-        float32, nats."""
+        float32, nats. They are computed as `generate` computes, with the same weights and the same cached
+        keys and values: a proof of new weights may compare them with the learner's (`runtime/probe.py`)."""
 
-    def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
-        """Set the slot's weights, and drop keys and values that were cached under the old weights. Return the
-        version and the checksums of the weights that the slot holds now."""
+    def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> None:
+        """Set the slot's weights, and drop keys and values that were cached under the old weights."""
+
+    def tensors(self, slot: str) -> "Mapping[str, torch.Tensor]":
+        """Return the tensors that the slot computes with, by the names under which they were loaded; not
+        copies of what was loaded. Only an engine with `Capabilities.readable_weights` is asked."""
 
     def version(self, slot: str) -> int:
         """Return the version of the slot's weights."""

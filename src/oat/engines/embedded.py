@@ -28,6 +28,9 @@ class Embedded:
     """The kind `torch`; see `oat.engines.kind.EngineKind`."""
 
     Config = TorchEngineConfig
+    forks = ("max_rows", "cache_gb")
+    """They decide which rows are decoded together, and with it the last bits of logits. So they may not
+    change when a run is continued."""
     checks = staticmethod(torch_checks)
 
     @staticmethod
@@ -39,7 +42,6 @@ class Embedded:
             features=True,
             kept_sets=True,
             lora=True,
-            mid_update=False,
             own_threads=True,
             raw_logps=True,
             readable_weights=True,
@@ -98,6 +100,7 @@ def torch_engine(config: TorchEngineConfig, slots: Mapping[str, CausalLM], **oth
 class TorchMemory:
     """The memory of the engine `torch`; see `oat.engines.kind.EngineMemory`."""
 
+    cache_setting = "engine.cache_gb"
     smaller: Mapping[str, Any] = {"max_rows": 16}
 
     def __init__(self, config: TorchEngineConfig):

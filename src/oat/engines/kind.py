@@ -22,14 +22,16 @@ class Capabilities:
         addressed_draws: a token depends only on its request and the weights, up to rounding of the logits.
             Without it, earlier draws count too, and people are told that a continued run samples other
             responses.
-        batch_invariant: tokens and log-probabilities of a request are bitwise equal in any batch.
+        batch_invariant: tokens and log-probabilities of a request are bitwise equal in any batch. Without it,
+            people are told that a run depends on its number of actors.
         features: completions have pooled hidden states (`Completion.features`).
         kept_sets: completions have the kept sets that a request asks for.
         lora: it computes with adapters.
-        mid_update: a slot's weights may be replaced while it generates.
-        own_threads: it has a number of threads of its own.
+        own_threads: its number of threads is not that of the whole process. Without it, it cannot be in the
+            process of the learner.
         raw_logps: completions have raw log-probabilities.
-        readable_weights: a receipt has checksums of the weights that the engine computes with.
+        readable_weights: `Engine.tensors` gives the tensors that the engine computes with. Without it, new
+            weights are proven by a probe (`learner.weights_proof`).
         recorded_is_old: it computes as a learner in float32 does. Recorded log-probabilities of the policy's
             present weights are then also the old ones. Without it, `prepare` computes the old ones.
         sampled_logps: completions have log-probabilities of the sampled distribution.
@@ -43,7 +45,6 @@ class Capabilities:
     features: bool
     kept_sets: bool
     lora: bool
-    mid_update: bool
     own_threads: bool
     raw_logps: bool
     readable_weights: bool
@@ -75,10 +76,12 @@ class EngineMemory(Protocol):
 
     Attributes:
         least_rows: number of rows that every step computes, however few are asked for.
+        cache_setting: the setting that limits the cache, such as `engine.cache_gb`; messages name it.
         smaller: settings under which the engine takes less memory.
     """
 
     least_rows: int
+    cache_setting: str
     smaller: Mapping[str, Any]
 
     def cache_bytes(self, lm: CausalLM, load: Load) -> int:
@@ -116,9 +119,14 @@ class Traits:
 
 
 class EngineKind(Protocol):
-    """A kind of engine, under its name in `plugins/registry.py`."""
+    """A kind of engine, under its name in `plugins/registry.py`.
+
+    Attributes:
+        forks: names of settings that may change in a fork of a run.
+    """
 
     Config: type[Any]
+    forks: Collection[str]
 
     @staticmethod
     def checks(config: Any, run: RunFacts) -> Iterable[Check]:

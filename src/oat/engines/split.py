@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from oat.engines.torch import TorchEngine
-from oat.types import Completion, Receipt, Request, Work
+from oat.types import Completion, Request, Work
 
 APART = "reference"
 """The slot that has an engine of its own."""
@@ -43,8 +43,11 @@ class SplitEngine:
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
         return self._of(slot).logps(sequences, slot)
 
-    def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        return self._of(slot).load(slot, version, tensors)
+    def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self._of(slot).load(slot, version, tensors)
+
+    def tensors(self, slot: str) -> dict[str, Tensor]:
+        return self._of(slot).tensors(slot)
 
     def version(self, slot: str) -> int:
         return self._of(slot).version(slot)

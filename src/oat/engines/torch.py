@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oat.engines.base import checksum
 from oat.engines.cache_trial import page_bytes_of
 from oat.engines.decoding import Decode, Decoding
 from oat.engines.kept import Kept
@@ -35,7 +34,7 @@ from oat.errors import EngineError, WeightsError, did_you_mean
 from oat.hardware.roofline import Meter
 from oat.hardware.threads import candidates, fastest, on_threads
 from oat.models.causal_lm import CausalLM
-from oat.types import Completion, Receipt, Request, Sampling, Work
+from oat.types import Completion, Request, Sampling, Work
 
 _DETERMINISTIC_THREADS = 2
 GB = 10**9
@@ -210,12 +209,10 @@ class TorchEngine:
         with self._computing(lm):
             return score(lm, sequences, fixed_rows=self._max_rows if self._deterministic else None)
 
-    def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt:
-        """Copy the tensors into the slot's model. A tensor that is the model's own memory is not copied.
-        Return the version and the checksums of the model's tensors afterwards.
-
-        If a tensor is refused, nothing is copied. If a call of `generate` is under way for this slot, it
-        fails at its next step. The pages that are kept for later turns are dropped.
+    def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors into the slot's model. A tensor that is the model's own memory is not copied. If a
+        tensor is refused, nothing is copied. If a call of `generate` is under way for this slot, it fails at
+        its next step. The pages that are kept for later turns are dropped.
 
         Raises:
             EngineError: there is no such slot.
@@ -243,7 +240,14 @@ class TorchEngine:
                 if not _same_memory(held[name], tensor):
                     held[name].copy_(tensor)
         self._versions[id(lm)] = version
-        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in lm.tensors().items()})
+
+    def tensors(self, slot: str) -> dict[str, Tensor]:
+        """Return the tensors of the slot's model, by name.
+
+        Raises:
+            EngineError: there is no such slot.
+        """
+        return self._model(slot).tensors()
 
     def _model(self, slot: str) -> CausalLM:
         if slot not in self._slots:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oat.errors import LedgerError, OatError, OracleError, warn
+from oat.errors import ENDING, OatError, OracleError, warn
 from oat.evaluation.modes import Mode, best_of, learned_from
 from oat.evaluation.records import RecordFiles
 from oat.evaluation.statistics import (
@@ -316,7 +316,7 @@ class Evaluation:
             feedback: Feedback = self.ledger.take_feedback(
                 step, self.ledger.asked(step, len(modes), oracle.purpose), purpose=oracle.purpose
             )
-        except LedgerError:
+        except ENDING:
             raise
         except OatError:
             self.ledger.give_up(step, oracle.purpose)
@@ -347,7 +347,7 @@ class Evaluation:
             return {}, ()
         try:
             golds = self._tables(oracle, step, modes, lambda round: list(tables[round].groups.values()))
-        except LedgerError:
+        except ENDING:
             raise
         except OatError as error:
             warn(f"the second opinion after {step} steps failed and is left out: {error}")

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from oat.engines.base import checksum
 from oat.errors import NonFiniteError
 from oat.models.ensemble import Ensemble
 from oat.rollout.features import Features
-from oat.types import Group, Receipt
+from oat.types import Group
 
 
 class EnsembleScorer:
@@ -18,6 +17,7 @@ class EnsembleScorer:
 
     def __init__(self, features: Features, ensemble: Ensemble):
         self.features, self.ensemble = features, ensemble.requires_grad_(False)
+        self._version = 0
 
     @torch.no_grad()
     def score(self, groups: Sequence[Group]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -41,13 +41,21 @@ class EnsembleScorer:
         bounds = np.cumsum([len(group.trajectories) for group in groups])[:-1]
         return np.split(rewards_MN, bounds, axis=1), features
 
-    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> Receipt:
-        """Copy weights into the ensemble, and return the receipt of the weights that it then has."""
+    def load(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy weights into the ensemble, the only slot."""
         held = self.ensemble.tensors()
         with torch.no_grad():
             for name, tensor in tensors.items():
                 held[name].copy_(tensor)
-        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in held.items()})
+        self._version = version
+
+    def tensors(self, slot: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of the ensemble, by name."""
+        return self.ensemble.tensors()
+
+    def version(self, slot: str) -> int:
+        """Return the version of the weights; 0 before weights are loaded."""
+        return self._version
 
 
 def _refuse_nonfinite(numbers: np.ndarray, what: str, advice: str) -> None:

@@ -5,22 +5,29 @@ which a bucket is lost or damaged, leaves the old version answering.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
-from oat.engines.base import checksum
+from oat.engines.base import Engine
 from oat.errors import WeightsError
-from oat.types import Bucket, Receipt, Shipment
+from oat.runtime.checksums import checksums
+from oat.runtime.probe import refuse_other_logps
+from oat.types import Bucket, Probe, Receipt, Shipment
 
 BUCKET_BYTES = 64 * 2**20
 """Most bytes of a bucket. A larger tensor is a bucket of its own."""
 
 
 class Holder(Protocol):
-    """An engine, or another box that computes with weights of the learner."""
+    """An engine, or another box that computes with weights of the learner. The methods are those of
+    `oat.engines.base.Engine`."""
 
-    def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> Receipt: ...
+    def load(self, slot: str, version: int, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def tensors(self, slot: str) -> Mapping[str, Tensor]: ...
+
+    def version(self, slot: str) -> int: ...
 
 
 class Inbox:
@@ -34,10 +41,11 @@ class Inbox:
         self.holder = holder
         self._shipment: Shipment | None = None
         self._staged: dict[str, Tensor] = {}
+        self._sums: dict[str, int] = {}
 
     def begin(self, shipment: Shipment) -> None:
         """Begin a transfer. What an earlier, unfinished one has staged is dropped."""
-        self._shipment, self._staged = shipment, {}
+        self._shipment, self._staged, self._sums = shipment, {}, {}
 
     def put(self, bucket: Bucket) -> None:
         """Stage a bucket.
@@ -52,19 +60,22 @@ class Inbox:
                 f"slot {shipment.slot}, version {shipment.version}: a bucket of slot {bucket.slot}, version "
                 f"{bucket.version}, came in between; send one transfer after the other"
             )
-        damaged = [name for name, tensor in bucket.tensors.items() if checksum(tensor) != bucket.sums[name]]
+        arrived = checksums(bucket.tensors)
+        damaged = [name for name, found in arrived.items() if found != bucket.sums[name]]
         if damaged:
             raise WeightsError(
                 f"slot {shipment.slot}, version {shipment.version}: {len(damaged)} tensors changed on the "
                 f"way ({', '.join(damaged[:3])}); the holder keeps its old weights. Check memory and network"
             )
         self._staged |= bucket.tensors
+        self._sums |= arrived
 
     def commit(self) -> Receipt:
-        """Give the holder the staged weights, and return its receipt.
+        """Give the holder the staged weights, and return the receipt that `Shipment.proof` asks for.
 
         Raises:
-            WeightsError: no transfer has begun, tensors are missing, or the holder refuses them.
+            WeightsError: no transfer has begun, tensors are missing, the holder refuses them, or it computes
+                other log-probabilities than those of the probe.
         """
         shipment = self._current()
         missing = [name for name in shipment.names if name not in self._staged]
@@ -73,8 +84,22 @@ class Inbox:
                 f"slot {shipment.slot}, version {shipment.version}: {len(missing)} of {len(shipment.names)} "
                 f"tensors did not arrive ({', '.join(missing[:3])}); the holder keeps its old weights"
             )
-        staged, self._shipment, self._staged = self._staged, None, {}
-        return self.holder.load(shipment.slot, shipment.version, staged)
+        staged, arrived = self._staged, self._sums
+        self._shipment, self._staged, self._sums = None, {}, {}
+        self.holder.load(shipment.slot, shipment.version, staged)
+        return Receipt(shipment.slot, self.holder.version(shipment.slot), self._proven(shipment, arrived))
+
+    def _proven(self, shipment: Shipment, arrived: dict[str, int]) -> dict[str, int]:
+        """Return the checksums of a receipt.
+
+        Args:
+            arrived: those of the tensors that arrived.
+        """
+        if isinstance(shipment.proof, Probe):
+            refuse_other_logps(shipment.proof, cast(Engine, self.holder), shipment)
+            return arrived
+        sample = shipment.version if shipment.proof == "sample" else None
+        return checksums(self.holder.tensors(shipment.slot), sample=sample)
 
     def _current(self) -> Shipment:
         if self._shipment is None:
@@ -108,5 +133,4 @@ def buckets(
 
 
 def _bucket(slot: str, version: int, tensors: Mapping[str, Tensor]) -> Bucket:
-    sums = {name: checksum(tensor) for name, tensor in tensors.items()}
-    return Bucket(slot, version, dict(tensors), sums)
+    return Bucket(slot, version, dict(tensors), checksums(tensors))

@@ -1,19 +1,21 @@
 """The transfer of weights from the learner to engines, with proof.
 
-The tensors travel in buckets (`runtime/transfer.py`). After the switch, the holder of a slot, such as an
-engine, computes checksums of the tensors that it works with. They must equal the checksums of the tensors
-that were sent. So a single flipped bit in a holder's copy stops the run.
+The tensors travel in buckets (`runtime/transfer.py`), each with its checksum. After the switch, the holder of
+a slot, such as an engine, proves that it computes with them (`Shipment.proof`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
 
 import torch
 
 from oat.errors import WeightsError
 from oat.protocols import Learner
+from oat.runtime.checksums import checksums
+from oat.runtime.probe import Probing
 from oat.runtime.transfer import buckets, loaded_with
-from oat.types import Bucket, Receipt, Shipment
+from oat.types import ENSEMBLE, Bucket, Probe, Receipt, Shipment
 
 MODEL_OF_SLOT = {"sampler": "policy", "policy": "policy", "reference": "reference", "ensemble": "ensemble"}
 """For each slot, the learner's model whose weights the slot holds. The slot `policy` is loaded for an
@@ -35,28 +37,32 @@ class Weights:
     slots (all except `policy` and `reference`) get the learner's weights.
 
     Args:
-        holders: the sides of the boxes that hold each slot, by slot. The slot `reference` is there only if
-            the reference follows the policy.
+        holders: the side of the box that holds each slot, by slot. The slot `reference` is there only if the
+            reference follows the policy.
         sync_every: number of steps from one sync to the next.
         dtypes: precisions by slot, for slots whose precision differs from the learner's. Weights are cast to
             the slot's precision before they are sent.
         shared: sets of slots that share their storage. Who loads one of them has loaded all.
         versions: where the version is noted that each slot was last given.
+        proof: how holders prove that they compute with what was sent. An ensemble is not probed; its tensors
+            are read back.
     """
 
     def __init__(
         self,
-        holders: Mapping[str, Sequence[Receiver]],
+        holders: Mapping[str, Receiver],
         sync_every: int,
         dtypes: Mapping[str, torch.dtype] | None = None,
         shared: Sequence[Collection[str]] = (),
         versions: dict[str, int] | None = None,
+        proof: Literal["all", "sample"] | Probing = "all",
     ):
         self.holders = dict(holders)
         self.sync_every = sync_every
         self.dtypes = dict(dtypes or {})
         self.shared = [frozenset(slots) for slots in shared]
         self.versions = {} if versions is None else versions
+        self.proof = proof
         self.synced = [slot for slot in self.holders if slot not in ("policy", "reference")]
         self.sampler_version = self.reference_version = 0
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
@@ -68,22 +74,18 @@ class Weights:
     def sync(self, learner: Learner, version: int) -> None:
         """Load the learner's weights into every synced slot, as version `version`. If a load fails, `state`
         already says that the slots get them."""
-        tensors = {slot: learner.tensors(MODEL_OF_SLOT[slot]) for slot in self.synced}
         self.sampler_version = version
         if self.sync_every > 1:
-            self.kept = {
-                slot: {name: tensors[slot][name].clone() for name in learner.trainable(MODEL_OF_SLOT[slot])}
-                for slot in self.synced
-            }
+            self.kept = {slot: _trained(learner, MODEL_OF_SLOT[slot]) for slot in self.synced}
         for slot in self.synced:
-            self.push(slot, version, tensors[slot])
+            self.push(slot, version, learner)
 
     def follow(self, learner: Learner) -> None:
         """If the version of the learner's reference has changed, by an update or by a roll back, load the
         reference into the slot `reference`."""
         version = learner.version("reference")
         if "reference" in self.holders and version != self.reference_version:
-            self.push("reference", version, learner.tensors("reference"))
+            self.push("reference", version, learner)
             self.reference_version = version
 
     def restore(self, learner: Learner) -> None:
@@ -94,30 +96,37 @@ class Weights:
         if not self.kept:
             self.sync(learner, self.sampler_version)
         for slot, tensors in self.kept.items():
-            self.push(slot, self.sampler_version, {**learner.tensors(MODEL_OF_SLOT[slot]), **tensors})
+            with _older(learner, MODEL_OF_SLOT[slot], tensors):
+                self.push(slot, self.sampler_version, learner)
 
-    def push(self, slot: str, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Cast weights to a slot's precision, and load them into every holder of the slot. Check that each
-        holder then has the weights that were sent.
+    def push(self, slot: str, version: int, learner: Learner) -> None:
+        """Cast the learner's weights of a slot's model to the slot's precision, and load them into its
+        holder. Check that the holder then computes with the weights that were sent.
 
         Raises:
-            WeightsError: weights did not arrive as they were sent, or a holder has other weights afterwards.
+            WeightsError: weights did not arrive as they were sent, or the holder has others afterwards.
         """
+        tensors: Mapping[str, torch.Tensor] = learner.tensors(MODEL_OF_SLOT[slot])
+        proof = self._proof(slot, learner)
         if slot in self.dtypes:
             tensors = {
                 name: tensor.to(self.dtypes[slot]) if tensor.is_floating_point() else tensor
                 for name, tensor in tensors.items()
             }
-        holders, sent = self.holders[slot], dict[str, int]()
-        for holder in holders:
-            holder.begin(Shipment(slot, version, tuple(tensors)))
+        holder, sent = self.holders[slot], dict[str, int]()
+        holder.begin(Shipment(slot, version, tuple(tensors), proof))
         for bucket in buckets(slot, version, tensors):
             sent |= bucket.sums
-            for holder in holders:
-                holder.put(bucket)
-        for number, holder in enumerate(holders):
-            prove(holder.commit(), Receipt(slot, version, sent), number)
+            holder.put(bucket)
+        if proof == "sample":
+            sent = checksums(tensors, sample=version)
+        prove(holder.commit(), Receipt(slot, version, sent))
         self.versions |= dict.fromkeys(loaded_with(slot, self.shared), version)
+
+    def _proof(self, slot: str, learner: Learner) -> Literal["all", "sample"] | Probe:
+        if not isinstance(self.proof, Probing):
+            return self.proof
+        return "all" if slot == ENSEMBLE else self.proof.probe(learner, MODEL_OF_SLOT[slot])
 
     @property
     def state(self) -> dict[str, Any]:
@@ -137,11 +146,25 @@ class Weights:
                 self.kept.setdefault(slot, {})[name] = tensor
 
 
-def prove(held: Receipt, sent: Receipt, number: int) -> None:
-    """Compare the receipt of a holder with that of the weights that were sent.
+def _trained(learner: Learner, model: str) -> dict[str, torch.Tensor]:
+    """Return copies of those weights of a model that learning changes."""
+    tensors = learner.tensors(model)
+    return {name: tensors[name].clone() for name in learner.trainable(model)}
 
-    Args:
-        number: the holder's index, for the message.
+
+@contextmanager
+def _older(learner: Learner, model: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Within the body, a model of the learner has older trained weights."""
+    now = _trained(learner, model)
+    learner.load_weights(model, tensors)
+    try:
+        yield
+    finally:
+        learner.load_weights(model, now)
+
+
+def prove(held: Receipt, sent: Receipt) -> None:
+    """Compare the receipt of a holder with that of the weights that were sent.
 
     Raises:
         WeightsError: the receipts differ. The message names up to three tensors that differ.
@@ -150,7 +173,8 @@ def prove(held: Receipt, sent: Receipt, number: int) -> None:
     wrong = sorted(name for name in names if sent.checksums.get(name) != held.checksums.get(name))
     if wrong or (held.slot, held.version) != (sent.slot, sent.version):
         raise WeightsError(
-            f"holder {number}, slot {sent.slot}, version {sent.version}: after the load it holds version "
-            f"{held.version}, and {len(wrong)} tensors differ from those sent ({', '.join(wrong[:3])}); do "
-            "not trust this run's newest samples, and check the machine's memory"
+            f"slot {sent.slot}, version {sent.version}: after the load its holder has slot {held.slot}, "
+            f"version {held.version}, and {len(wrong)} tensors differ from those sent "
+            f"({', '.join(wrong[:3])}); do not trust this run's newest samples, and check the machine's "
+            "memory"
         )

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from oat.engines.base import checksum
 from oat.oracles.base import Oracle
-from oat.types import Answer, Completion, Kind, Mark, Question, Receipt, Request, Work
+from oat.types import Answer, Completion, Kind, Mark, Question, Request, Work
 
 if TYPE_CHECKING:
     import torch
@@ -66,10 +65,12 @@ class FakeEngine:
     def logps(self, sequences: Sequence[np.ndarray], slot: str) -> list[np.ndarray]:
         return [np.full(len(ids) - 1, self.logp, dtype=np.float32) for ids in sequences]
 
-    def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> Receipt:
+    def load(self, slot: str, version: int, tensors: "Mapping[str, torch.Tensor]") -> None:
         self.held[slot] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._versions[slot] = version
-        return Receipt(slot, version, {name: checksum(tensor) for name, tensor in self.held[slot].items()})
+
+    def tensors(self, slot: str) -> "dict[str, torch.Tensor]":
+        return self.held[slot]
 
     def version(self, slot: str) -> int:
         return self._versions.get(slot, 0)

@@ -18,7 +18,8 @@ Words. Models and log-probabilities:
     version         of a policy: the number of steps so far; of a reference: the number of its updates
     slot            the name under which an engine or a scorer holds weights: `sampler`, `policy`,
                     `reference`, `ensemble`
-    receipt         version of the weights in a slot, and checksums that the engine computes after a load
+    receipt         version of the weights in a slot after a load, and checksums of them
+    probe           tokens whose log-probabilities show which weights an engine computes with
     log-probability float32, nats. `raw`: at temperature 1, over the whole vocabulary. `sampled`: under the
                     distribution that was drawn from, after temperature, top-k, top-p and min-p
     recorded        of log-probabilities: as they were stored at sampling
@@ -88,7 +89,18 @@ From feedback to weights:
 """
 
 from oat.types.conversation import Message, Prompt
-from oat.types.learning import Batch, Branching, Bucket, Loss, Per, Plan, Receipt, Requires, Shipment
+from oat.types.learning import (
+    Batch,
+    Branching,
+    Bucket,
+    Loss,
+    Per,
+    Plan,
+    Probe,
+    Receipt,
+    Requires,
+    Shipment,
+)
 from oat.types.questions import (
     ENSEMBLE,
     UNASKED,
@@ -141,6 +153,7 @@ __all__ = [
     "Per",
     "Plan",
     "Price",
+    "Probe",
     "Prompt",
     "Question",
     "Receipt",

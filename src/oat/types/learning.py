@@ -80,17 +80,36 @@ class Requires:
     ratio_based: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A sequence of tokens, and the log-probabilities that it must have after a transfer of weights.
+
+    Attributes:
+        ids: (T,) int32.
+        logps: (T - 1,) float32, the learner's raw log-probabilities of all tokens except the first, nats.
+        tolerance: largest mean absolute difference, nats.
+    """
+
+    ids: np.ndarray
+    logps: np.ndarray
+    tolerance: float
+
+
 @dataclass(frozen=True)
 class Shipment:
-    """What a transfer of weights to a slot will bring.
+    """What a transfer of weights to a slot will bring, and how the holder proves that it computes with it.
 
     Attributes:
         names: the names of all tensors.
+        proof: "all": the receipt has checksums of all bytes that the holder computes with. "sample": it has
+            checksums of a sample of them. A probe: it has checksums of what arrived, and the holder compares
+            its log-probabilities with those of the probe.
     """
 
     slot: str
     version: int
     names: tuple[str, ...]
+    proof: Literal["all", "sample"] | Probe = "all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +118,7 @@ class Bucket:
 
     Attributes:
         tensors: by name.
-        sums: CRC-32 of the bytes of each tensor at the sender, by name.
+        sums: checksum of each tensor at the sender, by name (`runtime/checksums.py`).
     """
 
     slot: str
@@ -110,12 +129,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Version and checksums of the weights in an engine's slot. After a load, the engine computes the
-    checksums from the tensors with which it generates.
+    """Version and checksums of the weights in a holder's slot after a load.
 
     Attributes:
         version: the version that the slot now has.
-        checksums: CRC-32 of the bytes of every tensor, by name.
+        checksums: by name of the tensor; `Shipment.proof` says of what.
     """
 
     slot: str

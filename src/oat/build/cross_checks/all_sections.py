@@ -38,6 +38,7 @@ _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     sampling.suits_explorer,
     model.weights,
     engine.suits_run,
+    engine.suits_proof,
     engine.suits_records,
     "engine",
     checkpoint.ranking,

@@ -12,7 +12,7 @@ _FIELD = "engine.name"
 
 
 def suits_run(resolved: Resolved) -> Iterator[Check]:
-    """Check what is sampled: by which slots, and up to which string."""
+    """Check what is sampled, and where: by which slots, up to which string, and in which process."""
     config, can = resolved.config, resolved.engine.capabilities
     if not run_facts(config).is_sampling:
         return
@@ -31,6 +31,24 @@ def suits_run(resolved: Resolved) -> Iterator[Check]:
         _FIELD,
         config.model.lora is not None and not can.lora,
         "it computes with no adapter; remove model.lora, or take the engine torch",
+    )
+    yield Check(
+        _FIELD,
+        config.compute.runtime == "local" and not can.own_threads,
+        "its number of threads is that of the whole process, the learner's too; set compute.runtime: ray, "
+        "which gives it a process of its own",
+    )
+
+
+def suits_proof(resolved: Resolved) -> Iterator[Check]:
+    """Check that the engine's weights can be proven as `learner.weights_proof` says."""
+    config = resolved.config
+    yield Check(
+        "learner.weights_proof",
+        config.learner.weights_proof in ("all", "sample")
+        and not resolved.engine.capabilities.readable_weights,
+        f"the weights of the engine {config.engine.name} cannot be read back; set it to probe, or leave it "
+        "out",
     )
 
 
