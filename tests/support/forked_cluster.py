@@ -122,14 +122,14 @@ class ForkedCluster:
         self.remotes: list[ForkedRemote] = []
         self._logs = Path()
 
-    def __call__(self, address: str | None) -> "ForkedCluster":
+    def __call__(self, address: str | None, logs: Path) -> "ForkedCluster":
+        self._logs = logs
         return self
 
     def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
         assert actors * cpus + others <= self.cpus
 
-    def launcher(self, cpus: float, deadline_s: float, logs: Path) -> "ForkedCluster":
-        self._logs = logs
+    def launcher(self, cpus: float, deadline_s: float) -> "ForkedCluster":
         return self
 
     def start(self, name: str) -> ForkedRemote:

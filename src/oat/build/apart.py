@@ -14,9 +14,9 @@ from oat.build.resolved import Resolved
 from oat.config.load import to_yaml
 from oat.config.settings import Component, GoldConfig, OracleConfig
 from oat.plugins.loading import travelling
+from oat.runtime.cluster import Cluster, RayLauncher
 from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool
-from oat.runtime.ray import Cluster, RayLauncher
 from oat.types import ENSEMBLE
 
 LOGS = "logs"
@@ -87,9 +87,9 @@ def hire_processes(
     logs = (directory / LOGS).resolve()
     logs.mkdir(exist_ok=True)
     with resolved.blame("compute.address" if compute.address else "compute.runtime"):
-        cluster = Cluster(compute.address)
+        cluster = Cluster(compute.address, logs)
     try:
-        crews = _crews(resolved, cluster, logs, parts)
+        crews = _crews(resolved, cluster, parts)
         with resolved.blame("compute.runtime"):
             for crew in crews:
                 crew.ready()
@@ -100,11 +100,11 @@ def hire_processes(
     except BaseException:
         cluster.close()
         raise
-    launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs)
+    launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s)
     return Processes(cluster, launcher, actors, learner[0] if learner else None)
 
 
-def _crews(resolved: Resolved, cluster: Cluster, logs: Path, parts: list[str]) -> list[Crew]:
+def _crews(resolved: Resolved, cluster: Cluster, parts: list[str]) -> list[Crew]:
     """Start the processes: the actors, and the learner if it is to be apart."""
     compute = resolved.config.compute
     is_apart = compute.learner == "actor"
@@ -113,7 +113,7 @@ def _crews(resolved: Resolved, cluster: Cluster, logs: Path, parts: list[str]) -
             compute.actors + compute.standby, compute.actor_cpus, compute.learner_cpus if is_apart else 0.0
         )
     actors = Crew(
-        cluster.launcher(compute.actor_cpus, compute.deadline_s, logs),
+        cluster.launcher(compute.actor_cpus, compute.deadline_s),
         Restarts(compute.max_restarts),
         "actor",
         compute.actors,
@@ -122,7 +122,7 @@ def _crews(resolved: Resolved, cluster: Cluster, logs: Path, parts: list[str]) -
     )
     if not is_apart:
         return [actors]
-    learning = cluster.launcher(compute.learner_cpus, compute.deadline_s, logs)
+    learning = cluster.launcher(compute.learner_cpus, compute.deadline_s)
     return [actors, Crew(learning, Restarts(compute.max_restarts), "learner", 1, parts=parts)]
 
 

@@ -1,8 +1,7 @@
 """Ends the processes of a cluster when the process that started it has ended, even if that was killed.
 
-This file is run as a program of its own: `python guard.py FOLDER`. It waits until its standard input ends.
-Then it kills every process but its parent that has a file in FOLDER open, as all processes of a cluster have,
-and removes FOLDER.
+This file is run as a program of its own: `python guard.py FOLDER`. Its standard input has the number of a
+session. When the input ends, it kills every process of this session, and removes FOLDER.
 """
 
 import os
@@ -17,34 +16,27 @@ from pathlib import Path
 _PATIENCE_S = 5.0
 
 
-def users(folder: str) -> Iterator[int]:
-    """Yield the numbers of the processes that have a file in the folder open."""
+def members(session: int) -> Iterator[int]:
+    """Yield the numbers of the living processes of a session."""
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
-            with suppress(OSError):  # it has ended, or belongs to another user
-                if any(_target(file).startswith(f"{folder}/") for file in (place / "fd").iterdir()):
+            with suppress(OSError):  # it has ended
+                state, _, _, its, *_ = (place / "stat").read_text().rpartition(")")[2].split()
+                if int(its) == session and state not in "ZX":
                     yield int(place.name)
 
 
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
-
-
 def main() -> None:
-    (folder,), parent = sys.argv[1:], os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
+    session = sys.stdin.read()
     until = time.monotonic() + _PATIENCE_S
-    while (found := set(users(folder)) - {parent}) and time.monotonic() < until:
+    while session and (found := list(members(int(session)))) and time.monotonic() < until:
         for process in found:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        time.sleep(0.05)
-    shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
 if __name__ == "__main__":

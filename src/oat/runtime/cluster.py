@@ -1,0 +1,305 @@
+"""The run's own side of a Ray cluster.
+
+Ray itself works in a process beside this one, the broker (`runtime/ray.py`). If a part of a cluster ends, Ray
+may end every process that uses it, at once and without a message. So the run's own process does not use it:
+if the broker ends, the run saves its state, and says what happened.
+
+Calls and replies are bytes. A message to the broker is a head (`wire.py`), and the bytes of a call, if any.
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from oat import errors, wire
+from oat.errors import ActorError, ConfigError, LostError
+from oat.runtime import guard
+from oat.runtime.crew import Pending
+
+_START_S = 120.0
+"""Longest time in seconds until a cluster has started."""
+_END_S = 5.0
+"""Longest time in seconds until the broker has left a cluster that goes on."""
+_CONNECT_S = 5.0
+"""Longest time in seconds until a cluster answers at its address."""
+_TOKEN = secrets.token_hex(32)
+"""The token of the clusters that this process starts."""
+_SHORT = "/tmp"
+"""Where the files of such a cluster lie. The names of Ray's sockets have no room for a long path."""
+
+
+class Cluster:
+    """A cluster that this process uses.
+
+    A cluster that is started here is one of this machine, listens on its loopback interface, and answers
+    those who have its token. When this process ends, even by a kill, nothing of it is left
+    (`runtime/guard.py`).
+
+    Args:
+        address: of a running cluster, as host:port; None: a cluster is started on this machine.
+        logs: directory of a file for the broker, and of one for each process, with what they print.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster can be used there.
+    """
+
+    def __init__(self, address: str | None, logs: Path):
+        if address is not None:
+            _refuse_silent(address)
+        self._logs, self._numbers, self._lock = logs, count(), threading.Lock()
+        self._waiting: dict[int, Future[bytes]] = {}
+        self._end: str | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        folder = ""
+        if address is None:
+            folder = tempfile.mkdtemp(prefix="oat-ray-", dir=_SHORT if os.access(_SHORT, os.W_OK) else None)
+            command = [sys.executable, "-I", guard.__file__, folder]
+            self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._broker = self._started(theirs.fileno(), is_own=address is None)
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.write(str(self._broker.pid).encode())
+            self._guard.stdin.flush()
+        self._pipe = Connection(os.dup(self._socket.fileno()))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self._ask("connect", address, folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def resources(self) -> dict[str, float]:
+        """Return what the machines of the cluster have, by name: logical `CPU`, `GPU`, and others."""
+        found: dict[str, float] = wire.decode(self._ask("resources"))
+        return found
+
+    def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
+        """Refuse more actors than the cluster has logical CPUs for.
+
+        Args:
+            cpus: logical CPUs of each actor.
+            others: logical CPUs of the other processes.
+
+        Raises:
+            ConfigError: it has too few.
+        """
+        has, needed = self.resources().get("CPU", 0.0), actors * cpus + others
+        if needed > has:
+            beside = f" and {others:g} beside them" if others else ""
+            raise ConfigError(
+                f"{actors} actors of {cpus:g} logical CPUs each{beside} need {needed:g}, and the cluster has "
+                f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
+            )
+
+    def launcher(self, cpus: float, deadline_s: float) -> "RayLauncher":
+        """Return what starts processes on this cluster.
+
+        Args:
+            cpus: logical CPUs that each of them takes.
+            deadline_s: longest time in seconds for a reply.
+        """
+        return RayLauncher(self, cpus, deadline_s)
+
+    def start(self, name: str, cpus: float) -> int:
+        """Start a process, and return its number at once."""
+        number = next(self._numbers)
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        self.send("start", number, str(log), cpus)
+        return number
+
+    def call(self, process: int, data: "bytes | Shared") -> "Future[bytes]":
+        """Send a call to a process. The future has the reply, or a LostError if the process has ended.
+
+        Raises:
+            ActorError: the cluster has ended.
+        """
+        if isinstance(data, Shared):
+            return self._sent("call", process, data.number)
+        return self._sent("call", process, None, data=data)
+
+    def share(self, data: bytes) -> "Shared":
+        """Store a call in the cluster, to send it to several processes."""
+        number = next(self._numbers)
+        self.send("share", number, data=data)
+        return Shared(self, number)
+
+    def send(self, what: str, *arguments: Any, data: bytes | None = None) -> None:
+        """Send the broker a request that has no reply.
+
+        Raises:
+            ActorError: the cluster has ended.
+        """
+        with self._lock:
+            if self._end is not None:
+                raise ActorError(self._end)
+            try:
+                self._pipe.send_bytes(wire.encode((what, arguments, data is not None)))
+                if data is not None:
+                    self._pipe.send_bytes(data)
+            except OSError:
+                raise ActorError(self._ended("its broker ended")) from None
+
+    def close(self) -> None:
+        """Leave the cluster. If it was started here, end it."""
+        with self._lock:
+            self._end = self._end or "the run has left its cluster"
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._pipe.close()
+        self._socket.close()
+        if self._guard is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._broker.wait(_END_S)
+        self._broker.kill()
+        self._broker.wait()
+        if self._guard is not None:
+            self._guard.communicate()
+
+    def _started(self, descriptor: int, *, is_own: bool) -> subprocess.Popen[bytes]:
+        """Start the broker, which reads requests from a descriptor."""
+        with (self._logs / "cluster.log").open("ab") as log:
+            environment = {
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                # after this time without its head, a process of Ray ends itself
+                "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+                **os.environ,
+                # without clusters of several machines, Ray listens on the loopback interface only
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if is_own else "1",
+            }
+            if is_own:
+                environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+            return subprocess.Popen(
+                [sys.executable, "-m", "oat.runtime.ray", str(descriptor)],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def _ask(self, what: str, *arguments: Any) -> bytes:
+        try:
+            return self._sent(what, *arguments).result(_START_S)
+        except FutureTimeoutError:
+            raise ConfigError(f"the cluster has not answered `{what}` within {_START_S:g} s") from None
+
+    def _sent(self, what: str, *arguments: Any, data: bytes | None = None) -> "Future[bytes]":
+        number, future = next(self._numbers), Future[bytes]()
+        self._waiting[number] = future
+        self.send(what, number, *arguments, data=data)
+        return future
+
+    def _read(self) -> None:
+        """Take replies from the broker until it ends."""
+        with suppress(EOFError, OSError):
+            while True:
+                number, error, text = wire.decode(self._pipe.recv_bytes())
+                if number is None:
+                    self._ended(text)
+                    break
+                data = b"" if error else self._pipe.recv_bytes()
+                future = self._waiting.pop(number)
+                if error:
+                    future.set_exception(getattr(errors, error)(text))
+                else:
+                    future.set_result(data)
+        reason = self._ended("its broker ended")
+        while self._waiting:
+            self._waiting.popitem()[1].set_exception(ActorError(reason))
+
+    def _ended(self, reason: str) -> str:
+        if self._end is None:
+            self._end = (
+                f"the Ray cluster of this run has ended: {reason} ({self._logs / 'cluster.log'}); the run "
+                "continues with the same command"
+            )
+        return self._end
+
+
+class Shared:
+    """A call that is stored in the cluster, until this object is deleted."""
+
+    def __init__(self, cluster: Cluster, number: int):
+        self._cluster, self.number = cluster, number
+
+    def __del__(self) -> None:
+        with suppress(ActorError):
+            self._cluster.send("drop", self.number)
+
+
+class RayRemote:
+    """A process of a cluster (`crew.Remote`)."""
+
+    def __init__(self, cluster: Cluster, name: str, number: int, deadline_s: float):
+        self.name, self._number = name, number
+        self._cluster, self._deadline_s = cluster, deadline_s
+
+    def call(self, what: str, data: Any) -> Pending:
+        future = self._cluster.call(self._number, data)
+
+        def wait() -> bytes:
+            try:
+                return future.result(self._deadline_s)
+            except FutureTimeoutError:
+                raise LostError(
+                    f"{self.name} has not answered the call `{what}` within {self._deadline_s:g} s "
+                    "(compute.deadline_s)"
+                ) from None
+            except LostError as lost:
+                raise LostError(f"{self.name} has ended in the call `{what}` ({lost})") from None
+
+        return wait
+
+    def close(self) -> None:
+        with suppress(ActorError):
+            self._cluster.send("kill", self._number)
+
+
+class RayLauncher:
+    """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
+
+    def __init__(self, cluster: Cluster, cpus: float, deadline_s: float):
+        self._cluster, self._cpus, self._deadline_s = cluster, cpus, deadline_s
+
+    def start(self, name: str) -> RayRemote:
+        return RayRemote(self._cluster, name, self._cluster.start(name, self._cpus), self._deadline_s)
+
+    def shared(self, data: bytes) -> Shared:
+        return self._cluster.share(data)
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address at which nothing answers. Ray itself would try for minutes.
+
+    Raises:
+        ConfigError: there is no such address, or nothing answers.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise no_cluster(address, error) from None
+
+
+def no_cluster(where: str, error: Exception) -> ConfigError:
+    """Return the error that no cluster can be used."""
+    return ConfigError(
+        f"no Ray cluster can be used at {where} ({error}); start one with `ray start --head`, give its "
+        "address as host:port and its token in RAY_AUTH_TOKEN, or remove compute.address"
+    )
