@@ -5,15 +5,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oat.build.actor_side import SLOTS, ActorPlan, ActorSide
 from oat.build.engine import given_threads
 from oat.build.models import shared_slots
 from oat.build.parts import REGISTRIES
+from oat.build.placement import placement_of
 from oat.build.resolved import Resolved
 from oat.config.load import to_yaml
 from oat.config.settings import Component, GoldConfig, OracleConfig
 from oat.plugins.loading import travelling
 from oat.runtime.crew import Crew, Restarts
+from oat.runtime.gpus import ReservedGpus
 from oat.runtime.pool import ActorPool
 from oat.runtime.ray import Cluster, RayLauncher
 from oat.seeds import Seeds
@@ -56,8 +60,9 @@ def hire_processes(
     loaded, here and there.
 
     Raises:
-        ConfigError: Ray is not installed; no cluster can be used, or it has too few CPUs; a process has other
-            versions of packages than this one; a part of the user cannot be found where it is needed.
+        ConfigError: Ray is not installed; no cluster can be used, or it has too few CPUs or GPUs; a process
+            has other versions of packages than this one; a part of the user cannot be found where it is
+            needed.
     """
     compute = resolved.config.compute
     if compute.runtime == "local":
@@ -69,8 +74,9 @@ def hire_processes(
     try:
         with resolved.blame("compute.actors"):
             cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus)
+        gpus = _reserved(cluster, resolved)
         logs = (directory / LOGS).resolve()
-        launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs)
+        launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs, gpus)
         restarts = Restarts(compute.max_restarts)
         actors = Crew(launcher, restarts, "actor", compute.actors, compute.standby, parts)
         with resolved.blame("compute.runtime"):
@@ -79,7 +85,19 @@ def hire_processes(
     except BaseException:
         cluster.close()
         raise
-    return Processes(cluster, launcher, actors)
+    return Processes(cluster, launcher, actors, [gpus.close] if gpus else [])
+
+
+def _reserved(cluster: Cluster, resolved: Resolved) -> ReservedGpus | None:
+    """Reserve the GPUs of a run, and let this process compute on the one of the learner. Return None if the
+    run uses none."""
+    compute, placed = resolved.config.compute, placement_of(resolved.config.compute)
+    if placed is None or compute.gpus is None:
+        return None
+    with resolved.blame("compute.gpus"):
+        gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, compute.actor_cpus)
+    torch.cuda.set_device(gpus.device)
+    return gpus
 
 
 def side_of(processes: Processes, resolved: Resolved) -> ActorSide:

@@ -22,6 +22,8 @@ FREE = (
     "compute.runtime",
     "compute.actors",
     "compute.actor_cpus",
+    "compute.gpus",
+    "compute.collocate",
     "compute.address",
     "compute.standby",
     "compute.max_restarts",

@@ -7,24 +7,39 @@ and so do errors. A cluster that is started here is one of this machine, and ans
 import logging
 import os
 import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from oat.errors import ConfigError, LostError
 from oat.runtime.crew import Pending
+from oat.runtime.gpus import ReservedGpus
 from oat.runtime.worker import Worker
 
 _CONNECT_S = 5.0
 """Longest time in seconds until a cluster answers at its address."""
+_FREE_S = 10.0
+"""Longest time in seconds until what an earlier run has left counts as free."""
+_PORT = "RAY_GCS_SERVER_PORT"
+"""The environment variable that fixes a port of a cluster which is started here."""
 
 
 class RayRemote:
-    """A process of the cluster (`crew.Remote`)."""
+    """A process of the cluster (`crew.Remote`).
 
-    def __init__(self, ray: ModuleType, handle: Any, name: str, deadline_s: float):
+    Args:
+        closed: function that is called when the process was ended.
+    """
+
+    def __init__(
+        self, ray: ModuleType, handle: Any, name: str, deadline_s: float, closed: Callable[[], None]
+    ):
         self.name = name
         self._ray, self._handle, self._deadline_s = ray, handle, deadline_s
+        self._closed = closed
 
     def call(self, what: str, data: Any) -> Pending:
         reference = self._handle.call.remote(data)
@@ -46,6 +61,7 @@ class RayRemote:
 
     def close(self) -> None:
         self._ray.kill(self._handle)
+        self._closed()
 
 
 class Cluster:
@@ -55,7 +71,8 @@ class Cluster:
         address: of a running cluster; None: a cluster is started on this machine.
 
     Raises:
-        ConfigError: Ray is not installed, or no cluster answers at the address.
+        ConfigError: Ray is not installed, no cluster answers at the address, or a port is taken that the
+            environment fixes.
     """
 
     def __init__(self, address: str | None):
@@ -73,6 +90,8 @@ class Cluster:
         self._ray: ModuleType = ray
         if address is not None:
             _refuse_silent(address)
+        else:
+            _refuse_taken_port()
         own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
             ray.init(
@@ -85,27 +104,63 @@ class Cluster:
             raise _no_cluster(address or "this machine", error) from None
 
     def refuse_too_many(self, actors: int, cpus: float) -> None:
-        """Refuse more actors than the cluster has logical CPUs for.
+        """Refuse more actors than the cluster has free logical CPUs for.
 
         Raises:
-            ConfigError: it has too few.
+            ConfigError: it has too few, or others use them.
         """
-        has = self._ray.cluster_resources().get("CPU", 0.0)
-        if actors * cpus > has:
-            raise ConfigError(
-                f"{actors} actors of {cpus:g} logical CPUs each need {actors * cpus:g}, and the cluster has "
-                f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
-            )
+        need = f"{actors} actors of {cpus:g} logical CPUs each need {actors * cpus:g}"
+        way = "lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
+        self._refuse_missing("CPU", actors * cpus, need, way)
 
-    def launcher(self, cpus: float, deadline_s: float, logs: Path) -> "RayLauncher":
+    def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> ReservedGpus:
+        """Reserve the GPUs of a run.
+
+        Args:
+            gpus: number of GPUs that the run asks for, of which some may stay idle.
+            actors, learner, cpus: see `ReservedGpus`.
+
+        Raises:
+            ConfigError: the cluster has too few, others use them, or `ReservedGpus` refuses.
+        """
+        used = len({*actors, learner})
+        way = "lower compute.gpus, or give compute.address a cluster with more"
+        self._refuse_missing("GPU", gpus, f"compute.gpus is {gpus}", way, used)
+        return ReservedGpus(self._ray, actors, learner, cpus)
+
+    def _refuse_missing(
+        self, what: str, asked: float, need: str, way: str, used: float | None = None
+    ) -> None:
+        """Refuse to ask for more of a resource than the cluster has, or to use more than is free.
+
+        Args:
+            what: Ray's name of the resource.
+            used: how much will be used of what is asked for; None: all.
+        """
+        has = self._ray.cluster_resources().get(what, 0.0)
+        if asked > has:
+            raise ConfigError(f"{need}, and the cluster has {has:g} {what}s; {way}")
+        used, until = asked if used is None else used, time.monotonic() + _FREE_S
+        while used > (free := self._ray.available_resources().get(what, 0.0)):
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"{need}, and of the {has:g} {what}s of the cluster {free:g} are free; wait until others "
+                    f"have ended, or {way}"
+                )
+            time.sleep(0.2)
+
+    def launcher(
+        self, cpus: float, deadline_s: float, logs: Path, gpus: ReservedGpus | None = None
+    ) -> "RayLauncher":
         """Return what starts processes on this cluster.
 
         Args:
             cpus: logical CPUs that each of them takes.
             deadline_s: longest time in seconds for a reply.
             logs: directory of a file for each process, with what it prints.
+            gpus: where each of them gets a GPU; None: they get none.
         """
-        return RayLauncher(self._ray, cpus, deadline_s, logs)
+        return RayLauncher(self._ray, cpus, deadline_s, logs, gpus)
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -114,16 +169,47 @@ class Cluster:
 class RayLauncher:
     """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
 
-    def __init__(self, ray: ModuleType, cpus: float, deadline_s: float, logs: Path):
-        self._ray, self._deadline_s, self._logs = ray, deadline_s, logs
+    def __init__(
+        self, ray: ModuleType, cpus: float, deadline_s: float, logs: Path, gpus: ReservedGpus | None
+    ):
+        self._ray, self._deadline_s, self._logs, self._gpus = ray, deadline_s, logs, gpus
         self._worker = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(Worker)
 
     def start(self, name: str) -> RayRemote:
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        return RayRemote(self._ray, self._worker.remote(str(log)), name, self._deadline_s)
+        worker, closed = self._worker, _nothing
+        if self._gpus is not None:
+            place = self._gpus.take()
+            worker, closed = worker.options(**self._gpus.options(place)), partial(self._gpus.give_back, place)
+        return RayRemote(self._ray, worker.remote(str(log)), name, self._deadline_s, closed)
 
     def shared(self, data: bytes) -> Any:
         return self._ray.put(data)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _refuse_taken_port() -> None:
+    """Refuse to start a cluster at a port that is taken. Ray itself would try for 40 seconds. Unless the
+    environment fixes one, Ray takes ports that are free.
+
+    Raises:
+        ConfigError: the port is no number, or another process has it.
+    """
+    port = os.environ.get(_PORT)
+    if not port:
+        return
+    try:
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("", int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"the environment variable {_PORT} is {port}, and no cluster can be started at this port "
+            f"({error}); end the process that has it, or remove the variable: Ray then takes a free port"
+        ) from None
 
 
 def _refuse_silent(address: str) -> None:

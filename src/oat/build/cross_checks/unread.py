@@ -12,7 +12,16 @@ from oat.oracles.builtin import BUILTIN
 
 _OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", "every_hours")
 """Fields of the section `evaluation` that are read even if it has pairs and no prompts."""
-_OF_CLUSTER = ("actors", "actor_cpus", "address", "standby", "max_restarts", "deadline_s")
+_OF_CLUSTER = (
+    "actors",
+    "actor_cpus",
+    "gpus",
+    "collocate",
+    "address",
+    "standby",
+    "max_restarts",
+    "deadline_s",
+)
 """Fields of the section `compute` that only a run on a cluster reads."""
 _OF_CRITIC = ("learning_rate", "weight_decay", "max_grad_norm", "schedule", "warmup_steps", "only_steps")
 """Fields of the section `learner` with the prefix `critic_` that every run with a critic reads."""

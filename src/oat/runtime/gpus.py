@@ -1,0 +1,120 @@
+"""GPUs of a Ray cluster that a run reserves: one for each actor, and one for the run's own process.
+
+Ray gives GPUs to processes that it starts. The run's own process is none of them. So a process that does
+nothing holds the GPU of the learner, on the machine of the run, and says which one Ray gave it. All GPUs are
+one placement group, because only so an actor and the learner surely share a GPU, if they shall.
+"""
+
+import os
+from collections.abc import Sequence
+from threading import Lock
+from types import ModuleType
+from typing import Any
+
+from oat.errors import ActorError, ConfigError
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_RESERVED_S = 30.0
+"""Longest time in seconds until a cluster has reserved GPUs that were free."""
+
+
+class _Holder:
+    """Holds a GPU for the run's own process."""
+
+    def visible(self) -> str:
+        return os.environ.get(_VISIBLE, "")
+
+
+class ReservedGpus:
+    """GPUs that a run has reserved. They are free again when they are closed, or when the run leaves the
+    cluster.
+
+    Args:
+        ray: the module.
+        actors: the GPU of each actor, by number.
+        learner: the GPU of the run's own process.
+        cpus: logical CPUs that each actor takes.
+
+    Attributes:
+        device: index of the learner's GPU among the GPUs that this process sees.
+
+    Raises:
+        ConfigError: the machine of the run has no free GPU in the cluster, or does not see the one that it
+            gets.
+    """
+
+    def __init__(self, ray: ModuleType, actors: Sequence[int], learner: int, cpus: float):
+        self._strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        numbers = [learner, *(gpu for gpu in actors if gpu != learner)]
+        machine = f"node:{_address(ray)}"
+        bundles: list[dict[str, float]] = [
+            {"GPU": 1.0, **({"CPU": cpus} if gpu in actors else {})} for gpu in numbers
+        ]
+        bundles[0][machine] = 0.001
+        self._ray, self._group = ray, ray.util.placement_group(bundles, strategy="PACK")
+        if not self._group.wait(_RESERVED_S):
+            raise ConfigError(
+                "the cluster cannot reserve the GPUs: one must be free on this machine, and each GPU of an "
+                f"actor needs {cpus:g} free logical CPUs beside it; start the run on a machine with a free "
+                "GPU, or lower compute.gpus or compute.actor_cpus"
+            )
+        self._shares = {numbers.index(gpu): 0.5 if gpu == learner else 1.0 for gpu in sorted(actors)}
+        self._lock, self._free = Lock(), [numbers.index(gpu) for gpu in actors]
+        held = 0.5 if learner in actors else 1.0
+        self._holder = ray.remote(num_cpus=0, num_gpus=held)(_Holder).options(**self._at(0)).remote()
+        visible: str = ray.get(self._holder.visible.remote(), timeout=_RESERVED_S)
+        self.device = own_index(visible, os.environ.get(_VISIBLE))
+
+    def take(self) -> int:
+        """Take a place for an actor, and return its number.
+
+        Raises:
+            ActorError: every place is taken.
+        """
+        with self._lock:
+            if not self._free:
+                raise ActorError("every GPU of the actors has one, and no further actor can be started")
+            return self._free.pop(0)
+
+    def give_back(self, place: int) -> None:
+        """Free the place of an actor that has ended."""
+        with self._lock:
+            self._free.append(place)
+
+    def options(self, place: int) -> dict[str, Any]:
+        """Return the options with which Ray starts an actor at a place."""
+        return {"num_gpus": self._shares[place], **self._at(place)}
+
+    def close(self) -> None:
+        """Give all GPUs back. Processes that use them are ended."""
+        self._ray.util.remove_placement_group(self._group)
+
+    def _at(self, place: int) -> dict[str, Any]:
+        return {"scheduling_strategy": self._strategy(self._group, place)}
+
+
+def own_index(given: str, visible: str | None) -> int:
+    """Return the index of a GPU among those that this process sees.
+
+    Args:
+        given: the GPU as Ray names it, a number or an identifier (CUDA_VISIBLE_DEVICES of a process).
+        visible: CUDA_VISIBLE_DEVICES of this process; None: it is not set, and all GPUs are visible.
+
+    Raises:
+        ConfigError: this process does not see the GPU.
+    """
+    if visible is None and given.isdecimal():
+        return int(given)
+    seen = [name.strip() for name in (visible or "").split(",")]
+    if not given or given not in seen:
+        raise ConfigError(
+            f"Ray gave this run's own process the GPU {given!r}, which it does not see ({_VISIBLE} is "
+            f"{visible or 'not set'}); start the cluster and the run with the same {_VISIBLE}"
+        )
+    return seen.index(given)
+
+
+def _address(ray: ModuleType) -> str:
+    """Return the address by which the cluster knows the machine of this process."""
+    own = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
