@@ -52,12 +52,13 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
     placed = placement(4 if collocate else 3, collocate=collocate)
     gpus = cluster.reserve(len(placed.actors), placed.actors, placed.learner, 0.5)
     try:
-        launcher = cluster.launcher(0.5, 60.0, tmp_path, gpus)
+        own = gpus.hold()
+        launcher = cluster.launcher(0.5, 60.0, tmp_path, gpus.actors)
         remotes = started(launcher, len(placed.actors))
         seen = [visible(remote) for remote in remotes]
         assert len({*seen}) == len(seen)
-        assert (str(gpus.device) in seen) == collocate
-        with pytest.raises(ActorError, match="every GPU of the actors has one"):
+        assert (str(own) in seen) == collocate
+        with pytest.raises(ActorError, match="no further process can be started"):
             launcher.start("actor 9")
         remotes[1].close()
         assert visible(launcher.start("actor 10")) == seen[1]

@@ -76,7 +76,9 @@ def hire_processes(
             cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus)
         gpus = _reserved(cluster, resolved)
         logs = (directory / LOGS).resolve()
-        launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs, gpus)
+        launcher = cluster.launcher(
+            compute.actor_cpus, compute.deadline_s, logs, gpus.actors if gpus else None
+        )
         restarts = Restarts(compute.max_restarts)
         actors = Crew(launcher, restarts, "actor", compute.actors, compute.standby, parts)
         with resolved.blame("compute.runtime"):
@@ -96,7 +98,7 @@ def _reserved(cluster: Cluster, resolved: Resolved) -> ReservedGpus | None:
         return None
     with resolved.blame("compute.gpus"):
         gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, compute.actor_cpus)
-    torch.cuda.set_device(gpus.device)
+        torch.cuda.set_device(gpus.hold())
     return gpus
 
 

@@ -1,12 +1,13 @@
 """GPUs of a Ray cluster that a run reserves: one for each actor, and one for the run's own process.
 
 Ray gives GPUs to processes that it starts. The run's own process is none of them. So a process that does
-nothing holds the GPU of the learner, on the machine of the run, and says which one Ray gave it. All GPUs are
+nothing holds the GPU of the learner, and says which one Ray gave it. All GPUs are
 one placement group, because only so an actor and the learner surely share a GPU, if they shall.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,39 @@ class _Holder:
         return os.environ.get(_VISIBLE, "")
 
 
+class Places:
+    """Places on reserved GPUs for processes of one kind. Each takes one.
+
+    Args:
+        strategy: function that returns Ray's name of a bundle of the reservation, by its number.
+        shares: the part of its GPU that a process gets at a place, by the number of the bundle.
+    """
+
+    def __init__(self, strategy: Callable[[int], Any], shares: Mapping[int, float]):
+        self._strategy, self._shares = strategy, shares
+        self._lock, self._free = Lock(), list(shares)
+
+    def take(self) -> int:
+        """Take a place, and return its number.
+
+        Raises:
+            ActorError: every place is taken.
+        """
+        with self._lock:
+            if not self._free:
+                raise ActorError("every GPU of compute.gpus is in use, and no further process can be started")
+            return self._free.pop(0)
+
+    def give_back(self, place: int) -> None:
+        """Free the place of a process that has ended."""
+        with self._lock:
+            self._free.append(place)
+
+    def options(self, place: int) -> dict[str, Any]:
+        """Return the options with which Ray starts a process at a place."""
+        return {"num_gpus": self._shares[place], "scheduling_strategy": self._strategy(place)}
+
+
 class ReservedGpus:
     """GPUs that a run has reserved. They are free again when they are closed, or when the run leaves the
     cluster.
@@ -32,65 +66,51 @@ class ReservedGpus:
     Args:
         ray: the module.
         actors: the GPU of each actor, by number.
-        learner: the GPU of the run's own process.
+        learner: the GPU of the learner, which is on the machine of the run's own process.
         cpus: logical CPUs that each actor takes.
 
     Attributes:
-        device: index of the learner's GPU among the GPUs that this process sees.
+        actors: the places of the actors.
+        learner: the place of the learner.
 
     Raises:
-        ConfigError: the machine of the run has no free GPU in the cluster, or does not see the one that it
-            gets.
+        ConfigError: the cluster cannot reserve them together.
     """
 
     def __init__(self, ray: ModuleType, actors: Sequence[int], learner: int, cpus: float):
-        self._strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        self._ray = ray
         numbers = [learner, *(gpu for gpu in actors if gpu != learner)]
-        machine = f"node:{_address(ray)}"
         bundles: list[dict[str, float]] = [
             {"GPU": 1.0, **({"CPU": cpus} if gpu in actors else {})} for gpu in numbers
         ]
-        bundles[0][machine] = 0.001
-        self._ray, self._group = ray, ray.util.placement_group(bundles, strategy="PACK")
+        bundles[0][f"node:{_address(ray)}"] = 0.001
+        self._group = ray.util.placement_group(bundles, strategy="PACK")
         if not self._group.wait(_RESERVED_S):
             raise ConfigError(
                 "the cluster cannot reserve the GPUs: one must be free on this machine, and each GPU of an "
                 f"actor needs {cpus:g} free logical CPUs beside it; start the run on a machine with a free "
                 "GPU, or lower compute.gpus or compute.actor_cpus"
             )
-        self._shares = {numbers.index(gpu): 0.5 if gpu == learner else 1.0 for gpu in sorted(actors)}
-        self._lock, self._free = Lock(), [numbers.index(gpu) for gpu in actors]
-        held = 0.5 if learner in actors else 1.0
-        self._holder = ray.remote(num_cpus=0, num_gpus=held)(_Holder).options(**self._at(0)).remote()
-        visible: str = ray.get(self._holder.visible.remote(), timeout=_RESERVED_S)
-        self.device = own_index(visible, os.environ.get(_VISIBLE))
+        share = 0.5 if learner in actors else 1.0
+        shares = {numbers.index(gpu): share if gpu == learner else 1.0 for gpu in actors}
+        strategy = partial(ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy, self._group)
+        self.actors, self.learner = Places(strategy, shares), Places(strategy, {0: share})
 
-    def take(self) -> int:
-        """Take a place for an actor, and return its number.
+    def hold(self) -> int:
+        """Hold the GPU of the learner for this process, and return its index among those that this process
+        sees.
 
         Raises:
-            ActorError: every place is taken.
+            ConfigError: this process does not see it.
         """
-        with self._lock:
-            if not self._free:
-                raise ActorError("every GPU of the actors has one, and no further actor can be started")
-            return self._free.pop(0)
-
-    def give_back(self, place: int) -> None:
-        """Free the place of an actor that has ended."""
-        with self._lock:
-            self._free.append(place)
-
-    def options(self, place: int) -> dict[str, Any]:
-        """Return the options with which Ray starts an actor at a place."""
-        return {"num_gpus": self._shares[place], **self._at(place)}
+        options = self.learner.options(self.learner.take())
+        self._holder = self._ray.remote(num_cpus=0)(_Holder).options(**options).remote()
+        visible: str = self._ray.get(self._holder.visible.remote(), timeout=_RESERVED_S)
+        return own_index(visible, os.environ.get(_VISIBLE))
 
     def close(self) -> None:
         """Give all GPUs back. Processes that use them are ended."""
         self._ray.util.remove_placement_group(self._group)
-
-    def _at(self, place: int) -> dict[str, Any]:
-        return {"scheduling_strategy": self._strategy(self._group, place)}
 
 
 def own_index(given: str, visible: str | None) -> int:

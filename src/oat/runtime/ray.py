@@ -16,7 +16,7 @@ from typing import Any
 
 from oat.errors import ConfigError, LostError
 from oat.runtime.crew import Pending
-from oat.runtime.gpus import ReservedGpus
+from oat.runtime.gpus import Places, ReservedGpus
 from oat.runtime.worker import Worker
 
 _CONNECT_S = 5.0
@@ -35,7 +35,12 @@ class RayRemote:
     """
 
     def __init__(
-        self, ray: ModuleType, handle: Any, name: str, deadline_s: float, closed: Callable[[], None]
+        self,
+        ray: ModuleType,
+        handle: Any,
+        name: str,
+        deadline_s: float,
+        closed: Callable[[], None] | None = None,
     ):
         self.name = name
         self._ray, self._handle, self._deadline_s = ray, handle, deadline_s
@@ -61,7 +66,8 @@ class RayRemote:
 
     def close(self) -> None:
         self._ray.kill(self._handle)
-        self._closed()
+        if self._closed is not None:
+            self._closed()
 
 
 class Cluster:
@@ -150,7 +156,7 @@ class Cluster:
             time.sleep(0.2)
 
     def launcher(
-        self, cpus: float, deadline_s: float, logs: Path, gpus: ReservedGpus | None = None
+        self, cpus: float, deadline_s: float, logs: Path, places: Places | None = None
     ) -> "RayLauncher":
         """Return what starts processes on this cluster.
 
@@ -158,9 +164,9 @@ class Cluster:
             cpus: logical CPUs that each of them takes.
             deadline_s: longest time in seconds for a reply.
             logs: directory of a file for each process, with what it prints.
-            gpus: where each of them gets a GPU; None: they get none.
+            places: on GPUs, one for each of them; None: they get no GPU.
         """
-        return RayLauncher(self._ray, cpus, deadline_s, logs, gpus)
+        return RayLauncher(self._ray, cpus, deadline_s, logs, places)
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -169,26 +175,21 @@ class Cluster:
 class RayLauncher:
     """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
 
-    def __init__(
-        self, ray: ModuleType, cpus: float, deadline_s: float, logs: Path, gpus: ReservedGpus | None
-    ):
-        self._ray, self._deadline_s, self._logs, self._gpus = ray, deadline_s, logs, gpus
+    def __init__(self, ray: ModuleType, cpus: float, deadline_s: float, logs: Path, places: Places | None):
+        self._ray, self._deadline_s, self._logs, self._places = ray, deadline_s, logs, places
         self._worker = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(Worker)
 
     def start(self, name: str) -> RayRemote:
-        log = self._logs / f"{name.replace(' ', '-')}.log"
-        worker, closed = self._worker, _nothing
-        if self._gpus is not None:
-            place = self._gpus.take()
-            worker, closed = worker.options(**self._gpus.options(place)), partial(self._gpus.give_back, place)
-        return RayRemote(self._ray, worker.remote(str(log)), name, self._deadline_s, closed)
+        log = str(self._logs / f"{name.replace(' ', '-')}.log")
+        if self._places is None:
+            return RayRemote(self._ray, self._worker.remote(log), name, self._deadline_s)
+        place = self._places.take()
+        handle = self._worker.options(**self._places.options(place)).remote(log)
+        closed = partial(self._places.give_back, place)
+        return RayRemote(self._ray, handle, name, self._deadline_s, closed)
 
     def shared(self, data: bytes) -> Any:
         return self._ray.put(data)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _refuse_taken_port() -> None:
