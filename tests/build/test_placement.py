@@ -45,6 +45,29 @@ def test_who_uses_which_gpu_together(gpus: int) -> None:
     assert placed.is_shared
 
 
+def numbers(cell: str) -> tuple[int, ...]:
+    """Return the numbers of a cell of the table, such as "0 to 2" or "4, 5"."""
+    first, *last = cell.split(" to ")
+    if last:
+        return tuple(range(int(first), int(last[0]) + 1))
+    return tuple(int(number) for number in cell.split(", ") if number)
+
+
+def test_the_table_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    section = page[page.index("## On a cluster") :]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line]
+    table = [row for row in rows if row[0].isdecimal()][:8]
+    assert [int(row[0]) for row in table] == [*APART]
+    for gpus, actors, learner, idle, together in table:
+        placed = placement(int(gpus), collocate=False)
+        assert (numbers(actors), int(learner.split(",")[0])) == (placed.actors, placed.learner)
+        assert ("shared" in learner, numbers(idle)) == (placed.is_shared, placed.idle)
+        placed = placement(int(gpus), collocate=True)
+        of_actors, _, of_learner = together.partition(", and ")
+        assert (numbers(of_actors), int(of_learner)) == (placed.actors, placed.learner)
+
+
 @pytest.mark.parametrize(
     ("gpus", "collocate", "words"),
     [

@@ -75,10 +75,9 @@ def hire_processes(
         with resolved.blame("compute.actors"):
             cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus)
         gpus = _reserved(cluster, resolved)
+        places = gpus.actors if gpus else None
         logs = (directory / LOGS).resolve()
-        launcher = cluster.launcher(
-            compute.actor_cpus, compute.deadline_s, logs, gpus.actors if gpus else None
-        )
+        launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s, logs, places)
         restarts = Restarts(compute.max_restarts)
         actors = Crew(launcher, restarts, "actor", compute.actors, compute.standby, parts)
         with resolved.blame("compute.runtime"):

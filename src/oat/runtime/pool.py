@@ -89,7 +89,7 @@ class ActorPool:
         if not needs:
             return {}
         found: list[dict[str, np.ndarray]] = self._shared_out("score", groups, (list(needs),), 1, _unjoined)
-        return {name: [scores[name] for scores in found] for name in needs}
+        return {name: [scores[name] for scores in found] for name in (found[0] if found else ())}
 
     def work(self) -> Work:
         """Return the work of all actors together, those included that were lost."""
