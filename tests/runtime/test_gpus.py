@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from fixtures import World, oat
+from pretended import pretended_gpu
 
 from oat.build.placement import placement
 from oat.errors import ActorError, ConfigError
@@ -82,6 +85,25 @@ def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) 
         ConfigError, match="5 actors of 1 logical CPUs each need 5, and the cluster has 4 CPUs"
     ):
         cluster.refuse_too_many(5, 1.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_an_actor_without_a_device_ends_the_start(
+    cluster: Cluster,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ray promises a GPU, and the actor finds none. The run is refused by the name of the actor, and its GPUs
+    are free again."""
+    monkeypatch.setattr("oat.build.apart.Cluster", lambda address: cluster)
+    monkeypatch.setattr(cluster, "close", lambda: None)
+    changes = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 5}
+    with pretended_gpu():
+        assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    assert "actor 0: compute.profile is 'gpu', and torch finds no CUDA device" in capsys.readouterr().err
+    cluster.reserve(5, range(5), 0, 0.5).close()
 
 
 @pytest.mark.parametrize(
