@@ -58,9 +58,9 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         if of_all_here(config.compute, _at_most(resolved, lengths, policy)) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
     found = estimate(resolved, lengths)
-    if SURE * found.peak <= limit and config.compute.runtime == "ray":
-        needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
     if SURE * found.peak <= limit:
+        if config.compute.runtime == "ray":
+            needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
         return f"about {found.peak / GB:.3g} GB for tensors ({found.part}), and {has}"
     advice = _advice(resolved, lengths, found, limit)
     raise ConfigError(
