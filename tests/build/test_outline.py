@@ -17,8 +17,8 @@ from fixtures import World, forked, oat
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from oat.build.estimate import Lengths, estimate
-from oat.build.memory import SURE, _at_most
+from oat.build.estimate import SURE, Lengths, estimate
+from oat.build.memory import _at_most
 from oat.build.open_run import outlined
 from oat.build.outline import outline_of
 from oat.build.resolve import resolve

@@ -82,7 +82,7 @@ def test_a_run_goes_on_after_an_actor_was_killed(
 def test_more_actors_than_the_cluster_has_room_for(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {"compute.runtime": "ray", "compute.actors": 999}
+    changes = {"compute.runtime": "ray", "compute.actors": 999, "compute.memory_gb": 1000}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     error = capsys.readouterr().err
     assert "999 actors of 1 logical CPUs each need 999, and the cluster has" in error

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,19 +21,21 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["oat.build.actor_side", "oat.build.run"])
 
 
-def _work(pipe: Connection, log: str) -> None:
+def _work(pipe: Connection, log: str, has_gpu: bool) -> None:
     import torch
+    from pretended import pretended_gpu
 
     from oat.runtime.worker import Worker
 
     torch.set_num_threads(1)
-    worker = Worker(log)
-    while True:
-        try:
-            data = pipe.recv_bytes()
-        except EOFError:
-            return
-        pipe.send_bytes(worker.call(data))
+    with pretended_gpu() if has_gpu else nullcontext():
+        worker = Worker(log)
+        while True:
+            try:
+                data = pipe.recv_bytes()
+            except EOFError:
+                return
+            pipe.send_bytes(worker.call(data))
 
 
 class ForkedRemote:
@@ -42,7 +44,7 @@ class ForkedRemote:
     def __init__(self, cluster: "ForkedCluster", name: str, log: str):
         self.name, self._cluster = name, cluster
         self._pipe, other = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=_work, args=(other, log), daemon=True)
+        self.process = _CONTEXT.Process(target=_work, args=(other, log, cluster.has_gpus), daemon=True)
         self.process.start()
         other.close()
         self._replies: deque[bytes] = deque()
@@ -107,15 +109,38 @@ class Kill:
     signal: int = signal.SIGKILL
 
 
+class ForkedGpus:
+    """Stands for `oat.runtime.cluster.Reservation`."""
+
+    actors = learner = None
+
+    def hold(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class ForkedCluster:
-    """Stands for `oat.runtime.ray.Cluster`.
+    """Stands for `oat.runtime.cluster.Cluster`.
+
+    Args:
+        has_gpus: each process has a pretended GPU.
 
     Attributes:
         calls: number of calls so far, by name.
         killed: the kills that were made.
     """
 
-    def __init__(self, kills: Sequence[Kill] = (), *, deadline_s: float = 60.0, cpus: float = 8.0):
+    def __init__(
+        self,
+        kills: Sequence[Kill] = (),
+        *,
+        deadline_s: float = 60.0,
+        cpus: float = 8.0,
+        has_gpus: bool = False,
+    ):
+        self.has_gpus = has_gpus
         self.kills, self.deadline_s, self.cpus = list(kills), deadline_s, cpus
         self.calls: Counter[str] = Counter()
         self.killed: list[Kill] = []
@@ -129,7 +154,11 @@ class ForkedCluster:
     def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
         assert actors * cpus + others <= self.cpus
 
-    def launcher(self, cpus: float, deadline_s: float) -> "ForkedCluster":
+    def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "ForkedGpus":
+        assert self.has_gpus
+        return ForkedGpus()
+
+    def launcher(self, cpus: float, deadline_s: float, places: None = None) -> "ForkedCluster":
         return self
 
     def start(self, name: str) -> ForkedRemote:

@@ -165,13 +165,14 @@ def pretended_gpu() -> Iterator[_Operations]:
     import oat.build.models
 
     device_of = oat.build.models.device_of
-    synchronize = torch.cuda.synchronize
+    synchronize, set_device = torch.cuda.synchronize, torch.cuda.set_device
     marks = _Marks()
     operations = _Operations(marks)
     oat.build.models.device_of = lambda profile: DEVICE if profile == "gpu" else device_of(profile)
-    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.synchronize = torch.cuda.set_device = lambda device=None: None
     try:
         with _Functions(marks), operations:
             yield operations
     finally:
-        oat.build.models.device_of, torch.cuda.synchronize = device_of, synchronize
+        oat.build.models.device_of = device_of
+        torch.cuda.synchronize, torch.cuda.set_device = synchronize, set_device

@@ -5,16 +5,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oat.build.actor_side import SLOTS, ActorPlan, ActorSide
 from oat.build.engine import given_threads
 from oat.build.learner_side import LearnerPlan
 from oat.build.models import shared_slots
 from oat.build.parts import REGISTRIES
+from oat.build.placement import placement_of
 from oat.build.resolved import Resolved
 from oat.config.load import to_yaml
 from oat.config.settings import Component, GoldConfig, OracleConfig
 from oat.plugins.loading import travelling
-from oat.runtime.cluster import Cluster, RayLauncher
+from oat.runtime.cluster import Cluster, Reservation
 from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool
 from oat.types import ENSEMBLE
@@ -36,7 +39,6 @@ class Processes:
     """
 
     cluster: Cluster
-    launcher: RayLauncher
     actors: Crew
     learner: Crew | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
@@ -48,7 +50,7 @@ class Processes:
             OatError: a side cannot be made.
         """
         self.actors.ready()
-        pool = ActorPool(self.actors, self.launcher, shared_slots(resolved.config))
+        pool = ActorPool(self.actors, shared_slots(resolved.config))
         self.closing.append(pool.close)
         inboxes = {slot: pool.inbox(slot) for slot in {*SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}}
         return ActorSide(pool, given_threads(resolved), inboxes, pool.versions)
@@ -77,8 +79,9 @@ def hire_processes(
         sampling, learning: the plans of the sides. Their configuration is replaced by one that travels.
 
     Raises:
-        ConfigError: Ray is not installed; no cluster can be used, or it has too few CPUs; a process has other
-            versions of packages than this one; a part of the user cannot be found where it is needed.
+        ConfigError: Ray is not installed; no cluster can be used, or it has too few CPUs or GPUs; a process
+            has other versions of packages than this one; a part of the user cannot be found where it is
+            needed.
     """
     compute = resolved.config.compute
     if compute.runtime == "local":
@@ -89,7 +92,7 @@ def hire_processes(
     with resolved.blame("compute.address" if compute.address else "compute.runtime"):
         cluster = Cluster(compute.address, logs)
     try:
-        crews = _crews(resolved, cluster, parts)
+        gpus, crews = _crews(resolved, cluster, parts)
         with resolved.blame("compute.runtime"):
             for crew in crews:
                 crew.ready()
@@ -100,30 +103,28 @@ def hire_processes(
     except BaseException:
         cluster.close()
         raise
-    launcher = cluster.launcher(compute.actor_cpus, compute.deadline_s)
-    return Processes(cluster, launcher, actors, learner[0] if learner else None)
+    return Processes(cluster, actors, learner[0] if learner else None, [gpus.close] if gpus else [])
 
 
-def _crews(resolved: Resolved, cluster: Cluster, parts: list[str]) -> list[Crew]:
-    """Start the processes: the actors, and the learner if it is to be apart."""
-    compute = resolved.config.compute
+def _crews(resolved: Resolved, cluster: Cluster, parts: list[str]) -> tuple[Reservation | None, list[Crew]]:
+    """Reserve GPUs, and start the processes: the actors, and the learner if it is to be apart."""
+    compute, gpus = resolved.config.compute, None
     is_apart = compute.learner == "actor"
     with resolved.blame("compute.actors"):
-        cluster.refuse_too_many(
-            compute.actors + compute.standby, compute.actor_cpus, compute.learner_cpus if is_apart else 0.0
-        )
-    actors = Crew(
-        cluster.launcher(compute.actor_cpus, compute.deadline_s),
-        Restarts(compute.max_restarts),
-        "actor",
-        compute.actors,
-        compute.standby,
-        parts,
-    )
-    if not is_apart:
-        return [actors]
-    learning = cluster.launcher(compute.learner_cpus, compute.deadline_s)
-    return [actors, Crew(learning, Restarts(compute.max_restarts), "learner", 1, parts=parts)]
+        others = compute.learner_cpus if is_apart else 0.0
+        cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus, others)
+    if (placed := placement_of(compute)) is not None and compute.gpus is not None:
+        with resolved.blame("compute.gpus"):
+            gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, compute.actor_cpus)
+            if not is_apart:
+                torch.cuda.set_device(gpus.hold())
+    sampling = cluster.launcher(compute.actor_cpus, compute.deadline_s, gpus.actors if gpus else None)
+    restarts = Restarts(compute.max_restarts)
+    crews = [Crew(sampling, restarts, "actor", compute.actors, compute.standby, parts)]
+    if is_apart:
+        learning = cluster.launcher(compute.learner_cpus, compute.deadline_s, gpus.learner if gpus else None)
+        crews.append(Crew(learning, restarts, "learner", 1, parts=parts))
+    return gpus, crews
 
 
 def _as_sent(resolved: Resolved) -> tuple[str, list[str]]:

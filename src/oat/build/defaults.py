@@ -94,6 +94,8 @@ def _of_the_others(resolved: Resolved) -> Iterator[_Default]:
     e = config.evaluation
     asks_the_same = e is not None and e.oracle is None
     yield _Default("evaluation.oracle", asks_the_same, config.oracle.name, "as oracle.name, with its options")
+    has_gpus = config.compute.gpus is not None
+    yield _Default("compute.actors", has_gpus, config.compute.actors, "one for each GPU of the actors")
     is_given = config.compute.profile == "cpu" and ("compute", "threads") in origins
     is_same = resolved.engine.threads in (None, config.compute.threads)
     yield _Default("engine.threads", is_given and is_same, config.compute.threads, "as compute.threads")

@@ -26,7 +26,7 @@ from oat.algorithms.base import Objective
 from oat.build.engine import make_sampling
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
 from oat.build.learner import make_learner
-from oat.build.models import load_models, load_slots
+from oat.build.models import load_models, load_slots, slot_dtypes
 from oat.build.outline import ModelOutline
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, make_renderer
@@ -38,6 +38,9 @@ from oat.learner.limits import LiveBytes, row_of
 from oat.models.causal_lm import CausalLM
 from oat.seeds import Seeds
 from oat.types import Batch, Plan, Sampling, Trajectory
+
+SURE = 0.85
+"""A run takes at least this share of the memory that was estimated for it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class _Imitated:
     """The learner and the models with which a step is imitated, made without weights.
 
     Attributes:
-        sampler: the model of the engine's slot `sampler`.
+        sampler: the model of the engine's slot `sampler`; the policy if the engine is in other processes.
         kept: older weights of the policy that the run keeps for the sampler (`learner.sync_every` above 1);
             otherwise empty.
         ensemble: not read; this field keeps the ensemble's tensors alive.
@@ -115,7 +118,8 @@ def most_questions(config: Config, plan: Plan) -> int:
 
 
 def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
-    """Estimate the memory of a run.
+    """Estimate the memory of a run's own process. It has no engine if actors have processes of their own
+    (`estimate_actor`).
 
     Raises:
         ConfigError, ModelError: a part cannot be made as configured.
@@ -128,7 +132,7 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
             for parameter in run.learner.models[name].trainable().values()
         )
         weights = live.live
-        loads = _loads(resolved, lengths, run.sampler)
+        loads = {} if _is_apart(resolved) else loads_of(resolved, lengths, run.sampler)
         phases = _phases(resolved, lengths, run, loads, live)
         if _saves_in_background(resolved.config):
             copied = _copied(run, learned) + live.live - weights
@@ -152,20 +156,37 @@ def _imitated(resolved: Resolved) -> _Imitated:
     features = make_features(lms, resolved.features) if resolved.features else None
     ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
     learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
-    sampler = load_slots(resolved, lms, seeds, load)["sampler"]
+    sampler = lms["policy"] if _is_apart(resolved) else load_slots(resolved, lms, seeds, load)["sampler"]
     is_late = config.learner.sync_every > 1
     kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if is_late else []
     return _Imitated(lms, learner, sampler, kept, ensemble)
 
 
-def _loads(resolved: Resolved, lengths: Lengths, lm: CausalLM) -> dict[str, Load]:
+def sent_bytes(resolved: Resolved, lm: CausalLM) -> int:
+    """Return the bytes of the weights of a model in the form in which slots get them."""
+    dtype = slot_dtypes(resolved.engine).get("sampler")
+    return sum(
+        tensor.numel() * dtype.itemsize if dtype and tensor.is_floating_point() else tensor.nbytes
+        for tensor in lm.tensors().values()
+    )
+
+
+def _is_apart(resolved: Resolved) -> bool:
+    return resolved.config.compute.runtime != "local"
+
+
+def loads_of(resolved: Resolved, lengths: Lengths, lm: CausalLM, engines: int = 1) -> dict[str, Load]:
     """Return the numbers and lengths of prompts and responses in two parts of a step, "sampling" and
-    "evaluation". A part in which the engine generates nothing is left out."""
+    "evaluation". A part in which the engine generates nothing is left out.
+
+    Args:
+        engines: number of engines that share the prompts.
+    """
     config, plan = resolved.config, resolved.widened
 
     def load(prompts: int, samples: int, prompt: int) -> Load:
         longest = longest_sequence(lm, prompt, config.sampling.max_new_tokens)
-        return Load(prompts, samples, prompt, longest - prompt)
+        return Load(-(-prompts // engines), samples, prompt, longest - prompt)
 
     loads = {}
     if not config.prompts.responses:
@@ -192,13 +213,15 @@ def _phases(
     sampling, engine = make_sampling(resolved), resolved.engine.memory
     has_one_step = resolved.config.stop.max_steps == 1
     first = {name: load for name, load in loads.items() if name == "sampling" and has_one_step}
-    phases = _sampling(engine, sampling, run.sampler, first, live)
+    phases = sampling_phases(engine, sampling, run.sampler, first, live)
     for _ in range(1 if has_one_step else 2):
         phases |= _learning(resolved, lengths, run, sampling, live)
     if run.sampler is not run.lms["policy"]:
         phases["new weights"] = live.live + sum(tensor.nbytes for tensor in run.sampler.tensors().values())
+    elif _is_apart(resolved) and slot_dtypes(resolved.engine):
+        phases["new weights"] = live.live + sent_bytes(resolved, run.sampler)
     later = {name: load for name, load in loads.items() if name not in phases}
-    return phases | _sampling(engine, sampling, run.sampler, later, live)
+    return phases | sampling_phases(engine, sampling, run.sampler, later, live)
 
 
 def _saves_in_background(config: Config) -> bool:
@@ -276,7 +299,7 @@ def _micro_batches(
     return [[rows[row] for row in cut] for cut in list(cuts)[:2]]
 
 
-def _sampling(
+def sampling_phases(
     engine: EngineMemory, sampling: Sampling, lm: CausalLM, loads: Mapping[str, Load], live: LiveBytes
 ) -> dict[str, int]:
     """Return the peak bytes of each load: the KV cache plus the peak of the engine's other work.

@@ -24,6 +24,8 @@ FREE = (
     "compute.runtime",
     "compute.actors",
     "compute.actor_cpus",
+    "compute.gpus",
+    "compute.collocate",
     "compute.address",
     "compute.learner",
     "compute.learner_cpus",

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from oat.build.estimate import Estimate, Lengths, estimate, longest_sequence, most_questions
+from oat.build.estimate import SURE, Estimate, Lengths, estimate, longest_sequence, most_questions
+from oat.build.memory_apart import estimate_actor, needs_of, of_all_here
 from oat.build.models import has_own_critic, load_models
 from oat.build.outline import ModelOutline, outline_of
 from oat.build.resolved import Resolved
@@ -18,8 +19,6 @@ from oat.hardware.free_memory import free_memory
 from oat.learner.limits import GB
 from oat.seeds import Seeds
 
-SURE = 0.85
-"""A run takes at least this share of the memory that was estimated for it."""
 TOGETHER = "all of these together"
 _COPIES = 20
 """More copies of the weights than any run holds."""
@@ -47,7 +46,7 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
     """
     config = resolved.config
     given = config.compute.memory_gb
-    limit = free_memory(config.compute.profile) if given is None else int(given * GB)
+    limit = _free_memory(config) if given is None else int(given * GB)
     if config.learner.micro_batch_tokens == "auto" or limit is None:
         return "not compared with what is free; --memory estimates it"
     has = (
@@ -56,10 +55,12 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         else f"compute.memory_gb is {limit / GB:.3g}"
     )
     with resolved.blame("model.critic" if has_own_critic(config.model) else "model.reference"):
-        if _at_most(resolved, lengths, policy) <= limit:
+        if of_all_here(config.compute, _at_most(resolved, lengths, policy)) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
     found = estimate(resolved, lengths)
     if SURE * found.peak <= limit:
+        if config.compute.runtime == "ray":
+            needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
         return f"about {found.peak / GB:.3g} GB for tensors ({found.part}), and {has}"
     advice = _advice(resolved, lengths, found, limit)
     raise ConfigError(
@@ -67,6 +68,12 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         f"{found.peak / GB:.3g} GB for tensors ({found.part}): {advice}; to go on all the same, set "
         f"compute.memory_gb to {1.1 * found.peak / GB:.3g} or more"
     )
+
+
+def _free_memory(config: Config) -> int | None:
+    """Return the bytes that are free for a run. Return None if they are not known, as on the GPU that a
+    cluster is going to give the learner."""
+    return None if config.compute.gpus else free_memory(config.compute.profile)
 
 
 def refuse_short_cache(
@@ -99,9 +106,16 @@ def refuse_short_cache(
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
-    """Return the lines of the table of estimated memory."""
-    found = estimate(resolved, lengths)
-    lines = ["memory of tensors, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
+    """Return the lines of the tables of estimated memory: of this process, and of one actor if actors have
+    processes of their own."""
+    lines = _table(estimate(resolved, lengths), "memory of tensors")
+    if resolved.config.compute.runtime == "ray":
+        lines += _table(estimate_actor(resolved, lengths), "memory of the tensors of one actor")
+    return lines
+
+
+def _table(found: Estimate, what: str) -> list[str]:
+    lines = [f"{what}, GB (10^9 bytes), beyond the process after its imports (about 0.5)"]
     for title, sizes in (("held", found.parts), ("most at once", found.phases)):
         lines += [f"  {title}", *(f"    {name:<22}{size / GB:9.3f}" for name, size in sizes.items() if size)]
     return [*lines, f"  peak{found.peak / GB:22.3f}"]

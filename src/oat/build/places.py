@@ -46,8 +46,8 @@ def checkpoint_lines(resolved: Resolved, learner: Learner, origin: Origin | None
     copies = (config.learner.sync_every > 1) + (learner.following is not None)
     size = (1 + _MOMENTS) * sum(sizes.values()) + copies * sizes.get("policy", 0)
     directory = seen(config.run_dir)
-    kept = f"{c.keep_last + c.keep_best} stay, of {_size(size)} each"
-    free = f"{_size(bytes_free(directory))} are free there"
+    kept = f"{c.keep_last + c.keep_best} stay, of {size_of(size)} each"
+    free = f"{size_of(bytes_free(directory))} are free there"
     yield "checkpoints", f"every {many(c.every, 'step')} and at the end; {kept}; {free}"
     stored = stored_step(resolved)
     begins = f"begins as a fork of {origin.run} after step {origin.step}" if origin else "new"
@@ -117,7 +117,7 @@ def sink_lines(resolved: Resolved) -> Lines:
         yield "sinks", Hider({}).text(", ".join(named))
 
 
-def _size(count: int) -> str:
+def size_of(count: int) -> str:
     """Return a number of bytes in words, such as "1.5 GB"."""
-    unit = next(unit for unit in _UNITS if count >= unit[0])
+    unit = next((unit for unit in _UNITS if count >= unit[0]), _UNITS[-1])
     return f"{count / unit[0]:.3g} {unit[1]}"

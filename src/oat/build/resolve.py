@@ -15,6 +15,7 @@ from oat.build.cross_checks.all_sections import check_settings
 from oat.build.environment import with_environment
 from oat.build.explorers import GuardedExplorer
 from oat.build.parts import REGISTRIES, find_part, part_defaults, settings_of, with_options
+from oat.build.placement import placement_of
 from oat.build.resolved import Resolved, engine_traits, evaluation_oracles_of
 from oat.config.load import Origins, blaming, refuse_misplaced, unknown_field, where
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
@@ -41,7 +42,7 @@ def resolve(config: Config, origins: Origins) -> Resolved:
     for field in ("path", "reference", "adapter", "critic"):
         with blaming(config, origins, f"model.{field}"):
             refuse_misplaced(getattr(config.model, field), origins)
-    config = _with_adapter(config, origins)
+    config = _with_actors(_with_adapter(config, origins), origins)
     found = {"algorithm": find_part(config, "algorithm", origins)}
     if ":" in config.explorer.name:  # a user's explorer is loaded before the settings of any part are checked
         found["explorer"] = find_part(config, "explorer", origins)
@@ -139,6 +140,15 @@ def _with_adapter(config: Config, origins: Origins) -> Config:
             "model.lora, or model.adapter"
         )
     return replace(config, model=replace(model, lora=found))
+
+
+def _with_actors(config: Config, origins: Origins) -> Config:
+    """Return the configuration. If `compute.gpus` is set and `compute.actors` is not, there is an actor for
+    each GPU of the actors."""
+    placed = placement_of(config.compute)
+    if placed is None or ("compute", "actors") in origins:
+        return config
+    return replace(config, compute=replace(config.compute, actors=len(placed.actors)))
 
 
 def _with_evaluation_oracles(config: Config) -> Config:

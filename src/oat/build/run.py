@@ -28,6 +28,7 @@ from oat.build.models import (
     shared_slots,
     slot_dtypes,
 )
+from oat.build.placement import placement_notes
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs, gather_inputs, recorded_actor
 from oat.collector import Collector, Refill
@@ -404,4 +405,5 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     """Return sentences for people that are shown before the first step."""
     config = resolved.config
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
-    return (*device_notes(config.compute.profile), *engine_notes(resolved), *of_data)
+    of_devices = (*device_notes(config.compute.profile), *placement_notes(config.compute))
+    return (*of_devices, *engine_notes(resolved), *of_data)

@@ -17,6 +17,7 @@ from oat.build.fork import Origin
 from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.late_checks import check_with_inputs
 from oat.build.memory import memory_lines, refuse_short_cache, refuse_too_large
+from oat.build.memory_apart import process_lines
 from oat.build.open_run import outlined, refuse_changes, settled
 from oat.build.places import checkpoint_lines, default_lines, place_lines, sink_lines, stored_step
 from oat.build.resolved import Resolved
@@ -70,8 +71,9 @@ def check_run(
         run_inputs,
         is_begun=bool(Checkpoints(directory / "checkpoints", every=1, keep_last=1).steps),
     )
+    processes = [*process_lines(resolved, lengths)]
     with outlined(resolved, run_inputs) as run:
-        lines = [*_lines(resolved, run, run_inputs, origin, most), ("memory", memory)]
+        lines = [*_lines(resolved, run, run_inputs, origin, most), *processes, ("memory", memory)]
         lines += [("note", note) for note in run.notes]
         OwnFiles(run_inputs.known, run_inputs.roles)()
     return [

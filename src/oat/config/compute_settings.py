@@ -19,9 +19,14 @@ class ComputeConfig:
     """Where responses are sampled: in the run's own process (`local`), or in processes of a Ray cluster
     (`ray`)."""
     actors: Count = 1
-    """Number of processes that sample. Only with runtime: ray."""
+    """Number of processes that sample. Only with runtime: ray. With gpus: one for each GPU of the actors."""
     actor_cpus: Positive = 1.0
     """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
+    gpus: Count | None = None
+    """Number of GPUs of the cluster that the run uses, with runtime: ray and profile: gpu. One half, and the
+    GPU in the middle of an odd number, has actors; the learner has one of the others (docs/gpu.md)."""
+    collocate: bool = False
+    """Every GPU of these has an actor, and the learner shares the first one."""
     address: str | None = None
     """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
     with the run."""

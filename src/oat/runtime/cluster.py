@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -26,6 +28,7 @@ from oat import errors, wire
 from oat.errors import ActorError, ConfigError, LostError
 from oat.runtime import guard
 from oat.runtime.crew import Pending
+from oat.runtime.gpus import own_index
 
 _START_S = 120.0
 """Longest time in seconds until a cluster has started."""
@@ -33,6 +36,10 @@ _END_S = 5.0
 """Longest time in seconds until the broker has left a cluster that goes on."""
 _CONNECT_S = 5.0
 """Longest time in seconds until a cluster answers at its address."""
+_FREE_S = 10.0
+"""Longest time in seconds until what an earlier run has left counts as free."""
+_PORT = "RAY_GCS_SERVER_PORT"
+"""The environment variable that fixes a port of a cluster which is started here."""
 _TOKEN = secrets.token_hex(32)
 """The token of the clusters that this process starts."""
 _SHORT = "/tmp"
@@ -51,12 +58,15 @@ class Cluster:
         logs: directory of a file for the broker, and of one for each process, with what they print.
 
     Raises:
-        ConfigError: Ray is not installed, or no cluster can be used there.
+        ConfigError: Ray is not installed, no cluster can be used there, or a port is taken that the
+            environment fixes.
     """
 
     def __init__(self, address: str | None, logs: Path):
         if address is not None:
             _refuse_silent(address)
+        else:
+            _refuse_taken_port()
         self._logs, self._numbers, self._lock = logs, count(), threading.Lock()
         self._waiting: dict[int, Future[bytes]] = {}
         self._end: str | None = None
@@ -76,48 +86,65 @@ class Cluster:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self._ask("connect", address, folder)
+            self.ask("connect", address, folder)
         except BaseException:
             self.close()
             raise
 
-    def resources(self) -> dict[str, float]:
-        """Return what the machines of the cluster have, by name: logical `CPU`, `GPU`, and others."""
-        found: dict[str, float] = wire.decode(self._ask("resources"))
-        return found
-
     def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
-        """Refuse more actors than the cluster has logical CPUs for.
+        """Refuse more actors than the cluster has free logical CPUs for.
 
         Args:
             cpus: logical CPUs of each actor.
             others: logical CPUs of the other processes.
 
         Raises:
-            ConfigError: it has too few.
+            ConfigError: it has too few, or others use them.
         """
-        has, needed = self.resources().get("CPU", 0.0), actors * cpus + others
-        if needed > has:
-            beside = f" and {others:g} beside them" if others else ""
-            raise ConfigError(
-                f"{actors} actors of {cpus:g} logical CPUs each{beside} need {needed:g}, and the cluster has "
-                f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
-            )
+        beside = f" and {others:g} beside them" if others else ""
+        needed = actors * cpus + others
+        need = f"{actors} actors of {cpus:g} logical CPUs each{beside} need {needed:g}"
+        way = "lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
+        self._refuse_missing("CPU", needed, need, way)
 
-    def launcher(self, cpus: float, deadline_s: float) -> "RayLauncher":
+    def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "Reservation":
+        """Reserve the GPUs of a run.
+
+        Args:
+            gpus: number of GPUs that the run asks for, of which some may stay idle.
+            actors, learner, cpus: see `gpus.ReservedGpus`.
+
+        Raises:
+            ConfigError: the cluster has too few, others use them, or `ReservedGpus` refuses.
+        """
+        used = len({*actors, learner})
+        way = "lower compute.gpus, or give compute.address a cluster with more"
+        self._refuse_missing("GPU", gpus, f"compute.gpus is {gpus}", way, used)
+        number = next(self._numbers)
+        self.ask("reserve", number, list(actors), learner, cpus)
+        return Reservation(self, number)
+
+    def launcher(
+        self, cpus: float, deadline_s: float, places: tuple[int, str] | None = None
+    ) -> "RayLauncher":
         """Return what starts processes on this cluster.
 
         Args:
             cpus: logical CPUs that each of them takes.
             deadline_s: longest time in seconds for a reply.
+            places: on GPUs, one for each of them; None: they get no GPU.
         """
-        return RayLauncher(self, cpus, deadline_s)
+        return RayLauncher(self, cpus, deadline_s, places)
 
-    def start(self, name: str, cpus: float) -> int:
-        """Start a process, and return its number at once."""
+    def start(self, name: str, cpus: float, places: tuple[int, str] | None) -> int:
+        """Start a process, and return its number.
+
+        Raises:
+            ActorError: every GPU has a process.
+        """
         number = next(self._numbers)
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        self.send("start", number, str(log), cpus)
+        self.ask("start", number, str(log), cpus, places)
         return number
 
     def call(self, process: int, data: "bytes | Shared") -> "Future[bytes]":
@@ -193,11 +220,39 @@ class Cluster:
                 env=environment,
             )
 
-    def _ask(self, what: str, *arguments: Any) -> bytes:
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Return the broker's answer to a request.
+
+        Raises:
+            OatError: the broker raised one, or the cluster has ended.
+        """
         try:
-            return self._sent(what, *arguments).result(_START_S)
+            return wire.decode(self._sent(what, *arguments).result(_START_S))
         except FutureTimeoutError:
-            raise ConfigError(f"the cluster has not answered `{what}` within {_START_S:g} s") from None
+            raise ActorError(f"the cluster has not answered `{what}` within {_START_S:g} s") from None
+
+    def _refuse_missing(
+        self, what: str, asked: float, need: str, way: str, used: float | None = None
+    ) -> None:
+        """Refuse to ask for more of a resource than the cluster has, or to use more than is free.
+
+        Args:
+            what: Ray's name of the resource.
+            used: how much will be used of what is asked for; None: all.
+        """
+        used, until = asked if used is None else used, time.monotonic() + _FREE_S
+        while True:
+            total, free = (found.get(what, 0.0) for found in self.ask("resources"))
+            if asked > total:
+                raise ConfigError(f"{need}, and the cluster has {total:g} {what}s; {way}")
+            if used <= free:
+                return
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"{need}, and of the {total:g} {what}s of the cluster {free:g} are free; wait until "
+                    f"others have ended, or {way}"
+                )
+            time.sleep(0.2)
 
     def _sent(self, what: str, *arguments: Any, data: bytes | None = None) -> "Future[bytes]":
         number, future = next(self._numbers), Future[bytes]()
@@ -230,6 +285,33 @@ class Cluster:
                 "continues with the same command"
             )
         return self._end
+
+
+class Reservation:
+    """GPUs that a run has reserved (`gpus.ReservedGpus`).
+
+    Attributes:
+        actors: the places of the actors.
+        learner: the place of the learner.
+    """
+
+    def __init__(self, cluster: Cluster, number: int):
+        self._cluster, self._number = cluster, number
+        self.actors, self.learner = (number, "actors"), (number, "learner")
+
+    def hold(self) -> int:
+        """Hold the GPU of the learner for this process, and return its index among those that this process
+        sees.
+
+        Raises:
+            ConfigError: this process does not see it.
+        """
+        return own_index(self._cluster.ask("hold", self._number))
+
+    def close(self) -> None:
+        """Give all GPUs back. Processes that use them are ended."""
+        with suppress(ActorError):
+            self._cluster.send("release", self._number)
 
 
 class Shared:
@@ -274,14 +356,37 @@ class RayRemote:
 class RayLauncher:
     """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
 
-    def __init__(self, cluster: Cluster, cpus: float, deadline_s: float):
-        self._cluster, self._cpus, self._deadline_s = cluster, cpus, deadline_s
+    def __init__(self, cluster: Cluster, cpus: float, deadline_s: float, places: tuple[int, str] | None):
+        self._cluster, self._deadline_s = cluster, deadline_s
+        self._cpus, self._places = cpus, places
 
     def start(self, name: str) -> RayRemote:
-        return RayRemote(self._cluster, name, self._cluster.start(name, self._cpus), self._deadline_s)
+        number = self._cluster.start(name, self._cpus, self._places)
+        return RayRemote(self._cluster, name, number, self._deadline_s)
 
     def shared(self, data: bytes) -> Shared:
         return self._cluster.share(data)
+
+
+def _refuse_taken_port() -> None:
+    """Refuse to start a cluster at a port that is taken. Ray itself would try for 40 seconds. Unless the
+    environment fixes one, Ray takes ports that are free.
+
+    Raises:
+        ConfigError: the port is no number, or another process has it.
+    """
+    port = os.environ.get(_PORT)
+    if not port:
+        return
+    try:
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("", int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"the environment variable {_PORT} is {port}, and no cluster can be started at this port "
+            f"({error}); end the process that has it, or remove the variable: Ray then takes a free port"
+        ) from None
 
 
 def _refuse_silent(address: str) -> None:

@@ -125,7 +125,7 @@ class Crew:
         standby: int = 0,
         parts: Sequence[str] = (),
     ):
-        self._launcher, self.restarts, self._kind = launcher, restarts, kind
+        self.launcher, self.restarts, self._kind = launcher, restarts, kind
         self._orders: list[tuple[str, bytes]] = [("prepare", call_of("prepare", versions(), list(parts)))]
         self._lock = RLock()
         self._is_closed = False
@@ -136,7 +136,7 @@ class Crew:
     def hire(self) -> Member:
         """Start a further process, give it the orders that all have, and return it at once."""
         with self._lock:
-            member = Member(self._launcher.start(f"{self._kind} {self._hired}"))
+            member = Member(self.launcher.start(f"{self._kind} {self._hired}"))
             self._hired += 1
             for what, data in self._orders:
                 member.order(what, data)

@@ -17,7 +17,7 @@ import numpy as np
 
 from oat.errors import LostError, WeightsError
 from oat.runtime.calls import call_of
-from oat.runtime.crew import Crew, Launcher, Member
+from oat.runtime.crew import Crew, Member
 from oat.runtime.transfer import loaded_with
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
 
@@ -32,7 +32,6 @@ class ActorPool:
 
     Args:
         crew: the processes.
-        launcher: where they were started.
         shared: sets of slots that share their storage (`transfer.loaded_with`).
         wanted: function that returns how many actors there shall be.
 
@@ -44,13 +43,12 @@ class ActorPool:
     def __init__(
         self,
         crew: Crew,
-        launcher: Launcher,
         shared: Sequence[Collection[str]] = (),
         wanted: Callable[[], int] | None = None,
     ):
         self.crew, self.shared = crew, shared
         self.versions: dict[str, int] = {}
-        self._launcher, self._wanted = launcher, wanted
+        self._wanted = wanted
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "actors")
         self._coming: list[Future[Member]] = []
         self._load: Counter[Member] = Counter()
@@ -111,7 +109,7 @@ class ActorPool:
             for other in loaded_with(slot, self.shared):
                 self._transfers.pop(other, None)
             self._transfers[slot] = []
-        call = what, self._launcher.shared(call_of(what, slot, *arguments))
+        call = what, self.crew.launcher.shared(call_of(what, slot, *arguments))
         self._transfers[slot].append(call)
         for member in list(self.crew.members):
             self._flying[member].append(member.ask(*call))

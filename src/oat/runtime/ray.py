@@ -13,7 +13,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +24,12 @@ from typing import Any
 from oat import wire
 from oat.errors import ConfigError, LostError, OatError
 from oat.runtime.cluster import no_cluster
+from oat.runtime.gpus import Places, ReservedGpus
 from oat.runtime.worker import Worker
 
 _LOOPBACK = "127.0.0.1"
+_ANSWERED = ("connect", "resources", "reserve", "hold", "start")
+"""The requests that are answered at once."""
 _WATCH_S = 0.5
 """Seconds between two looks whether the parts of an own cluster are still there."""
 
@@ -41,6 +46,8 @@ class Broker:
         self._ray: Any = None
         self._processes: dict[int, Any] = {}
         self._shared: dict[int, Any] = {}
+        self._gpus: dict[int, ReservedGpus] = {}
+        self._leaving: dict[int, Callable[[], None]] = {}
 
     def serve(self) -> None:
         """Answer requests until the run closes its end."""
@@ -48,26 +55,45 @@ class Broker:
             while True:
                 what, arguments, has_data = wire.decode(self._pipe.recv_bytes())
                 data = [self._pipe.recv_bytes()] if has_data else []
-                getattr(self, f"_{what}")(*arguments, *data)
+                if what in _ANSWERED:
+                    self._answer(what, *arguments)
+                else:
+                    getattr(self, f"_{what}")(*arguments, *data)
         except (EOFError, OSError):
             if self._ray is not None:
                 self._ray.shutdown()
 
-    def _connect(self, number: int, address: str | None, folder: str) -> None:
+    def _answer(self, what: str, number: int, *arguments: Any) -> None:
         try:
-            self._ray = _connected(address, folder)
+            self._reply(number, wire.encode(getattr(self, f"_{what}")(*arguments)))
         except OatError as error:
             self._reply(number, error)
-            return
+
+    def _connect(self, address: str | None, folder: str) -> None:
+        self._ray = _connected(address, folder)
         if address is None:
             threading.Thread(target=self._watch, args=[_parts()], daemon=True).start()
-        self._reply(number, b"")
 
-    def _resources(self, number: int) -> None:
-        self._reply(number, wire.encode(dict(self._ray.cluster_resources())))
+    def _resources(self) -> tuple[dict[str, float], dict[str, float]]:
+        return dict(self._ray.cluster_resources()), dict(self._ray.available_resources())
 
-    def _start(self, number: int, log: str, cpus: float) -> None:
+    def _reserve(self, reservation: int, actors: Sequence[int], learner: int, cpus: float) -> None:
+        self._gpus[reservation] = ReservedGpus(self._ray, actors, learner, cpus)
+
+    def _hold(self, reservation: int) -> str:
+        return self._gpus[reservation].hold()
+
+    def _release(self, reservation: int) -> None:
+        self._gpus.pop(reservation).close()
+
+    def _start(self, number: int, log: str, cpus: float, places: tuple[int, str] | None) -> None:
         worker = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0)(Worker)
+        if places is not None:
+            reservation, whose = places
+            gpus: Places = getattr(self._gpus[reservation], whose)
+            place = gpus.take()
+            worker = worker.options(**gpus.options(place))
+            self._leaving[number] = partial(gpus.give_back, place)
         self._processes[number] = worker.remote(log)
 
     def _share(self, number: int, data: bytes) -> None:
@@ -87,6 +113,7 @@ class Broker:
 
     def _kill(self, number: int) -> None:
         self._ray.kill(self._processes.pop(number))
+        self._leaving.pop(number, lambda: None)()
 
     def _reply(self, number: int | None, reply: bytes | Exception) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ from oat.build.cross_checks import (
     alarms,
     algorithm,
     checkpoint,
+    compute,
     engine,
     evaluation,
     learner,
@@ -26,6 +27,8 @@ from oat.types.part import Check
 _ORDER: tuple[Callable[[Resolved], Iterator[Check]] | str, ...] = (
     "algorithm",
     algorithm.sizes,
+    compute.gpus,
+    compute.actors,
     model.precision,
     learner.memory,
     stop.ends,

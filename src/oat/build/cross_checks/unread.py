@@ -15,6 +15,8 @@ _OF_PAIRS = ("path", "pairs", "split", "max_prompts", "every", "every_queries", 
 _OF_CLUSTER = (
     "actors",
     "actor_cpus",
+    "gpus",
+    "collocate",
     "address",
     "learner",
     "learner_cpus",

@@ -1,0 +1,181 @@
+"""The memory of a run whose actors have processes of their own. Each of them has its own copy of the models
+with which it samples."""
+
+from dataclasses import dataclass
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from oat.build.arithmetic import Lines
+from oat.build.engine import make_sampling
+from oat.build.ensemble import make_ensemble, make_features
+from oat.build.estimate import SURE, Estimate, Lengths, estimate, loads_of, sampling_phases, sent_bytes
+from oat.build.models import load_models, load_slots
+from oat.build.placement import placement_of
+from oat.build.places import size_of
+from oat.build.resolved import Resolved
+from oat.config.compute_settings import ComputeConfig
+from oat.config.load import where
+from oat.config.settings import Config
+from oat.errors import ConfigError
+from oat.learner.limits import GB, LiveBytes
+from oat.seeds import Seeds
+
+IMPORTS = 3 * GB // 10
+"""Bytes that a further process of a machine takes after its imports."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The estimated memory of a run, by process.
+
+    Attributes:
+        own: of the run's own process, which has the learner.
+        actor: of one actor.
+        stored: bytes of the weights that the cluster keeps for actors that take the place of lost ones.
+    """
+
+    own: Estimate
+    actor: Estimate
+    stored: int
+
+    def together(self, compute: ComputeConfig) -> tuple[int, str]:
+        """Return the bytes that are needed of one memory, and a text about them. The memory is that of this
+        machine, if the cluster is started here; on a cluster elsewhere, only this process is counted. With
+        GPUs, it is that of the GPU that needs most."""
+        own, actor = self.own.peak, self.actor.peak
+        placed = placement_of(compute)
+        if placed is not None and placed.is_shared:
+            return (
+                own + actor,
+                f"{size_of(own)} for the learner and {size_of(actor)} for an actor on the same GPU",
+            )
+        if placed is not None:
+            return max(
+                own, actor
+            ), f"{size_of(own)} for the learner, {size_of(actor)} for each actor on its GPU"
+        others = _others_here(compute)
+        if not others:
+            return own, f"{size_of(own)} for this process"
+        return (
+            own + others * (actor + IMPORTS) + self.stored,
+            f"{size_of(own)} for this process, {size_of(actor + IMPORTS)} for each of {others} others, and "
+            f"{size_of(self.stored)} for weights that the cluster keeps",
+        )
+
+    def refuse_too_large(self, resolved: Resolved, limit: int, has: str) -> None:
+        """Refuse a run whose processes together clearly need more memory than there is.
+
+        Args:
+            limit: bytes of the memory.
+            has: the limit in words, for the message.
+
+        Raises:
+            ConfigError: `SURE` times what they need is larger than the limit.
+        """
+        compute = resolved.config.compute
+        total, text = self.together(compute)
+        if SURE * total <= limit:
+            return
+        way = "lower compute.actors or compute.standby, or give compute.address a cluster of several machines"
+        if compute.gpus:
+            way = "take more GPUs without compute.collocate, or a smaller model"
+        elif compute.actors + compute.standby == 1:
+            way = "set compute.runtime to local, where learner and engine share the weights"
+        place = where(("compute", "gpus" if compute.gpus else "actors"), resolved.origins)
+        raise ConfigError(
+            f"{place}: {has}, and this run needs about {size_of(total)} ({text}): {way}; to go on all the "
+            f"same, set compute.memory_gb to {1.1 * total / GB:.3g} or more"
+        )
+
+
+def needs_of(resolved: Resolved, lengths: Lengths, own: Estimate | None = None) -> Needs:
+    """Estimate the memory of each process.
+
+    Args:
+        own: the estimate of the run's own process, if it was made; None: it is made here.
+
+    Raises:
+        ConfigError, ModelError: a part cannot be made as configured.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
+        policy = load_models(resolved.config, (), Seeds(resolved.config.seed), resolved.outlines.fake)[
+            "policy"
+        ]
+        stored = _copies(resolved.config) * sent_bytes(resolved, policy)
+    return Needs(own or estimate(resolved, lengths), estimate_actor(resolved, lengths), stored)
+
+
+def of_all_here(compute: ComputeConfig, of_one: int) -> int:
+    """Return the bytes of all processes that share the memory of this machine, from the bytes that one
+    needs."""
+    others = _others_here(compute)
+    return of_one + others * (of_one + IMPORTS)
+
+
+def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
+    """Estimate the memory of an actor in a process of its own, which gets its share of the prompts.
+
+    Raises:
+        ConfigError, ModelError: a part cannot be made as configured.
+    """
+    config, seeds, load = resolved.config, Seeds(resolved.config.seed), resolved.outlines.fake
+    memory = resolved.engine.memory
+    with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
+        lms = load_models(config, resolved.models & {"reference"}, seeds, load)
+        features = make_features(lms, resolved.features) if resolved.features else None
+        ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
+        slots = load_slots(resolved, lms, seeds, load)
+        del lms
+        sampler, weights = slots["sampler"], live.live
+        loads = loads_of(resolved, lengths, sampler, config.compute.actors)
+        phases = {"loading": live.peak}
+        phases |= sampling_phases(memory, make_sampling(resolved), sampler, loads, live)
+        staged = sent_bytes(resolved, sampler) if config.compute.profile == "cpu" else 0
+        phases["new weights"] = live.live + staged
+        cached = max((memory.cache_bytes(sampler, load) for load in loads.values()), default=0)
+        del sampler, slots, features, ensemble
+    return Estimate({"weights": weights, "weights on the way": staged, "keys and values": cached}, phases)
+
+
+def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
+    """Yield a line for each kind of process, with the memory that it needs, and one for all of them. If the
+    run has no processes beside its own, yield nothing."""
+    compute, placed = resolved.config.compute, placement_of(resolved.config.compute)
+    if compute.runtime == "local":
+        return
+    needs = needs_of(resolved, lengths)
+    on = "its GPU" if placed else "the machine"
+    where_learner = f"; GPU {placed.learner} of the run" if placed else ""
+    yield (
+        "this process",
+        f"learner, ledger and oracles{where_learner}; about {size_of(needs.own.peak)} for tensors",
+    )
+    gpus = ""
+    if placed is not None:
+        half = ", shared with the learner on one" if placed.is_shared else ""
+        gpus = f" and a GPU{half}"
+    each = f"each with {compute.actor_cpus:g} of the cluster's logical CPUs{gpus}"
+    yield "actors", f"{compute.actors}, {each}; about {size_of(needs.actor.peak)} for tensors of one on {on}"
+    if compute.standby:
+        yield "standbys", f"{compute.standby} with models loaded, which need as much as actors"
+    yield (
+        "object store",
+        f"about {size_of(needs.stored)} of weights, for actors that take the place of lost ones",
+    )
+    total, text = needs.together(compute)
+    what = "on one GPU" if placed else "on this machine"
+    yield "in all", f"about {size_of(total)} {what}: {text}"
+
+
+def _others_here(compute: ComputeConfig) -> int:
+    """Return how many processes share the memory of this machine with the run's own. Nobody knows it of a
+    cluster elsewhere, and processes with GPUs need theirs."""
+    is_elsewhere = compute.address is not None or compute.profile == "gpu"
+    return 0 if compute.runtime == "local" or is_elsewhere else compute.actors + compute.standby
+
+
+def _copies(config: Config) -> int:
+    """Return how many copies of a model's weights the cluster keeps: one for each set of slots that share
+    their weights and get new ones."""
+    has_late = config.learner.sync_every > 1 and config.answering is not None
+    return 1 + has_late + (config.model.reference_update is not None)
