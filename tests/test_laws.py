@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "reports": "algorithms build config control errors files ledger loop metrics rundir tracking types",
     "rollout": "data engines environments errors models seeds text types",
     "rundir": "config errors files ledger types",
-    "runtime": "blobs engines errors plugins protocols types wire",
+    "runtime": "blobs engines errors oracles plugins protocols types wire",
     "testing": (
         "__init__ algorithms cli data engines environments errors explore learner metrics models oracles "
         "plugins rundir seeds types wire"

@@ -120,8 +120,8 @@ class ForkedCluster:
     def __call__(self, address: str | None) -> "ForkedCluster":
         return self
 
-    def refuse_too_many(self, actors: int, cpus: float) -> None:
-        assert actors * cpus <= self.cpus
+    def refuse_too_many(self, actors: int, cpus: float, clients: int, client_cpus: float) -> None:
+        assert actors * cpus + clients * client_cpus <= self.cpus
 
     def launcher(self, cpus: float, deadline_s: float, logs: Path) -> "ForkedCluster":
         self._logs = logs

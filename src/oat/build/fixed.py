@@ -22,6 +22,8 @@ FREE = (
     "compute.runtime",
     "compute.actors",
     "compute.actor_cpus",
+    "compute.oracle_clients",
+    "compute.oracle_cpus",
     "compute.address",
     "compute.standby",
     "compute.max_restarts",

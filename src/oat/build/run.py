@@ -15,7 +15,7 @@ from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.actor_side import ActorSide, make_actor_side
-from oat.build.apart import hire_processes, side_of
+from oat.build.apart import hire_processes, oracles_of, side_of
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
@@ -174,10 +174,9 @@ def _computing(
 ) -> _Computing:
     config, renderer = resolved.config, run_inputs.renderer
     resolved.objective.end_ids = renderer.stop_ids
-    has_ends = run_inputs.has_character_steps
     processes = None
     if load is load_model:  # outlines of models work for nobody
-        processes = hire_processes(resolved, directory, seeds, records_text_ends=has_ends)
+        processes = hire_processes(resolved, run_inputs, directory, seeds)
     if processes is not None:
         run_inputs.closing.append(processes.close)
     lms = _models(resolved, renderer, seeds, load)
@@ -198,6 +197,7 @@ def _computing(
         learner = make_learner(resolved, lms, renderer, seeds, ensemble, directory / "nonfinite")
     if processes is not None:
         side = side_of(processes, resolved)
+        run_inputs.clients.update(oracles_of(processes, run_inputs))
     else:
         side = make_actor_side(
             resolved,
@@ -207,7 +207,7 @@ def _computing(
             seeds,
             scorer=ensemble.scorer if ensemble else None,
             features=features,
-            records_text_ends=has_ends,
+            records_text_ends=run_inputs.has_character_steps,
             load=load,
         )
     return _Computing(
@@ -299,7 +299,7 @@ def _ledger(
 ) -> Ledger:
     config, o = resolved.config, resolved.config.oracle
     believed = {ENSEMBLE: BeliefOracle()} if has_ensemble else {}
-    asked: dict[str, Oracle] = {**run_inputs.oracles, **believed}
+    asked: dict[str, Oracle] = {**run_inputs.oracles, **run_inputs.clients, **believed}
     return Ledger(
         Store(home.directory / "ledger.sqlite"),
         {address: _wired(config, oracle) for address, oracle in asked.items()},

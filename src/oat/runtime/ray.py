@@ -84,17 +84,22 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _no_cluster(address or "this machine", error) from None
 
-    def refuse_too_many(self, actors: int, cpus: float) -> None:
-        """Refuse more actors than the cluster has logical CPUs for.
+    def refuse_too_many(self, actors: int, cpus: float, clients: int, client_cpus: float) -> None:
+        """Refuse more actors and oracle clients than the cluster has logical CPUs for.
+
+        Args:
+            cpus, client_cpus: of each actor, and of each client.
 
         Raises:
             ConfigError: it has too few.
         """
-        has = self._ray.cluster_resources().get("CPU", 0.0)
-        if actors * cpus > has:
+        has, need = self._ray.cluster_resources().get("CPU", 0.0), actors * cpus + clients * client_cpus
+        if need > has:
+            asking = f" and {clients} oracle clients of {client_cpus:g}" if clients else ""
+            fields = "compute.oracle_clients, compute.oracle_cpus, " if clients else ""
             raise ConfigError(
-                f"{actors} actors of {cpus:g} logical CPUs each need {actors * cpus:g}, and the cluster has "
-                f"{has:g}; lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
+                f"{actors} actors of {cpus:g} logical CPUs each{asking} need {need:g}, and the cluster has "
+                f"{has:g}; lower {fields}compute.actors or compute.actor_cpus (a fraction shares a CPU)"
             )
 
     def launcher(self, cpus: float, deadline_s: float, logs: Path) -> "RayLauncher":
