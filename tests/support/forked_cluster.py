@@ -79,8 +79,9 @@ class ForkedRemote:
         except (EOFError, OSError):
             raise LostError(f"{self.name} has ended in the call `{what}` (killed)") from None
 
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        with suppress(ProcessLookupError):  # a run that is over has ended it
+            os.kill(self.process.pid, number)
 
     def close(self) -> None:
         self.process.kill()
@@ -95,11 +96,13 @@ class Kill:
         what: name of the call.
         number: how many calls of this name come before it, to all processes.
         after_s: seconds from the call to the kill; 0: the process is killed before it gets the call.
+        signal: what the process gets. With SIGSTOP it hangs.
     """
 
     what: str
     number: int
     after_s: float = 0.0
+    signal: int = signal.SIGKILL
 
 
 class ForkedCluster:
@@ -140,10 +143,11 @@ class ForkedCluster:
             self.kills.remove(kill)
             self.killed.append(kill)
             if kill.after_s == 0.0:
-                remote.kill()
-                remote.process.join()
+                remote.kill(kill.signal)
+                if kill.signal == signal.SIGKILL:
+                    remote.process.join()
             else:
-                threading.Timer(kill.after_s, remote.kill).start()
+                threading.Timer(kill.after_s, remote.kill, [kill.signal]).start()
         self.calls[what] += 1
 
     def close(self) -> None:
