@@ -164,7 +164,14 @@ class OracleBox:
                     self._broken.setdefault(role, error)
         if role in self._broken and not answers:
             raise self._broken.pop(role)
-        return answers, sums_of(oracle.metrics)
+        return answers, self._sums(role)
+
+    def _sums(self, role: str) -> Sums:
+        try:
+            return sums_of(self._oracles[role][1].metrics)
+        except OracleError as error:
+            self._broken.setdefault(role, error)
+            return {}
 
     def close(self) -> None:
         """Close the oracles."""

@@ -44,7 +44,8 @@ class _Batch:
     Attributes:
         role: the setting that names their oracle.
         questions: those that are not answered, encoded, by the ticket that the ledger has.
-        tickets: those tickets, by the ticket that the oracle gave; None: the oracle was not asked yet.
+        given: the tickets that the oracle gave when the questions were sent last.
+        tickets: the tickets of `questions`, by that of the oracle; None: the oracle was not asked yet.
         error: why the oracle is not asked for them at present; None: it is.
         is_raised: True if the run's thread got the error. It may then ask again.
     """
@@ -52,12 +53,14 @@ class _Batch:
     role: str
     is_durable: bool
     questions: dict[str, bytes]
+    given: Sequence[str] = ()
     tickets: dict[str, str] | None = None
     error: OatError | None = None
     is_raised: bool = False
 
     def take_tickets(self, given: Sequence[str]) -> None:
-        """Take the tickets that the oracle gave. Those of a durable oracle are the ledger's too."""
+        """Take the tickets of the oracle. Those of a durable oracle are the ledger's too."""
+        self.given = given
         if self.is_durable:
             self.questions = dict(zip(given, self.questions.values(), strict=True))
         self.tickets = dict(zip(given, self.questions, strict=True))
@@ -149,12 +152,12 @@ class Clients:
                 return given
             (batch,) = made
             # the client's thread ends this wait: each of its calls has a deadline
-            self._changed.wait_for(lambda: self._failure or batch.error or batch.tickets is not None)
+            self._changed.wait_for(lambda: self._failure or batch.error or batch.given)
             self._refuse_failed()
             if batch.error is not None:
                 self._clients[0].batches.remove(batch)
                 raise batch.error
-            return list(batch.questions)
+            return list(batch.given)
 
     def collect(
         self, role: str, tickets: Sequence[str], seconds: float, *, is_durable: bool
@@ -216,7 +219,9 @@ class Clients:
                 batch.error, batch.is_raised = None, False
         known = {*self._ready[role]}.union(*(batch.questions for batch in mine))
         if old := [ticket for ticket in tickets if is_durable and ticket not in known]:
-            batch = _Batch(role, is_durable, dict.fromkeys(old, b""), {ticket: ticket for ticket in old})
+            batch = _Batch(
+                role, is_durable, dict.fromkeys(old, b""), tickets={ticket: ticket for ticket in old}
+            )
             self._clients[0].batches.append(batch)
             mine.append(batch)
         self._changed.notify_all()
@@ -343,7 +348,7 @@ class ClientOracle(Wrapper):
 def sums_of(metrics: Mapping[str, float]) -> Sums:
     """Return metrics of an oracle in the form in which those of several processes can be put together."""
     return {
-        name: (value.total, value.count) if isinstance(value, Mean) else (value, None)
+        name: (value.total, value.count) if isinstance(value, Mean) else (float(value), None)
         for name, value in metrics.items()
     }
 
