@@ -11,7 +11,9 @@ import asked_apart
 import pytest
 from fixtures import World, make_group, make_questions, oat
 from forked_cluster import ForkedCluster, Kill, drawn_kills
+from tiny_models import save_reward_model
 from trainers import letters, lines
+from transformers import AutoTokenizer, LlamaConfig
 
 from oat import Trainer, wire
 from oat.build.oracle_side import OracleBox, plan_of
@@ -173,6 +175,16 @@ def test_all_processes_share_the_bound_of_replacements(
     assert runs.apart("apart", ForkedCluster()) == local
 
 
+@pytest.mark.parametrize("gold", [False, True])
+def test_an_evaluation_whose_client_is_lost_for_good_is_made_again(gold: bool, runs: Runs) -> None:
+    changes = judged(runs.world) if gold else {}
+    local = runs.local(**changes)
+    lost = ForkedCluster([Kill("collect", 3 if gold else 0)])
+    runs.apart("apart", lost, clients=1, code=1, **{**changes, "compute.max_restarts": 0})
+    assert lost.calls["collect"] < 6, "it was killed in the first evaluation"
+    assert runs.apart("apart", ForkedCluster(), clients=1, **changes) == local
+
+
 @pytest.mark.parametrize("how", ["error", "nan"])
 def test_an_oracle_that_breaks_ends_the_run_as_in_the_runs_own_process(
     how: str, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -307,6 +319,22 @@ def test_functions_of_modules_travel_and_others_are_refused(
         ConfigError, match=r"oracle.name is 'python:lambda': lambda was given from Python, and"
     ):
         Trainer(**own).train()
+
+
+def test_only_clients_load_a_reward_model(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(runs.world.folder / "model")
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=0, max_position_embeddings=64, **shape)
+    path = save_reward_model(runs.folder / "model", config, tokenizer)
+    # rows of one batch change each other's last bits, and clients get other batches
+    oracle = {"name": "reward_model", "path": path, "batch_tokens": 1}
+    local = runs.local(oracle=oracle)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the run's own process loads no weights of oracles")
+
+    monkeypatch.setattr("oat.models.scoring.load_module", refuse)
+    assert runs.apart("apart", ForkedCluster(), oracle=oracle) == local
 
 
 def test_an_oracle_of_another_version_is_refused(runs: Runs, tmp_path: Path) -> None:

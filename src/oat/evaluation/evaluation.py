@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oat.errors import LedgerError, OatError, OracleError, warn
+from oat.errors import ActorError, LedgerError, OatError, OracleError, warn
 from oat.evaluation.modes import Mode, best_of, learned_from
 from oat.evaluation.records import RecordFiles
 from oat.evaluation.statistics import (
@@ -306,6 +306,7 @@ class Evaluation:
         Raises:
             OatError: sampling or the oracle failed, now or before a restart. The ledger records the failure,
                 so the same evaluation fails again after a restart.
+            ActorError: a process that works for the run is lost for good. The ledger records no failure.
         """
         tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:
@@ -316,7 +317,7 @@ class Evaluation:
             feedback: Feedback = self.ledger.take_feedback(
                 step, self.ledger.asked(step, len(modes), oracle.purpose), purpose=oracle.purpose
             )
-        except LedgerError:
+        except (ActorError, LedgerError):
             raise
         except OatError:
             self.ledger.give_up(step, oracle.purpose)
@@ -347,7 +348,7 @@ class Evaluation:
             return {}, ()
         try:
             golds = self._tables(oracle, step, modes, lambda round: list(tables[round].groups.values()))
-        except LedgerError:
+        except (ActorError, LedgerError):
             raise
         except OatError as error:
             warn(f"the second opinion after {step} steps failed and is left out: {error}")
