@@ -9,7 +9,7 @@ from typing import Any
 
 import asked_apart
 import pytest
-from fixtures import World, make_group, make_questions, oat
+from fixtures import World, make_group, make_questions, oat, write_jsonl
 from forked_cluster import ForkedCluster, Kill, drawn_kills
 from tiny_models import save_reward_model
 from trainers import letters, lines
@@ -112,6 +112,15 @@ def test_a_run_with_clients_is_the_local_run(name: str, runs: Runs) -> None:
         cluster = ForkedCluster()
         assert runs.apart(f"{clients}", cluster, recipe, clients=clients, **changes) == local
         assert cluster.calls["collect"] > 0
+
+
+def test_clients_know_the_columns_of_the_data(runs: Runs, tmp_path: Path) -> None:
+    """A function may need a column that most records lack."""
+    records = [json.loads(line) for line in (runs.world.folder / "train.jsonl").read_text().splitlines()]
+    prompts = write_jsonl(tmp_path / "train.jsonl", [{**records[0], "hint": "a"}, *records[1:]])
+    changes = {"prompts.path": str(prompts), "oracle.name": f"{ORACLES}:hinted", "evaluation": None}
+    local = runs.local(**changes)
+    assert runs.apart("apart", ForkedCluster(), **changes) == local
 
 
 def test_every_client_is_asked_and_closes_its_oracle(runs: Runs, tmp_path: Path) -> None:

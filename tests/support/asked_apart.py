@@ -14,6 +14,10 @@ from oat.oracles.base import Mean, Oracle
 from oat.types import Answer, Key, Kind, Question
 
 
+def hinted(prompts: Sequence[str], completions: Sequence[str], hint: Sequence[str | None]) -> list[float]:
+    return [text.count(letter or "b") for text, letter in zip(completions, hint, strict=True)]
+
+
 def worth(question: Question) -> tuple[float, ...]:
     return tuple(text.count("a") + 0.1 * text.count("b") for text in question.candidates)
 
