@@ -260,7 +260,7 @@ def test_metrics_are_those_of_all_clients(runs: Runs, tmp_path: Path) -> None:
 
 def gated(cluster: ForkedCluster, folder: Path, clients: int = 2, restarts: int = 3) -> Clients:
     """Return clients that answer a question whose first candidate is "slow" when `folder/gate` exists."""
-    crew = Crew(cluster, Restarts(restarts), "oracle client", clients)
+    crew = Crew(cluster.launcher(1.0, 60.0, folder), Restarts(restarts), "oracle client", clients)
     crew.make(f"{ORACLES}:GatedBox", wire.encode(str(folder)))
     made = Clients(crew)
     made.begin()
