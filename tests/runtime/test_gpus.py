@@ -72,19 +72,19 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
 
 
 def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.refuse_too_many(4, 1.0)
+    cluster.refuse_too_many(4, 1.0, {})
     others = started(cluster.launcher(1.0, 60.0), 3)
     for other in others:
         value_of(other.call("make", call_of("make", VISIBLE, b""))(), other.name)
     with pytest.raises(ConfigError, match="need 4, and of the 4 CPUs of the cluster 1 are free; wait until"):
-        cluster.refuse_too_many(4, 1.0)
+        cluster.refuse_too_many(4, 1.0, {})
     for other in others:
         other.close()
-    cluster.refuse_too_many(4, 1.0)
+    cluster.refuse_too_many(4, 1.0, {})
     with pytest.raises(
         ConfigError, match="5 actors of 1 logical CPUs each need 5, and the cluster has 4 CPUs"
     ):
-        cluster.refuse_too_many(5, 1.0)
+        cluster.refuse_too_many(5, 1.0, {})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")

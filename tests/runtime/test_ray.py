@@ -12,6 +12,7 @@ import pytest
 from fixtures import World, oat
 
 from oat.commands.export import digest_run
+from oat.errors import OatWarning
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
@@ -86,6 +87,49 @@ def test_more_actors_than_the_cluster_has_room_for(
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     error = capsys.readouterr().err
     assert "999 actors of 1 logical CPUs each need 999, and the cluster has" in error
+
+
+def test_more_oracle_clients_than_the_cluster_has_room_for(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"compute.runtime": "ray", "compute.oracle_clients": 999, "compute.oracle_cpus": 0.5}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    error = capsys.readouterr().err
+    assert "1 actors of 1 logical CPUs each, and 499.5 for oracle clients need 500.5, and the" in error
+    assert "lower compute.oracle_clients, compute.oracle_cpus, compute.actors or" in error
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_although_an_oracle_client_was_killed(world: World, tmp_path: Path) -> None:
+    """The run on Ray, one of whose clients is killed while it works, is the local run."""
+    common = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 40, "evaluation.every": 20}
+    assert oat("train", world.config("grpo", tmp_path, {**common, "run_dir": str(tmp_path / "local")})) == 0
+    cluster = {"compute.runtime": "ray", "compute.actor_cpus": 0.5}
+    asking = {"compute.oracle_clients": 2, "compute.oracle_cpus": 0.25}
+    run_dir = tmp_path / "ray"
+    config = world.config("grpo", tmp_path, {**common, **cluster, **asking, "run_dir": str(run_dir)})
+    before: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 120
+        while not any((run_dir / "checkpoints").glob("step_0*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        before.extend(workers())
+        for process in before:
+            if "oracle-client" in os.readlink(f"/proc/{process}/fd/1"):
+                os.kill(process, signal.SIGKILL)
+                break
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.warns(
+        OatWarning, match=r"oracle client [01] has ended in the call .*; it is replaced \(1 of"
+    ):
+        assert oat("train", config) == 0
+    killer.join()
+    assert len(before) == 3
+    assert workers() == []
+    assert digest_run(run_dir) == digest_run(tmp_path / "local")
 
 
 def test_no_cluster_answers_at_the_address(

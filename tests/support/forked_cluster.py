@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -151,8 +151,8 @@ class ForkedCluster:
         self._logs = logs
         return self
 
-    def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
-        assert actors * cpus + others <= self.cpus
+    def refuse_too_many(self, actors: int, cpus: float, others: Mapping[str, float]) -> None:
+        assert actors * cpus + sum(others.values()) <= self.cpus
 
     def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "ForkedGpus":
         assert self.has_gpus

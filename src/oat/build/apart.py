@@ -11,13 +11,17 @@ from oat.build.actor_side import SLOTS, ActorPlan, ActorSide
 from oat.build.engine import given_threads
 from oat.build.learner_side import LearnerPlan
 from oat.build.models import shared_slots
+from oat.build.oracle_side import BOX, OraclePlan, client_oracles, plan_of
 from oat.build.parts import REGISTRIES
 from oat.build.placement import placement_of
 from oat.build.resolved import Resolved
+from oat.build.run_inputs import RunInputs
 from oat.config.load import to_yaml
-from oat.config.settings import Component, GoldConfig, OracleConfig
+from oat.config.settings import Component, Config, GoldConfig, OracleConfig
+from oat.oracles.base import Oracle
 from oat.plugins.loading import travelling
-from oat.runtime.cluster import Cluster, Reservation
+from oat.runtime.clients import Clients
+from oat.runtime.cluster import Cluster
 from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool
 from oat.types import ENSEMBLE
@@ -35,13 +39,21 @@ class Processes:
     Attributes:
         actors: those that sample.
         learner: the one that learns, alone in its crew; None: the run's own process learns.
+        clients: those that ask the oracles; None: the run's own process asks them.
         closing: functions that `close` calls.
     """
 
     cluster: Cluster
     actors: Crew
     learner: Crew | None = None
+    clients: Clients | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def crews(self) -> list[Crew]:
+        """All crews."""
+        asking = None if self.clients is None else self.clients.crew
+        return [crew for crew in (self.actors, self.learner, asking) if crew is not None]
 
     def side(self, resolved: Resolved) -> ActorSide:
         """Return the sides of all actors as one, when they are made.
@@ -57,6 +69,8 @@ class Processes:
 
     def close(self) -> None:
         """End them all."""
+        if self.clients is not None:
+            self.clients.close()
         self.actors.close()
         if self.learner is not None:
             self.learner.close()
@@ -66,7 +80,7 @@ class Processes:
 
 
 def hire_processes(
-    resolved: Resolved, directory: Path, sampling: ActorPlan, learning: LearnerPlan
+    resolved: Resolved, run_inputs: RunInputs, directory: Path, sampling: ActorPlan, learning: LearnerPlan
 ) -> Processes | None:
     """Start the processes of a run, and let them begin to make their sides. Return None if the run has no
     processes beside its own.
@@ -87,50 +101,72 @@ def hire_processes(
     if compute.runtime == "local":
         return None
     config, parts = _as_sent(resolved)
+    oracles = plan_of(resolved, config, run_inputs) if compute.oracle_clients else None
     logs = (directory / LOGS).resolve()
     logs.mkdir(exist_ok=True)
     with resolved.blame("compute.address" if compute.address else "compute.runtime"):
         cluster = Cluster(compute.address, logs)
     try:
-        gpus, crews = _crews(resolved, cluster, parts)
+        hired = _hired(resolved, cluster, parts, oracles)
         with resolved.blame("compute.runtime"):
-            for crew in crews:
+            for crew in hired.crews:
                 crew.ready()
-        actors, *learner = crews
-        actors.make(_ACTOR, replace(sampling, config=config).encoded)
-        for each in learner:
-            each.make(_LEARNER, replace(learning, config=config).encoded)
+        sent = to_yaml(_without_oracles(config))
+        hired.actors.make(_ACTOR, replace(sampling, config=sent).encoded)
+        if hired.learner is not None:
+            hired.learner.make(_LEARNER, replace(learning, config=sent).encoded)
+        if hired.clients is not None and oracles is not None:
+            hired.clients.crew.make(BOX, oracles.encoded)
     except BaseException:
         cluster.close()
         raise
-    return Processes(cluster, actors, learner[0] if learner else None, [gpus.close] if gpus else [])
+    return hired
 
 
-def _crews(resolved: Resolved, cluster: Cluster, parts: list[str]) -> tuple[Reservation | None, list[Crew]]:
-    """Reserve GPUs, and start the processes: the actors, and the learner if it is to be apart."""
+def _hired(resolved: Resolved, cluster: Cluster, parts: list[str], oracles: OraclePlan | None) -> Processes:
+    """Reserve GPUs, and start the processes."""
     compute, gpus = resolved.config.compute, None
     is_apart = compute.learner == "actor"
     with resolved.blame("compute.actors"):
-        others = compute.learner_cpus if is_apart else 0.0
+        others = {
+            "oracle clients": compute.oracle_clients * compute.oracle_cpus,
+            "the learner": compute.learner_cpus if is_apart else 0.0,
+        }
         cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus, others)
     if (placed := placement_of(compute)) is not None and compute.gpus is not None:
         with resolved.blame("compute.gpus"):
             gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, compute.actor_cpus)
             if not is_apart:
                 torch.cuda.set_device(gpus.hold())
-    sampling = cluster.launcher(compute.actor_cpus, compute.deadline_s, gpus.actors if gpus else None)
     restarts = Restarts(compute.max_restarts)
-    crews = [Crew(sampling, restarts, "actor", compute.actors, compute.standby, parts)]
+    sampling = cluster.launcher(compute.actor_cpus, compute.deadline_s, gpus.actors if gpus else None)
+    actors = Crew(sampling, restarts, "actor", compute.actors, compute.standby, parts)
+    learner = clients = None
     if is_apart:
         learning = cluster.launcher(compute.learner_cpus, compute.deadline_s, gpus.learner if gpus else None)
-        crews.append(Crew(learning, restarts, "learner", 1, parts=parts))
-    return gpus, crews
+        learner = Crew(learning, restarts, "learner", 1, parts=parts)
+    if oracles is not None:
+        asking = cluster.launcher(compute.oracle_cpus, compute.deadline_s)
+        needed = [*parts, *oracles.parts]
+        clients = Clients(Crew(asking, restarts, "oracle client", compute.oracle_clients, parts=needed))
+    return Processes(cluster, actors, learner, clients, [gpus.close] if gpus else [])
 
 
-def _as_sent(resolved: Resolved) -> tuple[str, list[str]]:
+def oracles_of(processes: Processes, run_inputs: RunInputs) -> dict[str, Oracle]:
+    """Return the oracles that clients ask, by address, when the clients have made them.
+
+    Raises:
+        OatError: an oracle cannot be made there.
+    """
+    if processes.clients is None:
+        return {}
+    processes.clients.begin()
+    return client_oracles(processes.clients, run_inputs)
+
+
+def _as_sent(resolved: Resolved) -> tuple[Config, list[str]]:
     """Return the configuration as it is sent to other processes, and the names of the user's parts that these
-    need. Objects that were given from Python are named by their modules. The oracles stay here; if one was
-    given from Python, its options, which only its object can explain, stay too.
+    need. Objects that were given from Python are named by their modules, but not the oracles.
 
     Raises:
         ConfigError: an object has no module from which another process could import it.
@@ -138,14 +174,19 @@ def _as_sent(resolved: Resolved) -> tuple[str, list[str]]:
     config, parts = resolved.config, list[str]()
     sections = {name: _named(getattr(config, name), f"{name}.name", resolved, parts) for name in REGISTRIES}
     config = replace(config, **sections)
-    sampling, evaluation = config.sampling, config.evaluation
+    sampling = config.sampling
     environment = _named(sampling.environment, "sampling.environment", resolved, parts)
-    config = replace(config, sampling=replace(sampling, environment=environment))
-    config = replace(config, oracle=_without_options(config.oracle))
+    return replace(config, sampling=replace(sampling, environment=environment)), parts
+
+
+def _without_oracles(config: Config) -> Config:
+    """Return the configuration for a process that asks no oracle. If an oracle was given from Python, its
+    options, which only its object can explain, are left out."""
+    config, evaluation = replace(config, oracle=_without_options(config.oracle)), config.evaluation
     if evaluation is not None:
         oracle, gold = _without_options(evaluation.oracle), _without_options(evaluation.gold)
         config = replace(config, evaluation=replace(evaluation, oracle=oracle, gold=gold))
-    return to_yaml(config), parts
+    return config
 
 
 def _named(part: Any, field: str, resolved: Resolved, parts: list[str]) -> Any:

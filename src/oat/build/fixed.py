@@ -26,6 +26,8 @@ FREE = (
     "compute.actor_cpus",
     "compute.gpus",
     "compute.collocate",
+    "compute.oracle_clients",
+    "compute.oracle_cpus",
     "compute.address",
     "compute.learner",
     "compute.learner_cpus",

@@ -54,6 +54,16 @@ def training_oracle(resolved: Resolved) -> tuple[Addressed, Oracle]:
     return (address, asked), oracle
 
 
+def by_field(training: Addressed, evaluating: Mapping[str, Addressed]) -> dict[str, Addressed]:
+    """Return each oracle with its address, by the field that names it.
+
+    Args:
+        evaluating: the oracles of evaluations, by purpose.
+    """
+    fields = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
+    return {"oracle": training, **{fields[purpose]: each for purpose, each in evaluating.items()}}
+
+
 def evaluation_oracles(resolved: Resolved, trained: Oracle) -> dict[str, Addressed]:
     """Make the oracles that evaluations ask, by the purpose of the questions.
 

@@ -9,10 +9,13 @@ from oat.build.fork import Origin
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
 from oat.config.secrets import Hider
+from oat.config.settings import Config
 from oat.errors import many
 from oat.files import bytes_free, seen
 from oat.learner.learner import Learner
 from oat.learner.limits import GB
+from oat.oracles.base import Oracle
+from oat.oracles.builtin import KnownOracle
 from oat.rundir.checkpoints import Checkpoints
 from oat.tracking.sinks import told_of
 from oat.types import ENSEMBLE
@@ -74,8 +77,7 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
 
     synced = f"new weights every {many(c.sync_every, 'step')}"
     if config.compute.runtime == "ray":
-        where = f"the Ray cluster {config.compute.address}" if config.compute.address else "a Ray cluster"
-        synced += f"; {many(config.compute.actors, 'actor')} on {where}"
+        synced += f"; {many(config.compute.actors, 'actor')} on {_cluster(config)}"
     yield (
         "engine",
         (
@@ -101,8 +103,19 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
     if config.explorer.name != "none":
         yield "explorer", f"{config.explorer.name}, in this process"
     _, oracle = run_inputs.training_oracle
-    where = Hider(config.oracle.options).text(oracle.where_asked)
-    yield "oracle", f"{config.oracle.name}, {where}"
+    yield "oracle", f"{config.oracle.name}, {Hider(config.oracle.options).text(_asked(config, oracle))}"
+
+
+def _asked(config: Config, oracle: Oracle) -> str:
+    """Return where the oracle of training answers, and who asks it, in words."""
+    if not config.compute.oracle_clients or isinstance(oracle, KnownOracle):
+        return oracle.where_asked
+    asked = f"asked by {many(config.compute.oracle_clients, 'client')} on {_cluster(config)}"
+    return asked if oracle.where_asked == Oracle.where_asked else f"{oracle.where_asked}, {asked}"
+
+
+def _cluster(config: Config) -> str:
+    return f"the Ray cluster {config.compute.address}" if config.compute.address else "a Ray cluster"
 
 
 def default_lines(resolved: Resolved) -> Lines:

@@ -14,7 +14,7 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.build.actor_side import ActorPlan, ActorSide, make_actor_side
-from oat.build.apart import Processes, hire_processes
+from oat.build.apart import Processes, hire_processes, oracles_of
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes, weights_proof
 from oat.build.ensemble import ensemble_learning
@@ -175,13 +175,17 @@ def _computing(
     sampling = ActorPlan(learning.config, seeds.first, run_inputs.has_character_steps)
     processes = None
     if load is load_model:  # outlines of models work for nobody
-        processes = hire_processes(resolved, directory, sampling, learning)
+        processes = hire_processes(resolved, run_inputs, directory, sampling, learning)
     if processes is not None:
         run_inputs.closing.append(processes.close)
         if processes.learner is not None:
             return _computing_apart(resolved, run_inputs, processes, processes.learner)
     own = make_learner_side(resolved, run_inputs.renderer, seeds, learning, load)
-    side = processes.side(resolved) if processes else _side_beside(own, resolved, run_inputs, seeds, load)
+    if processes is not None:
+        side = processes.side(resolved)
+        run_inputs.clients.update(oracles_of(processes, run_inputs))
+    else:
+        side = _side_beside(own, resolved, run_inputs, seeds, load)
     has_weights, threads = own.lms["policy"].has_weights, torch.get_num_threads()
     if config.compute.threads is None and config.compute.profile == "cpu" and has_weights:
         torch.set_num_threads(threads := own.threads(resolved.objective))
@@ -200,6 +204,7 @@ def _computing_apart(
     """Make the boxes of a run whose learner works in a process of its own."""
     resolved.objective.end_ids = run_inputs.renderer.stop_ids
     side = processes.side(resolved)
+    run_inputs.clients.update(oracles_of(processes, run_inputs))
     learner.ready()
     remote = RemoteLearner(learner.members[0])
     ensemble = ensemble_learning(resolved.explorer, remote.facts["features"])
@@ -294,7 +299,7 @@ def _ledger(
 ) -> Ledger:
     config, o = resolved.config, resolved.config.oracle
     believed = {ENSEMBLE: BeliefOracle()} if has_ensemble else {}
-    asked: dict[str, Oracle] = {**run_inputs.oracles, **believed}
+    asked: dict[str, Oracle] = {**run_inputs.oracles, **run_inputs.clients, **believed}
     return Ledger(
         Store(home.directory / "ledger.sqlite"),
         {address: _wired(config, oracle) for address, oracle in asked.items()},

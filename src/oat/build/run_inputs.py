@@ -22,7 +22,7 @@ from oat.build.fingerprints import (
     weights_read,
 )
 from oat.build.models import check_tokenizer, load_models
-from oat.build.oracles import Addressed, evaluation_oracles, training_oracle
+from oat.build.oracles import Addressed, by_field, evaluation_oracles, training_oracle
 from oat.build.outline import ModelOutline, outline_of
 from oat.build.prompts import PromptReader, inputs_of_held_out
 from oat.build.resolve import resolve
@@ -56,6 +56,8 @@ class RunInputs:
             none.
         inputs: the fingerprints of the present inputs.
         closing: further functions that `close` calls.
+        clients: oracles that other processes ask, by address. The ledger asks them in place of the run's own
+            oracles of these addresses.
     """
 
     outline: ModelOutline
@@ -69,13 +71,12 @@ class RunInputs:
     known: Inputs | None
     inputs: Inputs
     closing: list[Callable[[], None]] = field(default_factory=list)
+    clients: dict[str, Oracle] = field(default_factory=dict)
 
     @property
     def roles(self) -> dict[str, Addressed]:
         """Each oracle with its address, by the field that names it."""
-        fields = {"eval": "evaluation.oracle", "gold": "evaluation.gold"}
-        evaluating = {fields[purpose]: each for purpose, each in self.evaluation_oracles.items()}
-        return {"oracle": self.training_oracle, **evaluating}
+        return by_field(self.training_oracle, self.evaluation_oracles)
 
     @property
     def oracles(self) -> dict[str, Oracle]:

@@ -27,6 +27,11 @@ class ComputeConfig:
     GPU in the middle of an odd number, has actors; the learner has one of the others (docs/gpu.md)."""
     collocate: bool = False
     """Every GPU of these has an actor, and the learner shares the first one."""
+    oracle_clients: Whole = 0
+    """Number of processes of the cluster that ask the oracles; 0: the run's own process asks them. Only with
+    runtime: ray."""
+    oracle_cpus: Positive = 1.0
+    """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
     address: str | None = None
     """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
     with the run."""
@@ -36,8 +41,8 @@ class ComputeConfig:
     learner_cpus: Positive = 1.0
     """Logical CPUs of the cluster that the learner's process takes. Only with learner: actor."""
     standby: Whole = 0
-    """Number of further processes that wait, with models loaded, until one of these is lost. Without them, a
-    process that takes the place of a lost one has to start first."""
+    """Number of further processes that wait, with models loaded, until one that samples is lost. Without
+    them, a process that takes the place of a lost one has to start first."""
     max_restarts: Whole = 10
     """How many of these processes may be replaced while a run works. If a further one is lost, the run saves
     its state and ends."""

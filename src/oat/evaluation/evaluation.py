@@ -306,6 +306,7 @@ class Evaluation:
         Raises:
             OatError: sampling or the oracle failed, now or before a restart. The ledger records the failure,
                 so the same evaluation fails again after a restart.
+            ActorError: a process that works for the run is lost for good. The ledger records no failure.
         """
         tables = [_Table(np.full((len(mode.groups or self.prompts), mode.samples), np.nan)) for mode in modes]
         try:

@@ -7,6 +7,23 @@ from typing import Any
 from oat.types import Answer, Kind, Price, Question, StepUnit
 
 
+class Mean(float):
+    """A metric of an oracle that is a mean. Means of several processes can be put together, since each knows
+    its count.
+
+    Args:
+        total: the sum; the metric is `total / count`, and 0 if the count is 0.
+    """
+
+    def __new__(cls, total: float, count: float = 1.0) -> "Mean":
+        mean = super().__new__(cls, total / count if count else 0.0)
+        mean.total, mean.count = float(total), float(count)
+        return mean
+
+    total: float
+    count: float
+
+
 class Oracle:
     """An oracle, which answers questions. Answers may come late, in any order, or never.
 
@@ -67,7 +84,8 @@ class Oracle:
     @property
     def metrics(self) -> Mapping[str, float]:
         """The current values of the metrics that the oracle reports, by name (`oat.metrics`). They go into
-        every row of metrics."""
+        every row of metrics. If several processes ask the oracle, a `Mean` becomes the mean over all of them,
+        and other numbers are added up."""
         return {}
 
     @property

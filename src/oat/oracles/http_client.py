@@ -50,6 +50,7 @@ import httpx2
 
 from oat.config.secrets import Hider
 from oat.errors import ConfigError, NoReplyError, OutageError, RefusalError
+from oat.oracles.base import Mean
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class HttpClient:
             "calls": self._calls,
             "retries": self._retries,
             "outages": self._outages,
-            "latency_s": self._seconds / self._calls if self._calls else 0.0,
+            "latency_s": Mean(self._seconds, self._calls),
         }
 
     def post(

@@ -41,7 +41,7 @@ from functools import partial
 from typing import Any
 
 from oat.errors import ConfigError, NoReplyError, OatError, OracleError, RefusalError, warn
-from oat.oracles.base import Oracle
+from oat.oracles.base import Mean, Oracle
 from oat.oracles.http_client import HttpClient
 from oat.oracles.judge_config import OPERATION, JudgeConfig, is_of_digits, judge_config, key_of
 from oat.oracles.judge_prompts import TIE, comparison, scoring
@@ -164,9 +164,9 @@ class Judge(Oracle):
         """
         found = {f"oracle/{name}": self._client.counts[name] for name in ("latency_s", "outages", "retries")}
         if self._replies:
-            found["oracle/invalid_frac"] = self._invalid / self._replies
+            found["oracle/invalid_frac"] = Mean(self._invalid, self._replies)
         if self._pairs:
-            found["oracle/position_bias"] = self._bias / self._pairs
+            found["oracle/position_bias"] = Mean(self._bias, self._pairs)
         return found
 
     def bind(self) -> None:

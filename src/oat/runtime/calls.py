@@ -31,13 +31,14 @@ def answered(do: Callable[[str, Sequence[Any]], Any], data: bytes, warnings: Seq
     """
     try:
         name, arguments = wire.decode(data)
-        reply: dict[str, Any] = {"value": _sent(do(name, [_arrived(each) for each in arguments]))}
+        value = _sent(do(name, [_arrived(each) for each in arguments]))
+        return wire.encode({"value": value, "warnings": list(warnings)})
     except OatError as error:
-        reply = {"error": type(error).__name__, "text": str(error)}
+        kind, text = type(error).__name__, str(error)
     except Exception as error:
         traceback.print_exc()
-        reply = {"error": ActorError.__name__, "text": f"{type(error).__name__}: {error}"}
-    return wire.encode({**reply, "warnings": list(warnings)})
+        kind, text = ActorError.__name__, f"{type(error).__name__}: {error}"
+    return wire.encode({"error": kind, "text": text, "warnings": list(warnings)})
 
 
 def value_of(reply: bytes, who: str) -> Any:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -91,21 +91,21 @@ class Cluster:
             self.close()
             raise
 
-    def refuse_too_many(self, actors: int, cpus: float, others: float = 0.0) -> None:
-        """Refuse more actors than the cluster has free logical CPUs for.
+    def refuse_too_many(self, actors: int, cpus: float, others: Mapping[str, float]) -> None:
+        """Refuse more processes than the cluster has free logical CPUs for.
 
         Args:
             cpus: logical CPUs of each actor.
-            others: logical CPUs of the other processes.
+            others: those of further processes together, by what they are called.
 
         Raises:
             ConfigError: it has too few, or others use them.
         """
-        beside = f" and {others:g} beside them" if others else ""
-        needed = actors * cpus + others
-        need = f"{actors} actors of {cpus:g} logical CPUs each{beside} need {needed:g}"
-        way = "lower compute.actors or compute.actor_cpus (a fraction shares a CPU)"
-        self._refuse_missing("CPU", needed, need, way)
+        needed = actors * cpus + sum(others.values())
+        parts = [f"{actors} actors of {cpus:g} logical CPUs each"]
+        parts += [f"{number:g} for {name}" for name, number in others.items() if number]
+        way = "lower their number, or the CPUs that each takes, such as compute.actor_cpus (a fraction shares one)"
+        self._refuse_missing("CPU", needed, f"{', and '.join(parts)} need {needed:g}", way)
 
     def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "Reservation":
         """Reserve the GPUs of a run.

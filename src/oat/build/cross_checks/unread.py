@@ -24,7 +24,7 @@ _OF_CLUSTER = (
     "max_restarts",
     "deadline_s",
 )
-"""Fields of the section `compute` that only a run on a cluster reads."""
+"""Fields of the section `compute` that every run on a cluster reads, and no other."""
 _OF_CRITIC = ("learning_rate", "weight_decay", "max_grad_norm", "schedule", "warmup_steps", "only_steps")
 """Fields of the section `learner` with the prefix `critic_` that every run with a critic reads."""
 
@@ -61,7 +61,6 @@ def _unread(resolved: Resolved) -> Mapping[tuple[str, str], bool]:
 
 def _of_oracle(resolved: Resolved) -> dict[tuple[str, str], bool]:
     oracle, is_compared = resolved.config.oracle, resolved.requires.feedback == "compare"
-    asked = {oracle.name, *(judge.name for judge in resolved.evaluation_oracles.values())}
     is_never_late = oracle.max_wait_s is None and oracle.max_outstanding == 0
     return {
         ("oracle", "labels"): not is_compared,
@@ -70,8 +69,13 @@ def _of_oracle(resolved: Resolved) -> dict[tuple[str, str], bool]:
         ("oracle", "max_wait_s"): oracle.name in BUILTIN,
         ("oracle", "max_outstanding"): oracle.name == "recorded",
         ("oracle", "max_answer_age"): oracle.name == "recorded" or is_never_late,
-        ("oracle", "deadline_s"): asked <= {*BUILTIN},
+        ("oracle", "deadline_s"): _asked(resolved) <= {*BUILTIN},
     }
+
+
+def _asked(resolved: Resolved) -> set[str]:
+    """Return the names of the oracles of training and of evaluations."""
+    return {resolved.config.oracle.name, *(each.name for each in resolved.evaluation_oracles.values())}
 
 
 def _of_model(resolved: Resolved) -> dict[tuple[str, str], bool]:
@@ -135,10 +139,13 @@ def _of_learner(resolved: Resolved) -> dict[tuple[str, str], bool]:
 
 def _of_others(resolved: Resolved) -> dict[tuple[str, str], bool]:
     config = resolved.config
+    is_local = config.compute.runtime == "local"
     rolls_back = any(getattr(config.alarms, name).action == "roll_back" for name in METRICS)
     return {
         ("render", "date"): config.render.template in (None, "chatml"),
         ("checkpoint", "best_metric"): not config.checkpoint.keep_best,
         ("alarms", "max_roll_backs"): not rolls_back,
-        **{("compute", name): config.compute.runtime == "local" for name in _OF_CLUSTER},
+        **{("compute", name): is_local for name in _OF_CLUSTER},
+        ("compute", "oracle_clients"): is_local or _asked(resolved) <= {*BUILTIN},
+        ("compute", "oracle_cpus"): is_local or not config.compute.oracle_clients,
     }
