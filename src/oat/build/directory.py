@@ -18,6 +18,8 @@ from oat.ledger.store import Store
 _WRITTEN = (
     "lock",
     "ledger.sqlite*",
+    "ledger.trajectories",
+    "ledger.trajectories/*",
     "checkpoints",
     "checkpoints/step_*",
     "evaluations",
@@ -139,7 +141,7 @@ def is_unused(directory: Path) -> bool:
     """Return True if a directory is empty, or has only files of a start that ended before the run's first
     question."""
     left = {file.name for file in directory.iterdir()}
-    ledger = {f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")}
+    ledger = {"ledger.trajectories", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}
     if not left <= {"lock", GIVEN, ".new-config.yaml", *ledger}:
         return False
     if "ledger.sqlite" not in left:

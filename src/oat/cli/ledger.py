@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.reports.accounts import accounts_table, export_answers, problems
+    from oat.reports.accounts import accounts_table, export_answers, left_by_kills, problems
 
     run_dir = Path(arguments.run)
     if arguments.check:
@@ -34,6 +34,8 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
         if found:
             return 1
         print("the ledger is sound")
+        if left := left_by_kills(run_dir):
+            print(printable(left))
     if arguments.export is None:
         print(printable(accounts_table(run_dir)))
     else:

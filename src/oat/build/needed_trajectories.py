@@ -1,0 +1,38 @@
+"""Refuses a run whose ledger has lost trajectories that the run still reads."""
+
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from oat.config.settings import Config
+from oat.errors import LedgerError, many
+from oat.learner.replay_buffer import reach
+from oat.ledger.reader import Reader
+from oat.rundir.checkpoint_files import newest_state, place_of
+
+
+def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = None) -> None:
+    """Refuse a ledger that lacks files of trajectories which the run reads when it goes on: those of
+    questions that no step has taken, and of answers that a step after the checkpoint takes or learns from
+    again. The content of a file is verified when it is read.
+
+    Args:
+        step: the step of the checkpoint from which the run goes on. None: as in `holdings.refuse_lost`.
+
+    Raises:
+        LedgerError: a file is missing, or the ledger cannot be read.
+    """
+    path = run_dir / "ledger.sqlite"
+    if not path.exists():
+        return
+    found = newest_state(run_dir / "checkpoints", step)
+    begin = 0 if found is None else place_of(found[0])[0]
+    with closing(Reader(path, at_a_glance=True)) as store:
+        first = reach(config.learner.buffer, begin, partial(store.num_taken, "train"))
+        lost = store.lost(first - 1)  # row `first` of the metrics may be about the step before it
+    if lost:
+        raise LedgerError(
+            f"{store.files.directory}: the trajectories of {many(len(lost), 'round')} are missing there, and "
+            f"the run still reads them (the first is the file {str(lost[0])[:80]}). Put back the folder that "
+            "the run wrote, beside its ledger.sqlite; or begin anew in another run_dir"
+        )
