@@ -1,5 +1,6 @@
 """Refuses a run whose ledger has lost trajectories that the run still reads."""
 
+import math
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from oat.config.settings import Config
 from oat.errors import LedgerError, many
 from oat.learner.replay_buffer import reach
 from oat.ledger.reader import Reader
+from oat.loop import ROW
 from oat.rundir.checkpoint_files import newest_state, place_of
 
 
@@ -17,7 +19,9 @@ def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = N
     again. The content of a file is verified when it is read.
 
     Args:
-        step: the step of the checkpoint from which the run goes on. None: as in `holdings.refuse_lost`.
+        step: the step of the checkpoint from which a fork goes on. Rounds from this step on do not count,
+            since the fork asks its own. None: the run itself goes on, from the checkpoint that `latest`
+            names.
 
     Raises:
         LedgerError: a file is missing, or the ledger cannot be read.
@@ -25,11 +29,12 @@ def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = N
     path = run_dir / "ledger.sqlite"
     if not path.exists():
         return
-    found = newest_state(run_dir / "checkpoints", step)
-    begin = 0 if found is None else place_of(found[0])[0]
+    name, state = newest_state(run_dir / "checkpoints", step) or ("", {})
+    begin = place_of(name)[0] if name else 0
     with closing(Reader(path, at_a_glance=True)) as store:
         first = reach(config.learner.buffer, begin, partial(store.num_taken, "train"))
-        lost = store.lost(first - 1)  # row `first` of the metrics may be about the step before it
+        since = first - (ROW in state)  # an unfinished row is about the step before it
+        lost = store.lost(since, math.inf if step is None else step)
     if lost:
         raise LedgerError(
             f"{store.files.directory}: the trajectories of {many(len(lost), 'round')} are missing there, and "

@@ -84,10 +84,23 @@ class Reader(Connection):
         data: bytes = row[0]
         return data
 
-    def lost(self, since: int) -> list[str]:
-        """Return the names of trajectories that a step from `since` on reads, and that have no file."""
-        sql = f"SELECT DISTINCT r.groups FROM rounds r WHERE r.kept = 1 AND NOT ({schema.READ_BEFORE})"
-        return [] if self._has_blobs else self.files.missing(name for (name,) in self.rows(sql, (since,) * 2))
+    def lost(self, since: int, before: float = math.inf) -> list[str]:
+        """Return the names of trajectories that have no file, and that a step from `since` on reads.
+
+        Args:
+            before: only rounds that were asked in a step before this one count.
+        """
+        taken = (
+            "SELECT q.purpose, q.step, q.round FROM taken t JOIN questions q ON q.id = t.question "
+            "WHERE t.purpose IN (SELECT purpose FROM purses) AND t.step >= ?"  # so that an index serves
+        )
+        waiting = "SELECT purpose, step, round FROM waiting"
+        sql = (
+            "SELECT DISTINCT groups FROM rounds WHERE kept = 1 AND step < ? "
+            f"AND (step >= ? OR (purpose, step, round) IN ({waiting} UNION {taken}))"
+        )
+        names = (name for (name,) in self.rows(sql, (before, since, since)))
+        return [] if self._has_blobs else self.files.missing(names)
 
     def leftovers(self) -> Leftovers:
         """Return the files of trajectories that no round names."""

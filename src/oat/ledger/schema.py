@@ -10,14 +10,6 @@ KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 PAIRS = "q.kind = 'compare' AND a.queries > 0"
 """Is 1 for a question with its answer, `q` and `a`, if an oracle was paid to compare a pair."""
 
-READ_BEFORE = """r.step < ? AND NOT EXISTS (
-        SELECT 1 FROM waiting w WHERE (w.purpose, w.step, w.round) = (r.purpose, r.step, r.round))
-    AND NOT EXISTS (
-        SELECT 1 FROM questions q JOIN taken t ON t.question = q.id
-        WHERE (q.purpose, q.step, q.round) = (r.purpose, r.step, r.round) AND t.step >= ?)"""
-"""Is true for a round `r` that only steps before a step read: it was asked before this step, and earlier
-steps took all of its questions. The step is the value of both parameters."""
-
 TABLES = {
     "meta": "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "texts": "CREATE TABLE texts (hash TEXT PRIMARY KEY, text TEXT NOT NULL)",

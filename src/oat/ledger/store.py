@@ -47,7 +47,7 @@ class Store(Reader):
         with self.lock:
             unused, self._unused = self._unused, set()
             super().__exit__(kind, error, *rest)
-            if error is None:
+            if unused and error is None:
                 self.files.remove(unused)
 
     def add_round(
@@ -246,7 +246,15 @@ class Store(Reader):
         Returns:
             The number of files that are to be removed.
         """
-        done = f"SELECT r.purpose, r.step, r.round FROM rounds r WHERE r.kept = 1 AND {schema.READ_BEFORE}"
+        waits = "SELECT 1 FROM waiting w WHERE (w.purpose, w.step, w.round) = (r.purpose, r.step, r.round)"
+        taken_later = (
+            "SELECT 1 FROM questions q JOIN taken t ON t.question = q.id "
+            "WHERE (q.purpose, q.step, q.round) = (r.purpose, r.step, r.round) AND t.step >= ?"
+        )
+        done = (
+            "SELECT r.purpose, r.step, r.round FROM rounds r WHERE r.kept = 1 AND r.step < ? "
+            f"AND NOT EXISTS ({waits}) AND NOT EXISTS ({taken_later})"
+        )
         rounds = self.rows(done, (step, step))
         of_round = "SELECT groups FROM rounds WHERE (purpose, step, round) = (?, ?, ?)"
         names = {name for place in rounds for (name,) in self.rows(of_round, place)}

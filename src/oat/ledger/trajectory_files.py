@@ -191,7 +191,7 @@ def _link_or_copy(file: Path, path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        with replacing(path) as new:
+        with suppress(FileNotFoundError), replacing(path) as new:
             shutil.copyfile(file, new)
 
 
