@@ -64,7 +64,7 @@ def files_of(run_dir: Path, step: int) -> list[Path]:
     """Return the files of a step of training."""
     with closing(Reader(run_dir / "ledger.sqlite")) as store:
         names = store.rows("SELECT groups FROM rounds WHERE purpose = 'train' AND step = ?", (step,))
-    return [folder_of(run_dir) / name[:2] / name for (name,) in names]
+        return [store.files.path(name) for (name,) in names]
 
 
 def replace(run_dir: Path, run: Path) -> None:

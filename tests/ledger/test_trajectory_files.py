@@ -63,8 +63,7 @@ def name_of(store: Reader, step: int) -> str:
 
 
 def file_of(store: Reader, step: int) -> Path:
-    name = name_of(store, step)
-    return store.files.directory / name[:2] / name
+    return store.files.path(name_of(store, step))
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -234,7 +233,7 @@ def test_the_file_is_on_disk_before_its_row(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "rename", replace)
     store.db.set_trace_callback(lambda sql: order.append("commit") if sql == "COMMIT" else None)
     add(store, 0)
-    folder = name_of(store, 0)[:2]
+    folder = name_of(store, 0)[0]
     assert order == [
         f"sync {store.files.directory.name[:5]}",
         "sync .new-",

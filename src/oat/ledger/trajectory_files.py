@@ -4,7 +4,8 @@ SHA-256 of its content, in `ledger.trajectories/` beside `ledger.sqlite`.
 * A file is complete and on disk before the row that names it, and is removed only after the last such row. A
   kill in between leaves a file that no row names. The next opening of the ledger for writing removes it.
 * A file never changes. So runs may share files by hard links, as a fork does with its parent.
-* The first two digits of the name give the folder, so that no folder has too many files.
+* The first digit of the name gives the folder, so that no folder has too many files. More digits would make
+  more folders, and the first file in a folder has to force this folder to disk too.
 """
 
 import hashlib
@@ -66,7 +67,7 @@ class TrajectoryFiles:
         Raises:
             LedgerError: the file cannot be written.
         """
-        path = self._path(name)
+        path = self.path(name)
         self._make_missing(path.parent)
         try:
             if _has(path, data):
@@ -88,7 +89,7 @@ class TrajectoryFiles:
                 f"{self.directory}: a round names its trajectories {str(name)[:80]!r}, which is no name of "
                 f"a file there; {_HINT}"
             )
-        path = self._path(name)
+        path = self.path(name)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -103,13 +104,13 @@ class TrajectoryFiles:
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of these names that have no file. The content of the files is not read."""
-        return [name for name in names if not (is_name(name) and os.path.isfile(self._path(name)))]
+        return [name for name in names if not (is_name(name) and os.path.isfile(self.path(name)))]
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove the files of these names. One that cannot be removed stays; no row names it any more."""
         for name in filter(is_name, names):
             with suppress(OSError):
-                self._path(name).unlink()
+                self.path(name).unlink()
 
     def leftovers(self, needed: Collection[str]) -> Leftovers:
         """Return the files that are not needed: what a kill has left, or what another process is writing."""
@@ -141,7 +142,7 @@ class TrajectoryFiles:
         self.make()
         folders = set()
         for name in filter(is_name, names):
-            theirs, path = other._path(name), self._path(name)
+            theirs, path = other.path(name), self.path(name)
             self._make_missing(path.parent)
             try:
                 _link_or_copy(theirs, path)
@@ -151,15 +152,16 @@ class TrajectoryFiles:
         for folder in folders:
             sync_to_disk(folder)
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Return the path of the file of this name (`is_name`)."""
         assert is_name(name), "checked before it becomes a path"
-        return self.directory / name[:2] / name
+        return self.directory / name[0] / name
 
     def _all(self) -> Iterator[Path]:
         """Yield the files that this module may have written."""
         with suppress(OSError):
             for folder in os.scandir(self.directory):
-                if re.fullmatch("[0-9a-f]{2}", folder.name) and folder.is_dir():
+                if re.fullmatch("[0-9a-f]", folder.name) and folder.is_dir():
                     for file in os.scandir(folder):
                         if _LEFT.fullmatch(file.name):
                             yield Path(file.path)
