@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check that the ledger does not contradict itself; exit code 1 if it does",
+        help="check that the ledger does not contradict itself and has its files; exit code 1 if not",
     )
     parser.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
     parser.add_argument(
