@@ -119,6 +119,29 @@ def test_lost_trajectories_are_refused_and_go_on_when_they_are_back(
     figure("1 of 1 runs with lost trajectories refused")
 
 
+@pytest.mark.parametrize("name", ["a begun run", "a folder without a configuration"])
+def test_trajectories_without_their_ledger_begin_no_run(
+    run: Path, killed: Path, name: str, figure: Figure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that lost its ledger and everything else would ask again, and remove the trajectories."""
+    is_begun = name == "a begun run"
+    for left in killed.iterdir():
+        if left.name not in ("ledger.trajectories", *(["config.yaml"] if is_begun else [])):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    before = tree(folder_of(killed))
+    code = oat("train", run, "--run_dir", killed)
+    error = capsys.readouterr().err
+    if is_begun:
+        assert code == 1
+        assert "ledger.sqlite: it is missing, and " in error
+        assert "What is lost would be asked and paid again" in error
+    else:
+        assert code == 2
+        assert "is not empty and holds no run" in error
+    assert tree(folder_of(killed)) == before
+    figure("1 of 1 runs with lost trajectories refused")
+
+
 def test_a_changed_file_ends_the_run_before_it_learns(
     run: Path, killed: Path, figure: Figure, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,12 +1,9 @@
-"""The files of trajectories: written before their row, removed after it, verified when they are read, and
-moved out of the tables of older ledgers."""
+"""The files of trajectories: written before their row, removed after it, and verified when they are read."""
 
 import errno
 import hashlib
 import os
 import shutil
-import sqlite3
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,15 +11,13 @@ from typing import Any
 
 import pytest
 from fixtures import forked, kill_at, make_group, make_questions, named
-from old_ledgers import OLDER, make_old
+from ledger_rounds import add, files, name_of, take, tree
 
-from oat import wire
 from oat.errors import LedgerError
 from oat.ledger.audit import contradictions
 from oat.ledger.reader import Reader
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
-from oat.types import Answer
 
 
 @pytest.fixture
@@ -36,38 +31,8 @@ def store(path: Path) -> Iterator[Store]:
         yield store
 
 
-def add(store: Store, step: int, *texts: str) -> None:
-    """Record a round of one group with these responses."""
-    groups = [make_group(0, *(texts or (f"a{step}", "b")))]
-    with store:
-        store.add_round("train", step, 0, groups, make_questions(groups, "score", step, oracle="o"), [0])
-
-
-def take(store: Store, step: int) -> None:
-    """Answer and take all questions that wait."""
-    with store:
-        for intent in store.unanswered():
-            values = tuple(0.5 for _ in intent.question.candidates)
-            marks = ("ok",) * len(values)
-            store.add_answers([(intent.id, Answer(intent.question.key, values, marks, 1), None)])
-        store.add_take("train", step, store.takeable_ids("train", step, -1))
-
-
-def files(store: Reader) -> list[Path]:
-    return sorted(file for file in store.files.directory.rglob("*") if file.is_file())
-
-
-def name_of(store: Reader, step: int) -> str:
-    ((name,),) = store.rows("SELECT groups FROM rounds WHERE step = ?", (step,))
-    return str(name)
-
-
 def file_of(store: Reader, step: int) -> Path:
     return store.files.path(name_of(store, step))
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def cut(file: Path) -> None:
@@ -279,13 +244,28 @@ def test_a_folder_that_is_moved_under_an_open_ledger(store: Store, tmp_path: Pat
     add(store, 1)
 
 
-def test_the_folder_may_be_a_link_to_another_disk(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "large disk").mkdir()
-    (tmp_path / "ledger.trajectories").symlink_to("large disk")
+def test_a_folder_that_is_a_link_is_read_and_not_written(path: Path, tmp_path: Path) -> None:
+    """Copies of a run would share the folder behind the link, and remove each other's files."""
     with closing(Store(path)) as store:
         add(store, 0)
-        assert len(store.groups("train", 0, 0)) == 1
-    assert len(tree(tmp_path / "large disk")) == 1
+        folder = store.files.directory
+    folder.rename(tmp_path / "large disk")
+    folder.symlink_to("large disk")
+    before = tree(tmp_path / "large disk")
+    with closing(Reader(path)) as reader:
+        assert len(reader.groups("train", 0, 0)) == 1
+    with pytest.raises(LedgerError, match=r"ledger\.trajectories: is a symbolic link\. A copy of the run"):
+        Store(path)
+    assert tree(tmp_path / "large disk") == before
+
+
+def test_a_linked_folder_of_a_digit_is_not_swept(path: Path, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ("0" * 64)).write_text("of another run")
+    (store.files.directory / "0").symlink_to(tmp_path / "other")
+    store.close()
+    Store(path).close()
+    assert (tmp_path / "other" / ("0" * 64)).exists()
 
 
 def ask_and_drop(path: Path) -> int:
@@ -370,125 +350,3 @@ def test_a_fork_and_its_parent_do_not_need_each_other(
         assert store.drop_groups(2) == 2
     assert files(store) == []
     assert copy.read(hashlib.sha256(content).hexdigest()) == content
-
-
-@pytest.mark.parametrize("version", OLDER)
-def test_blobs_of_older_ledgers_are_read_and_moved(path: Path, version: int, tmp_path: Path) -> None:
-    """A reader of an older ledger reads its trajectories where they are and writes nothing. A writer moves
-    them into files, and gives the space of the database back."""
-    with closing(Store(path)) as store:
-        for step in range(3):
-            add(store, step, "a" * 100_000, "b")
-        expected = [wire.encode(store.groups("train", step, 0)) for step in range(3)]
-        digest, names = store.digest(), store.kept_names()
-        make_old(store.db, version)
-        store.db.execute("PRAGMA journal_mode = DELETE")
-    before = tree(tmp_path)
-    with closing(Reader(path)) as reader:
-        assert [wire.encode(reader.groups("train", step, 0)) for step in range(3)] == expected
-        assert (reader.digest(), contradictions(reader), reader.lost(0)) == (digest, [], [])
-    assert tree(tmp_path) == before
-    assert not (tmp_path / "ledger.trajectories").exists()
-    with closing(Store(path)) as store:
-        assert [wire.encode(store.groups("train", step, 0)) for step in range(3)] == expected
-        assert (store.digest(), contradictions(store)) == (digest, [])
-        assert {file.name for file in files(store)} == names
-        assert store.row("SELECT 1 FROM sqlite_master WHERE name = 'blobs'") is None
-    assert path.stat().st_size < len(before[str(path)]) / 2
-
-
-def test_a_damaged_blob_stays_damaged(path: Path) -> None:
-    with closing(Store(path)) as store:
-        add(store, 0)
-        add(store, 1)
-        make_old(store.db, 8)
-        store.db.execute("UPDATE blobs SET data = x'00' WHERE hash = ?", (name_of(store, 0),))
-        store.db.execute("INSERT INTO blobs VALUES ('../escaped', x'00')")
-    with (
-        closing(Reader(path)) as reader,
-        pytest.raises(LedgerError, match=r"blob [0-9a-f]{12} is not what was"),
-    ):
-        reader.groups("train", 0, 0)
-    with closing(Store(path)) as store:
-        with pytest.raises(LedgerError, match="it was cut or changed"):
-            store.groups("train", 0, 0)
-        assert len(store.groups("train", 1, 0)) == 1
-    assert not (path.parent / "escaped").exists()
-
-
-def old_ledger(path: Path, rounds: int, size: int) -> None:
-    """Make a ledger of schema version 8 whose blobs are random bytes under their names."""
-    with closing(Store(path)) as store:
-        make_old(store.db, 8)
-        for step in range(rounds):
-            data = os.urandom(size)
-            name = hashlib.sha256(data).hexdigest()
-            store.db.execute("INSERT INTO blobs VALUES (?, ?)", (name, data))
-            store.db.execute("INSERT INTO rounds VALUES ('train', ?, 0, 0, ?, 1)", (step, name))
-
-
-def test_a_migration_has_one_blob_in_memory(path: Path) -> None:
-    size = 2**20
-    old_ledger(path, 30, size)
-    tracemalloc.start()
-    with closing(Store(path)) as store:
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert len(files(store)) == 30
-        assert contradictions(store) == []
-    assert most < 6 * size
-
-
-KILLS = {
-    "before the first file": ("oat.ledger.trajectory_files:TrajectoryFiles.write", 1, False),
-    "between two files": ("oat.ledger.trajectory_files:TrajectoryFiles.write", 3, True),
-    "a file written under its temporary name": ("oat.ledger.trajectory_files:replacing", 2, False),
-    "a file written, not renamed": ("oat.files:sync_to_disk", 5, True),
-    "all files written, nothing committed": ("oat.ledger.connection:Connection._move_blobs", 1, True),
-    "committed, the space not given back": ("oat.ledger.connection:Connection._give_space_back", 1, False),
-}
-
-
-@pytest.mark.parametrize("moment", KILLS)
-def test_a_migration_that_is_killed_goes_on(path: Path, tmp_path: Path, moment: str) -> None:
-    old_ledger(path, 6, 50_000)
-    with closing(Reader(path)) as reader:
-        expected = {name: reader.trajectories(name) for name in reader.kept_names()}
-    place, call, after = KILLS[moment]
-
-    def dies() -> int:
-        kill_at(*named(place), call, after=after)
-        Store(path)
-        return 0
-
-    assert forked(dies, tmp_path / "log") == -9, (tmp_path / "log").read_text()
-    with closing(Reader(path)) as reader:
-        assert {name: reader.trajectories(name) for name in reader.kept_names()} == expected
-    with closing(Store(path)) as store:
-        assert {name: store.trajectories(name) for name in store.kept_names()} == expected
-        assert {file.name for file in files(store)} == expected.keys()
-        assert contradictions(store) == []
-    assert path.stat().st_size < 6 * 50_000, "the space is given back, also after the kill"
-
-
-def test_a_migration_without_room_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old_ledger(path, 6, 10_000)
-    calls = 0
-    synced = os.fsync
-
-    def full(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 5:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        synced(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(LedgerError, match=r"trajectories cannot be written .*No space left on device"):
-            Store(path)
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("SELECT COUNT(*) FROM blobs").fetchone() == (6,)
-        assert database.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == ("8",)
-    with closing(Store(path)) as store:
-        assert contradictions(store) == []

@@ -14,6 +14,7 @@ from oat.control.interruption import Interruption
 from oat.errors import ConfigError
 from oat.files import Standing
 from oat.ledger.store import Store
+from oat.ledger.trajectory_files import TrajectoryFiles
 
 _WRITTEN = (
     "lock",
@@ -143,6 +144,8 @@ def is_unused(directory: Path) -> bool:
     left = {file.name for file in directory.iterdir()}
     ledger = {"ledger.trajectories", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}
     if not left <= {"lock", GIVEN, ".new-config.yaml", *ledger}:
+        return False
+    if TrajectoryFiles.beside(directory / "ledger.sqlite").leftovers(()).paths:
         return False
     if "ledger.sqlite" not in left:
         return True

@@ -9,6 +9,7 @@ from oat.config.settings import Config
 from oat.errors import LedgerError, many
 from oat.learner.replay_buffer import reach
 from oat.ledger.reader import Reader
+from oat.ledger.trajectory_files import TrajectoryFiles
 from oat.loop import ROW
 from oat.rundir.checkpoint_files import newest_state, place_of
 
@@ -24,10 +25,18 @@ def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = N
             names.
 
     Raises:
-        LedgerError: a file is missing, or the ledger cannot be read.
+        LedgerError: a file is missing, the ledger cannot be read, or it is missing and its trajectories are
+            there.
     """
     path = run_dir / "ledger.sqlite"
+    files = TrajectoryFiles.beside(path)
+    files.refuse_link()
     if not path.exists():
+        if files.leftovers(()).paths:
+            raise LedgerError(
+                f"{path}: it is missing, and {files.directory} has trajectories of its rounds. What is lost "
+                "would be asked and paid again: put the ledger back, or begin anew in another run_dir"
+            )
         return
     name, state = newest_state(run_dir / "checkpoints", step) or ("", {})
     begin = place_of(name)[0] if name else 0
@@ -37,7 +46,7 @@ def refuse_lost_trajectories(config: Config, run_dir: Path, step: int | None = N
         lost = store.lost(since, math.inf if step is None else step)
     if lost:
         raise LedgerError(
-            f"{store.files.directory}: the trajectories of {many(len(lost), 'round')} are missing there, and "
+            f"{files.directory}: the trajectories of {many(len(lost), 'round')} are missing there, and "
             f"the run still reads them (the first is the file {str(lost[0])[:80]}). Put back the folder that "
             "the run wrote, beside its ledger.sqlite; or begin anew in another run_dir"
         )

@@ -17,9 +17,6 @@ from oat.files import Standing, read_only_address, refuse_network, unwritten
 from oat.ledger import schema
 from oat.ledger.trajectory_files import TrajectoryFiles, is_name
 
-KEPT = "SELECT DISTINCT groups FROM rounds WHERE kept = 1"
-"""The query for the names of all trajectories that are kept."""
-
 
 class Connection:
     """The open database of one ledger, with the files of its trajectories.
@@ -84,6 +81,7 @@ class Connection:
         self.db.close()
         self.db = _connect("file::memory:")
         self.db.execute("ATTACH ? AS old", (address,))
+        self.db.execute("BEGIN")  # so that all tables are of one moment
         tables = self.db.execute(
             "SELECT name, type, sql FROM old.sqlite_master WHERE sql IS NOT NULL AND tbl_name != 'blobs' "
             "AND name NOT LIKE 'sqlite%' ORDER BY type = 'index'"
@@ -93,6 +91,7 @@ class Connection:
             if kind == "table":
                 self.db.execute(f'INSERT INTO main."{name}" SELECT * FROM old."{name}"')
         self._has_blobs = bool(tables)
+        self.db.execute("COMMIT")
         self._bring_up_to_date()
 
     def _bring_up_to_date(self) -> None:
@@ -111,8 +110,8 @@ class Connection:
                     self._move_blobs()
                 found += 1
                 self.db.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (str(found),))
-            if not self.is_read_only and found in (None, schema.VERSION):
-                self.files.sweep({name for (name,) in self.db.execute(KEPT)})
+            if not self.is_read_only and found == schema.VERSION:
+                self.files.sweep(self.kept_names())
 
     def _move_blobs(self) -> None:
         """Write the trajectories that an older schema has in a table into files, and drop the table. One blob
@@ -178,6 +177,10 @@ class Connection:
         """Close the database. A thread that still reads or writes ends first."""
         with self.lock:
             self.db.close()
+
+    def kept_names(self) -> set[str]:
+        """Return the names of all trajectories that were not dropped."""
+        return {name for (name,) in self.rows("SELECT DISTINCT groups FROM rounds WHERE kept = 1")}
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""

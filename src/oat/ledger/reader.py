@@ -106,10 +106,6 @@ class Reader(Connection):
         """Return the files of trajectories that no round names."""
         return self.files.leftovers(self.kept_names())
 
-    def kept_names(self) -> set[str]:
-        """Return the names of all trajectories that were not dropped."""
-        return {name for (name,) in self.rows("SELECT DISTINCT groups FROM rounds WHERE kept = 1")}
-
     def by_id(self, id: int) -> Intent:
         """Return a recorded question by its id."""
         (row,) = self._questions("", "q.id = ?", (id,))

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class TrajectoryFiles:
     """The files of one ledger.
 
     Attributes:
-        directory: their folder. It may be a symbolic link to a folder on another disk.
+        directory: their folder.
     """
 
     def __init__(self, directory: Path):
@@ -57,9 +57,24 @@ class TrajectoryFiles:
         """Make the folder if it is missing.
 
         Raises:
-            LedgerError: it cannot be made.
+            LedgerError: it cannot be made, or is a symbolic link.
         """
+        self.refuse_link()
         self._make_missing(self.directory)
+
+    def refuse_link(self) -> None:
+        """Refuse a folder that is a symbolic link. A copy of the run directory would have a link to the same
+        folder, and each run would remove the other's files.
+
+        Raises:
+            LedgerError: the folder is a symbolic link.
+        """
+        if self.directory.is_symlink():
+            raise LedgerError(
+                f"{self.directory}: is a symbolic link. A copy of the run would share the folder, and each "
+                "run would remove the other's files; put the folder itself there, or give a run_dir on the "
+                "other disk"
+            )
 
     def write(self, name: str, data: bytes) -> None:
         """Write the file of this name, and force it to disk. If it is there with this content, keep it.
@@ -69,14 +84,12 @@ class TrajectoryFiles:
         """
         path = self.path(name)
         self._make_missing(path.parent)
-        try:
+        with _writing(path):
             if _has(path, data):
                 sync_to_disk(path.parent)
                 return
             with replacing(path) as new:
                 new.write_bytes(data)
-        except OSError as error:
-            raise _unwritten(path, error) from error
 
     def read(self, name: str) -> bytes:
         """Return the content of the file of this name.
@@ -144,13 +157,12 @@ class TrajectoryFiles:
         for name in filter(is_name, names):
             theirs, path = other.path(name), self.path(name)
             self._make_missing(path.parent)
-            try:
+            with _writing(path):
                 _link_or_copy(theirs, path)
-            except OSError as error:
-                raise _unwritten(path, error) from error
             folders.add(path.parent)
         for folder in folders:
-            sync_to_disk(folder)
+            with _writing(folder):
+                sync_to_disk(folder)
 
     def path(self, name: str) -> Path:
         """Return the path of the file of this name (`is_name`)."""
@@ -161,7 +173,7 @@ class TrajectoryFiles:
         """Yield the files that this module may have written."""
         with suppress(OSError):
             for folder in os.scandir(self.directory):
-                if re.fullmatch("[0-9a-f]", folder.name) and folder.is_dir():
+                if re.fullmatch("[0-9a-f]", folder.name) and folder.is_dir(follow_symlinks=False):
                     for file in os.scandir(folder):
                         if _LEFT.fullmatch(file.name):
                             yield Path(file.path)
@@ -171,12 +183,9 @@ class TrajectoryFiles:
         removed the run."""
         if os.path.isdir(folder):
             return
-        try:
-            with saying_what_is_free(folder):
-                folder.mkdir()
-                sync_to_disk(folder.parent)
-        except OSError as error:
-            raise _unwritten(folder, error) from error
+        with _writing(folder), saying_what_is_free(folder):
+            folder.mkdir()
+            sync_to_disk(folder.parent)
 
 
 _HINT = (
@@ -204,8 +213,13 @@ def _has(path: Path, data: bytes) -> bool:
         return False
 
 
-def _unwritten(path: Path, error: OSError) -> LedgerError:
-    return LedgerError(
-        f"{path}: trajectories cannot be written ({error.strerror}); what the ledger holds is whole. Make "
-        "room, or mend what is wrong, and the same command goes on"
-    )
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise a LedgerError in place of an error of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{path}: trajectories cannot be written ({error.strerror}); what the ledger holds is whole. "
+            "Make room, or mend what is wrong, and the same command goes on"
+        ) from error
