@@ -40,6 +40,15 @@ LATE = ("--oracle.name", "late", *AHEAD)
 MOMENTS = {
     "run made, its configuration not yet written": Moment("dpo", "oat.build.open_run:write_atomically", 1),
     "inside a round's transaction": Moment("dpo", "oat.ledger.store:Store.add_round", 4, after=True),
+    "trajectories on disk, their round not": Moment(
+        "grpo", "oat.ledger.trajectory_files:TrajectoryFiles.write", 4, after=True
+    ),
+    "trajectories under their temporary name": Moment(
+        "dpo", "oat.ledger.trajectory_files:replacing", 4, after=True
+    ),
+    "trajectories dropped, their files not removed": Moment(
+        "dpo", "oat.ledger.trajectory_files:TrajectoryFiles.remove", 1
+    ),
     "intents on disk, not sent": Moment("grpo", "oat.ledger.outstanding:Outstanding.submit", 5),
     "answers made, not on disk": Moment("dpo", "oat.ledger.outstanding:Outstanding._record", 9),
     "inside an answer batch's transaction": Moment(

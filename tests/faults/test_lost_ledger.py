@@ -211,6 +211,8 @@ TAKEN_AWAY = {
     "moved": "os.rename(LEDGER, LEDGER + '.moved')",
     "its log removed": "os.unlink(LEDGER + '-wal')",
     "in its place a folder": "os.unlink(LEDGER); os.mkdir(LEDGER)",
+    "its trajectories removed": "shutil.rmtree(TRAJECTORIES)",
+    "its trajectories moved": "os.rename(TRAJECTORIES, TRAJECTORIES + '.moved')",
 }
 
 
@@ -223,7 +225,8 @@ def test_a_ledger_that_vanishes_under_a_run_ends_it(
     ends with an error, and its rows of metrics end with step 2."""
     run_dir, reward = tmp_path / "run", tmp_path / "reward.py"
     reward.write_text(
-        f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n\ndef reward(prompts, "
+        f"import os, shutil\nLEDGER, calls = {str(run_dir / 'ledger.sqlite')!r}, 0\n"
+        f"TRAJECTORIES = {str(run_dir / 'ledger.trajectories')!r}\n\ndef reward(prompts, "
         "completions, **columns):\n    global calls\n    calls += 1\n    if calls == 3:\n        "
         f"{TAKEN_AWAY[how]}\n    return [text.count('a') + 0.1 * text.count('b') for text in completions]\n"
     )
@@ -232,8 +235,8 @@ def test_a_ledger_that_vanishes_under_a_run_ends_it(
     assert code == 1, printed
     assert re.search(
         (
-            r"oat train: \S+ledger.sqlite(-wal)?: was moved, removed or replaced while a run worked with it, "
-            r"and nothing more"
+            r"oat train: \S+ledger.(sqlite(-wal)?|trajectories): was moved, removed or replaced while a run "
+            r"worked with it, and nothing more"
         ),
         printed,
     )

@@ -139,7 +139,15 @@ def test_a_directory_that_cannot_be_written(place: World, tmp_path: Path, figure
 @pytest.mark.sample("ledger.sqlite", "checkpoints", seconds=1.4)
 @pytest.mark.fault("R10")
 @pytest.mark.parametrize(
-    "name", ["ledger.sqlite", "lock", "checkpoints", "checkpoints/step_00000002", "evaluations"]
+    "name",
+    [
+        "ledger.sqlite",
+        "ledger.trajectories",
+        "lock",
+        "checkpoints",
+        "checkpoints/step_00000002",
+        "evaluations",
+    ],
 )
 def test_a_run_of_which_a_part_cannot_be_written(
     place: World, tmp_path: Path, figure: Figure, name: str

@@ -1,7 +1,7 @@
 """Make the golden runs: `python tests/golden/make.py`.
 
     model/, prompts.jsonl   a tiny Llama and its data
-    dpo/, grpo/             config.yaml and ledger.sqlite of twenty steps each; everything a replay needs
+    dpo/, grpo/             config.yaml and the ledger of twenty steps each; everything a replay needs
     golden.json             loss and gradient norm of those steps, with the torch and the processor that
                             computed them
 
@@ -98,6 +98,7 @@ def make_run(algorithm: str) -> None:
         (HERE / algorithm).mkdir()
         for name in ("config.yaml", "ledger.sqlite"):
             shutil.copy(Path(algorithm) / name, HERE / algorithm / name)
+        shutil.copytree(Path(algorithm) / "ledger.trajectories", HERE / algorithm / "ledger.trajectories")
 
 
 def replay(

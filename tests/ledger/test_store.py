@@ -148,7 +148,7 @@ def test_what_is_too_old_is_recorded_and_not_handed_out(store: Store) -> None:
 
 def test_trajectories_go_once_nothing_will_read_them_again(store: Store) -> None:
     """Trajectories of a round are dropped when no later step reads them. The questions of steps 0 and 1 are
-    taken at steps 0 and 2; that of step 2 is not taken yet. Blobs that a later round shares stay."""
+    taken at steps 0 and 2; that of step 2 is not taken yet. A file that a later round shares stays."""
     add(store, 0, 0, 0)
     add(store, 1, 0, 1)
     add(store, 2, 0, 0)
@@ -209,8 +209,8 @@ def test_a_failing_insert_leaves_nothing(store: Store) -> None:
     with pytest.raises(LedgerError, match="UNIQUE constraint failed"), store:
         store.add_round("train", 0, 0, groups, same, [0, 0])
     assert not store.has_round("train", 0, 0)
-    tables = ("rounds", "questions", "texts", "blobs", "waiting", "purses")
-    assert [store.db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables] == [0] * 6
+    tables = ("rounds", "questions", "texts", "waiting", "purses")
+    assert [store.db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in tables] == [0] * 5
     assert store.is_empty()
 
 
@@ -221,12 +221,8 @@ def test_a_failing_insert_leaves_nothing(store: Store) -> None:
         ("""UPDATE texts SET text = substr(text, 2) WHERE text LIKE '{%'""", "text [0-9a-f]{12} is not"),
         ("""UPDATE questions SET candidates = '["'""", "a row .JSONDecodeError: .*. is not"),
         ("UPDATE answers SET vals = '[0.9'", "a row .JSONDecodeError: .*. is not"),
-        (
-            "UPDATE blobs SET data = CAST(substr(data, 1, length(data) - 1) || 'x' AS BLOB)",
-            "blob [0-9a-f]{12} is not",
-        ),
     ],
-    ids=["a candidate", "a prompt", "a list of candidates", "values", "trajectories"],
+    ids=["a candidate", "a prompt", "a list of candidates", "values"],
 )
 def test_what_is_damaged_is_named_and_not_read(store: Store, damage: str, message: str) -> None:
     """SQLite has no checksums, so the store itself finds damaged records. The error names them."""
@@ -237,15 +233,16 @@ def test_what_is_damaged_is_named_and_not_read(store: Store, damage: str, messag
     with pytest.raises(
         LedgerError, match=rf"ledger\.sqlite: {message} what was written there; `oat ledger RUN --check` says"
     ):
-        (store.answers(store.answered()), store.groups("train", 0, 0))
+        store.answers(store.answered())
 
 
-def test_equal_texts_and_blobs_are_stored_once(store: Store) -> None:
+def test_equal_texts_and_trajectories_are_stored_once(store: Store) -> None:
     add(store, 0, 0, 0, 1)
     add(store, 1, 0, 0, 1)
     texts = [row[0] for row in store.db.execute("SELECT text FROM texts")]
     assert sorted(text for text in texts if not text.startswith("{")) == ["aa", "b"]
-    assert store.db.execute("SELECT COUNT(*) FROM blobs").fetchone()[0] == 1
+    assert store.leftovers().paths == []
+    assert len([path for path in store.files.directory.glob("*/*")]) == 1
 
 
 def test_the_digest_knows_content_only(tmp_path: Path) -> None:
@@ -301,7 +298,7 @@ def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     store.db.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
     store.close()
     with pytest.raises(
-        LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 8; continue the run with"
+        LedgerError, match=r"ledger.sqlite: schema version 99, this program writes 9; continue the run with"
     ):
         Store(path)
     database = sqlite3.connect(path)

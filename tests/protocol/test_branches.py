@@ -200,6 +200,7 @@ def test_a_replay_asks_nobody(
     (other := tmp_path / "vine").mkdir()
     for name in ("config.yaml", "ledger.sqlite"):
         shutil.copy(run / name, other)
+    shutil.copytree(run / "ledger.trajectories", other / "ledger.trajectories")
     for owner, name in ((Ledger, "ask"), (Actor, "branch")):
         monkeypatch.setattr(owner, name, lambda *_: pytest.fail("a replay asks nobody"))
     assert oat("train", config, "--run_dir", other) == 0

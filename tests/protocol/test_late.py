@@ -107,6 +107,7 @@ def keep(run_dir: Path, copy: Path) -> Path:
     copy.mkdir()
     for name in ("config.yaml", "ledger.sqlite"):
         shutil.copy(run_dir / name, copy)
+    shutil.copytree(run_dir / "ledger.trajectories", copy / "ledger.trajectories")
     return copy
 
 

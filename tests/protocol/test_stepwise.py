@@ -216,6 +216,7 @@ def test_a_replay_asks_nobody(
     other.mkdir()
     for name in ("config.yaml", "ledger.sqlite"):
         shutil.copy(run / name, other)
+    shutil.copytree(run / "ledger.trajectories", other / "ledger.trajectories")
     monkeypatch.setattr(Ledger, "ask", lambda *_: pytest.fail("a replay asks nobody"))
     assert oat("train", config, "--run_dir", other) == 0
     assert digest_run(other) == digest_run(run)

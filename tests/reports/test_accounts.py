@@ -191,12 +191,14 @@ def test_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("damage", "words"),
     [
         ("UPDATE texts SET text = 'other' WHERE rowid = 1", "its content has another hash"),
-        ("UPDATE blobs SET data = x'00'", "its content has another hash"),
         ("DELETE FROM answers WHERE question = 30", "learned from a question without an answer"),
         ("DELETE FROM questions WHERE id = 30", "more or fewer questions"),
         ("DELETE FROM takes WHERE step = 2", "has no record"),
         ("DELETE FROM texts", "a candidate of a question is missing"),
-        ("DELETE FROM blobs", "the trajectories of a round are missing"),
+        (
+            "UPDATE rounds SET groups = '../ledger.sqlite'",
+            "the trajectories of a round are missing or damaged",
+        ),
         ("DELETE FROM taken WHERE position = 1", "neither waiting nor taken"),
         ("UPDATE purses SET queries = queries + 1", "a budget does not have the sum of its answers: train"),
         (

@@ -112,6 +112,11 @@ def test_questions_and_answers(run_dir: Path, without_pandas: None) -> None:
     )
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file() and "shm" not in file.name)
+    return {file: file.read_bytes() for file in files}
+
+
 def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pandas: None) -> None:
     """A run can be read while it is written: its last line is cut, a question has no answer, and a writer
     holds the ledger. Reading changes no file of the directory."""
@@ -133,11 +138,9 @@ def test_a_run_that_is_being_written(run_dir: Path, tmp_path: Path, without_pand
         writer.db.execute("DELETE FROM taken WHERE question = 16")
         writer.db.execute("DELETE FROM answers WHERE question = 16")
         with writer:
-            before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name}
+            before = contents(tmp_path)
             questions = run.questions
-            assert {
-                file.name: file.read_bytes() for file in tmp_path.iterdir() if "shm" not in file.name
-            } == before
+            assert contents(tmp_path) == before
     open_ones = [place for place, values in enumerate(questions["values"]) if values is None]
     assert open_ones == [15]
     assert [questions[name][15] for name in ("marks", "by", "queries", "learned")] == [None] * 4

@@ -96,7 +96,7 @@ def test_more_oracle_clients_than_the_cluster_has_room_for(
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     error = capsys.readouterr().err
     assert "1 actors of 1 logical CPUs each, and 499.5 for oracle clients need 500.5, and the" in error
-    assert "lower compute.oracle_clients, compute.oracle_cpus, compute.actors or" in error
+    assert "lower their number, or the CPUs of each" in error
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ def brief_writes(request: pytest.FixtureRequest) -> Iterator[None]:
     opened, asked = Connection.__init__, provenance._git
     known = functools.cache(lambda *arguments: asked(*arguments))
 
-    def opens(self: Connection, path: Path) -> None:
-        opened(self, path)
+    def opens(self: Connection, path: Path, **how: bool) -> None:
+        opened(self, path, **how)
         if not self.is_read_only:
             self.db.execute("PRAGMA synchronous = OFF")
 

@@ -14,10 +14,13 @@ from oat.control.interruption import Interruption
 from oat.errors import ConfigError
 from oat.files import Standing
 from oat.ledger.store import Store
+from oat.ledger.trajectory_files import TrajectoryFiles
 
 _WRITTEN = (
     "lock",
     "ledger.sqlite*",
+    "ledger.trajectories",
+    "ledger.trajectories/*",
     "checkpoints",
     "checkpoints/step_*",
     "evaluations",
@@ -139,8 +142,10 @@ def is_unused(directory: Path) -> bool:
     """Return True if a directory is empty, or has only files of a start that ended before the run's first
     question."""
     left = {file.name for file in directory.iterdir()}
-    ledger = {f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")}
+    ledger = {"ledger.trajectories", *(f"ledger.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))}
     if not left <= {"lock", "logs", GIVEN, ".new-config.yaml", *ledger}:
+        return False
+    if TrajectoryFiles.beside(directory / "ledger.sqlite").leftovers(()).paths:
         return False
     if "ledger.sqlite" not in left:
         return True

@@ -22,8 +22,10 @@ from oat.config.load import load_config
 from oat.errors import ConfigError
 from oat.files import parse_json, read_only_address, seen, sync_to_disk, write_atomically
 from oat.ledger import versions
+from oat.ledger.reader import Reader
 from oat.ledger.settling import close_unanswered
 from oat.ledger.store import Store
+from oat.ledger.trajectory_files import TrajectoryFiles
 from oat.loop import ROW
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
@@ -130,7 +132,7 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
 
     Raises:
         CheckpointError: the checkpoint is damaged, or was removed meanwhile.
-        LedgerError: the original run's ledger lacks answers that were taken before the checkpoint.
+        LedgerError: the ledger cannot be copied.
     """
     origin = origin_of(directory)
     run, step = origin.run, origin.step
@@ -143,7 +145,6 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
             left.unlink()
     theirs = _checkpoints(run)
     tensors, state = theirs.load_step(step)[1:]
-    refuse_lost(run, step)
     state["alarms"]["back"] = None  # the fork has no checkpoint to roll back to yet
     row = {
         name: value
@@ -151,12 +152,7 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
         if same_evaluation or not name.startswith("eval/")
     }
     _checkpoints(directory).save(step, tensors, state, row)
-    read_only = read_only_address(run / "ledger.sqlite")
-    with (
-        closing(sqlite3.connect(read_only, uri=True)) as old,
-        closing(sqlite3.connect(directory / "ledger.sqlite")) as new,
-    ):
-        old.backup(new)
+    _copy_ledger(run / "ledger.sqlite", directory / "ledger.sqlite")
     with closing(Store(directory / "ledger.sqlite")) as store, store:
         store.cut(step, evaluated=step > 0 and ROW not in state)
         versions.cut(store, step)
@@ -169,6 +165,21 @@ def copy_state(directory: Path, *, same_evaluation: bool) -> None:
             lines = (run / name).read_bytes().splitlines(keepends=True)
             (directory / name).write_bytes(b"".join(takewhile(partial(_is_before, rows), lines)))
             sync_to_disk(directory / name)
+
+
+def _copy_ledger(theirs: Path, own: Path) -> None:
+    """Copy a ledger with its trajectories.
+
+    The trajectories come first. So those that the other run drops meanwhile are dropped in the copied rows
+    too. Trajectories that it adds meanwhile belong to rounds that the fork does not keep.
+    """
+    with closing(Reader(theirs)) as store:
+        TrajectoryFiles.beside(own).take_over(store.files, store.kept_names())
+    with (
+        closing(sqlite3.connect(read_only_address(theirs), uri=True)) as old,
+        closing(sqlite3.connect(own)) as new,
+    ):
+        old.backup(new)
 
 
 def _is_before(row: int, line: bytes) -> bool:

@@ -25,6 +25,7 @@ from oat.build.fork import Origin, begin_fork, copy_state, find_origin, origin_o
 from oat.build.highest_cost import dearest_question, refuse_small_budget
 from oat.build.late_checks import check_with_inputs
 from oat.build.memory import refuse_short_cache, refuse_too_large
+from oat.build.needed_trajectories import refuse_lost_trajectories
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run import build
@@ -67,7 +68,7 @@ def open_run(
         ConfigError: another process works in the directory. Or the run in the directory differs from
             `resolved` in settings that must stay the same; the message then lists the differences.
         LedgerError: the run's ledger lacks answers that the run had taken by its newest checkpoint or by the
-            last row of metrics.
+            last row of metrics, or trajectories that the run still reads.
         OatError: the model, tokenizer, template, data or a reward file is not the one with which the run
             began.
     """
@@ -153,9 +154,11 @@ def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Or
             resolved, _ = _settled(resolved, directory, origin)
             if origin is not None:
                 verify_origin(origin)
+                refuse_lost_trajectories(resolved.config, origin.run, origin.step)
             kept = asdict(resolved.config.checkpoint)
             Checkpoints(directory / "checkpoints", **kept).refuse_others()
             refuse_lost(directory)
+            refuse_lost_trajectories(resolved.config, directory)
             return resolved, origin
     finally:
         unmake(made)
@@ -215,11 +218,14 @@ def _open(resolved: Resolved, home: Home, source: str | None, accept_changed: Co
     config = resolved.config
     if origin is not None:
         assert stored is not None, "the run that is forked has a configuration"
+        refuse_lost(origin.run, origin.step)
+        refuse_lost_trajectories(config, origin.run, origin.step)
         theirs = with_given(stored.config, stored.config.run_dir, str(origin.run))
         copy_state(directory, same_evaluation=theirs.evaluation == config.evaluation)
     checkpoints = Checkpoints(directory / "checkpoints", **asdict(config.checkpoint))
     checkpoints.refuse_others()
     refuse_lost(directory)
+    refuse_lost_trajectories(config, directory)
     is_begun, known = bool(checkpoints.steps), recorded(directory)
     if is_begun and known is None:
         warn(

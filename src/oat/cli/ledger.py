@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check that the ledger does not contradict itself; exit code 1 if it does",
+        help="check that the ledger does not contradict itself and has its files; exit code 1 if not",
     )
     parser.add_argument("--export", metavar="FILE", help="write the answers to FILE, .jsonl or .parquet")
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace, _: list[str]) -> int:
-    from oat.reports.accounts import accounts_table, export_answers, problems
+    from oat.reports.accounts import accounts_table, export_answers, left_by_kills, problems
 
     run_dir = Path(arguments.run)
     if arguments.check:
@@ -34,6 +34,8 @@ def call(arguments: argparse.Namespace, _: list[str]) -> int:
         if found:
             return 1
         print("the ledger is sound")
+        if left := left_by_kills(run_dir):
+            print(printable(left))
     if arguments.export is None:
         print(printable(accounts_table(run_dir)))
     else:

@@ -14,7 +14,7 @@ larger ones. The learner limits the number of optimiser steps (`learner.max_upda
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -54,7 +54,7 @@ class Buffer:
             return feedback
         older: list[Item] = []
         room = self.config.questions - len(feedback.items)
-        first = self._cleared(feedback.step)
+        first = _cleared(self.config, feedback.step)
         step = feedback.step
         while room > len(older) and step > first:
             step -= 1
@@ -81,20 +81,30 @@ class Buffer:
 
     def reach(self, step: int) -> int:
         """Return the oldest step from whose feedback the run may still learn, in step `step` or later."""
-        if self.config is None:
-            return step
-        found = 0
-        first = self._cleared(step)
-        reached = step
-        while found < self.config.questions and reached > first:
-            reached -= 1
-            found += self.takes.num_taken(reached)
-        return reached
+        return reach(self.config, step, self.takes.num_taken)
 
-    def _cleared(self, step: int) -> int:
-        """Return the first step after the buffer was last cleared."""
-        assert self.config is not None
-        return step - step % self.config.clear_every if self.config.clear_every else 0
+
+def reach(config: BufferConfig | None, step: int, num_taken: Callable[[int], int]) -> int:
+    """Return the oldest step from whose feedback a run may still learn, in step `step` or later.
+
+    Args:
+        config: as in `Buffer`.
+        num_taken: a function that returns the number of items that a step of training took.
+    """
+    if config is None:
+        return step
+    found = 0
+    first = _cleared(config, step)
+    reached = step
+    while found < config.questions and reached > first:
+        reached -= 1
+        found += num_taken(reached)
+    return reached
+
+
+def _cleared(config: BufferConfig, step: int) -> int:
+    """Return the first step after the buffer was last cleared."""
+    return step - step % config.clear_every if config.clear_every else 0
 
 
 def minibatches(of_a_step: int, questions: int, questions_of_a_step: int) -> int:

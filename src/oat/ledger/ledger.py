@@ -16,8 +16,9 @@ Two rules limit what is sent:
 * A value is not asked for if the answers to equal questions give it (`ledger/cache.py`).
 * A question is not asked if the budget does not allow it (`ledger/budgets.py`, `ledger/waves.py`).
 
-A kill at any moment leaves the ledger sound, and many threads may ask at once. Only one process may write the
-file.
+A kill at any moment leaves the ledger sound. Many threads may ask, take and read at once: the store's lock
+guards the database and everything in memory, and no thread holds it while it waits for answers. Only one
+process may write the ledger.
 """
 
 import math
@@ -196,7 +197,8 @@ class Ledger:
         Raises:
             LedgerError: the round's trajectories were dropped, or are damaged.
         """
-        return self.rounds.num_groups(("train", step, round))
+        with self.store.lock:
+            return self.rounds.num_groups(("train", step, round))
 
     def take_feedback(
         self, step: int, count: int, purpose: str = "train", *, is_usable: IsUsable | None = None
@@ -223,33 +225,23 @@ class Ledger:
             OracleError: an oracle raises, or gives an answer that breaks the contract.
             LedgerError: the file cannot be written, or its content is damaged.
         """
+        wanted = count if is_usable is None else -1
+        oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
+        oldest = oldest if is_usable is None else step
         if not self.has_taken(step, purpose):
-            wanted = count if is_usable is None else -1
-            oldest = 0 if self.max_age is None or purpose != "train" else step - self.max_age
-            oldest = oldest if is_usable is None else step
             self._settle(purpose, step, wanted, oldest, self.max_wait_s if purpose == "train" else math.inf)
-            with self.store.lock, self.store:
-                expired = self.store.takeable_ids(purpose, oldest - 1, -1)
-                found = self._found(self.store.takeable_ids(purpose, step, wanted, oldest))
-                unpaid = [intent for intent, answer, _ in found if "unpaid" in answer.marks]
-                kept = found if is_usable is None else self._usable(found, count, is_usable)
-                ids = {intent.id: None for intent, *_ in kept}
-                left = [intent.id for intent, *_ in found if intent.id not in ids]
-                self.store.add_take(
-                    purpose, step, list(ids), [*expired, *left], self.spending.refused(unpaid)
-                )
-                self._close(found, step, expired)
-        else:
-            kept = self.store.answers(self.store.taken(purpose, step))
-        items = tuple(self.rounds.item(*each) for each in kept)
-        thrown_away: tuple[Item, ...] = ()
-        if is_usable is not None:
-            others = self.store.answers(self.store.thrown_away(step))
+        with self.store.lock:
+            if self.has_taken(step, purpose):
+                kept = self.store.answers(self.store.taken(purpose, step))
+            else:
+                kept = self._take(step, purpose, wanted, oldest, count, is_usable)
+            items = tuple(self.rounds.item(*each) for each in kept)
+            others = [] if is_usable is None else self.store.answers(self.store.thrown_away(step))
             thrown_away = tuple(self.rounds.item(*each) for each in others)
-        warn_of_silence(self.warned, purpose, step, items + thrown_away)
-        self._forget()
-        price = self.store.take_price(purpose, step)
-        too_late, pairs = self.store.num_expired(purpose, step), self.store.pairs_before(purpose, step + 1)
+            warn_of_silence(self.warned, purpose, step, items + thrown_away)
+            self._forget()
+            price, too_late = self.store.take_price(purpose, step), self.store.num_expired(purpose, step)
+            pairs = self.store.pairs_before(purpose, step + 1)
         return Feedback(step, items, price.queries, too_late, (), price.cost, thrown_away, pairs)
 
     def changes(self, row: int, *, is_evaluated: bool) -> int:
@@ -273,8 +265,10 @@ class Ledger:
         Raises:
             LedgerError: their trajectories were dropped, or are damaged.
         """
-        items = tuple(self.rounds.item(*each) for each in self.store.answers(self.store.taken("train", step)))
-        self._forget()
+        with self.store.lock:
+            found = self.store.answers(self.store.taken("train", step))
+            items = tuple(self.rounds.item(*each) for each in found)
+            self._forget()
         return items
 
     def give_up(self, step: int, purpose: str) -> None:
@@ -293,7 +287,7 @@ class Ledger:
             self.waves.forget(purpose)
             self.outstanding.forget(purpose)
             self.settling.forget(purpose)
-        self._forget()
+            self._forget()
 
     def price(self, questions: Sequence[Question]) -> Price:
         """Return the sum of the highest prices of questions if they were asked now. Values that are known or
@@ -314,7 +308,8 @@ class Ledger:
 
     def is_spent(self, step: int, *, ahead: bool = False) -> bool:
         """Return True if, before this step, training can buy nothing more; see `Spending.is_spent`."""
-        return self.spending.is_spent(step, ahead=ahead)
+        with self.store.lock:
+            return self.spending.is_spent(step, ahead=ahead)
 
     def committed(self, purpose: str) -> Price:
         """Return the price of the answers that steps or evaluations have taken, plus the highest price of
@@ -323,7 +318,8 @@ class Ledger:
 
     def spent_before(self, step: int, purpose: str = "train") -> Spent:
         """Return the spending right after step `step - 1` took its answers; see `Spending.spent_before`."""
-        return self.spending.spent_before(step, purpose)
+        with self.store.lock:
+            return self.spending.spent_before(step, purpose)
 
     def pairs_before(self, step: int) -> int:
         """Return the number of compared pairs for which the steps of training before `step` took paid
@@ -389,7 +385,23 @@ class Ledger:
         Drop the questions from memory."""
         return self.store.answers([self.rounds.close(id) for id in ids])
 
-    def _usable(self, found: Sequence[_Found], count: int, is_usable: IsUsable) -> list[_Found]:
+    def _take(
+        self, step: int, purpose: str, wanted: int, oldest: int, count: int, is_usable: IsUsable | None
+    ) -> list[_Found]:
+        """Record what a step takes, and return what it learns from. It takes `wanted` answered questions of
+        the steps from `oldest` on (-1: all), and learns from `count` of them."""
+        with self.store:
+            expired = self.store.takeable_ids(purpose, oldest - 1, -1)
+            found = self._found(self.store.takeable_ids(purpose, step, wanted, oldest))
+            unpaid = [intent for intent, answer, _ in found if "unpaid" in answer.marks]
+            kept = found if is_usable is None else self._usable(found, count, is_usable)
+            ids = {intent.id: None for intent, *_ in kept}
+            left = [intent.id for intent, *_ in found if intent.id not in ids]
+            self.store.add_take(purpose, step, list(ids), [*expired, *left], self.spending.refused(unpaid))
+            self._close(found, step, expired)
+        return kept
+
+    def _usable(self, found: list[_Found], count: int, is_usable: IsUsable) -> list[_Found]:
         """Return the first `count` usable questions, and those that were asked of no oracle, in order."""
         kept = []
         for each in found:

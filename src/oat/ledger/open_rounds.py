@@ -13,7 +13,7 @@ Place = tuple[str, int, int]
 
 class OpenRounds:
     """The questions that no step has taken, and the trajectories of their rounds, held in memory. What is not
-    in memory is read from the store when it is needed.
+    in memory is read from the store when it is needed. The store's lock guards both maps.
 
     Attributes:
         groups: the groups of each round that is in memory.
@@ -27,18 +27,21 @@ class OpenRounds:
 
     def add(self, place: Place, groups: Sequence[Group], intents: Sequence[Intent]) -> None:
         """Add a round that was just recorded."""
-        self.groups[place] = list(groups)
-        self.intents.update({intent.id: intent for intent in intents})
+        with self.store.lock:
+            self.groups[place] = list(groups)
+            self.intents.update({intent.id: intent for intent in intents})
 
     def intent(self, id: int) -> Intent:
         """Return the waiting question with this id, its token ids included."""
-        if id not in self.intents:
-            self.intents[id] = self.with_ids(self.store.by_id(id))
-        return self.intents[id]
+        with self.store.lock:
+            if id not in self.intents:
+                self.intents[id] = self.with_ids(self.store.by_id(id))
+            return self.intents[id]
 
     def close(self, id: int) -> Intent:
         """Remove the question with this id from memory, and return it. A step takes the question."""
-        return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
+        with self.store.lock:
+            return self.intents.pop(id) if id in self.intents else self.store.by_id(id)
 
     def with_ids(self, intent: Intent) -> Intent:
         """Return `intent` with the token ids of its candidates and the row of its prompt. In the store, only
@@ -66,9 +69,10 @@ class OpenRounds:
         return len(self._of_round(place))
 
     def _of_round(self, place: Place) -> list[Group]:
-        if place not in self.groups:
-            self.groups[place] = self.store.groups(*place)
-        return self.groups[place]
+        with self.store.lock:
+            if place not in self.groups:
+                self.groups[place] = self.store.groups(*place)
+            return self.groups[place]
 
     def item(self, intent: Intent, answer: Answer, label: int | None) -> Item:
         """Return what a step learns from: an answered question with its group, answer and label."""
@@ -76,7 +80,8 @@ class OpenRounds:
 
     def forget(self, needed: Collection[Place]) -> None:
         """Drop the trajectories of all rounds except those in `needed`."""
-        self.groups = {place: groups for place, groups in self.groups.items() if place in needed}
+        with self.store.lock:
+            self.groups = {place: groups for place, groups in self.groups.items() if place in needed}
 
 
 def place_of(intent: Intent) -> Place:

@@ -49,7 +49,8 @@ class Pending:
 
 
 class Outstanding:
-    """Sends questions to oracles and fetches their answers.
+    """Sends questions to oracles and fetches their answers. The store's lock guards what is in memory. It is
+    not held while an oracle is asked for answers.
 
     Args:
         budgets: the budgets, by purpose.
@@ -101,6 +102,8 @@ class Outstanding:
         """Send questions to their oracles, in one call for each oracle. A question for scores is sent with
         only those candidates whose values are unknown.
 
+        The caller holds the store's lock.
+
         Raises:
             OracleError: an oracle raises, or returns tickets that break the contract.
         """
@@ -108,7 +111,7 @@ class Outstanding:
             oracle = self.oracle(name)
             mine = [self.rounds.with_ids(intent) for intent in intents if intent.question.oracle == name]
             sent = [intent.rest for intent in mine]
-            open_tickets = {ticket for owner, ticket in list(self.pending) if owner == name}
+            open_tickets = {ticket for owner, ticket in self.pending if owner == name}
             with _naming_setting(sent[0].key.purpose):
                 tickets = tickets_of(calling(name, oracle.submit, sent), len(mine), name, open_tickets)
             if oracle.durable:
@@ -159,11 +162,13 @@ class Outstanding:
 
     def of(self, purpose: str) -> dict[Ticket, Pending]:
         """Return the pending questions of a purpose, by ticket."""
-        return {key: p for key, p in list(self.pending.items()) if p.question.key.purpose == purpose}
+        with self.store.lock:
+            return {key: p for key, p in self.pending.items() if p.question.key.purpose == purpose}
 
     def rounds_pending(self) -> set[Place]:
         """Return the rounds that have pending questions."""
-        return {place_of(p.intent) for p in list(self.pending.values())}
+        with self.store.lock:
+            return {place_of(p.intent) for p in self.pending.values()}
 
     def next_deadline(self, purpose: str) -> float:
         """Return the deadline of the oldest pending question of a purpose, in seconds on the monotonic
@@ -194,26 +199,28 @@ class Outstanding:
             with _naming_setting(waiting[name, tickets[0]].question.key.purpose):
                 arrived = pairs_of(calling(name, self.oracle(name).collect, tickets, seconds), name)
             self.check_interrupt()
-            answered = [
-                (self.pending.pop((name, ticket)), answer)
-                for ticket, answer in arrived
-                if (name, ticket) in self.pending
-            ]
-            if answered:
-                self._record(answered)
-                has_come = True
+            with self.store.lock:
+                answered = [
+                    (self.pending.pop((name, ticket)), answer)
+                    for ticket, answer in arrived
+                    if (name, ticket) in self.pending
+                ]
+                if answered:
+                    self._record(answered)
+                    has_come = True
         if not has_come:
             now = time.monotonic()
-            overdue = [
-                key for key, p in waiting.items() if key in self.pending and now >= p.since + self.deadline_s
-            ]
-            self._record([(late := self.pending.pop(key), _failed(late)) for key in overdue])
+            due = [key for key, pending in waiting.items() if now >= pending.since + self.deadline_s]
+            with self.store.lock:
+                overdue = [self.pending.pop(key) for key in due if key in self.pending]
+                self._record([(pending, _failed(pending)) for pending in overdue])
         return has_come
 
     def forget(self, purpose: str) -> None:
         """Drop the pending and lost questions of a purpose. Their answers are not fetched any more."""
-        self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
-        self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
+        with self.store.lock:
+            self.pending = {key: p for key, p in self.pending.items() if p.question.key.purpose != purpose}
+            self.lost = [intent for intent in self.lost if intent.question.key.purpose != purpose]
 
     def _pending(self, intent: Intent, question: Question, age: float = 0.0) -> Pending:
         is_limited = self.budgets.get(question.key.purpose, Budget()).is_limited

@@ -19,6 +19,7 @@ from oat.ledger.rows import (
     question_of,
     text_names,
 )
+from oat.ledger.trajectory_files import Leftovers
 from oat.types import Answer, Group, Key, Price
 
 _TAKEABLE = "w.purpose = ? AND w.answered > 0 AND w.step BETWEEN ? AND ?"
@@ -48,20 +49,63 @@ class Reader(Connection):
             LedgerError: the trajectories were dropped because every kept checkpoint was past them, or they
                 are damaged.
         """
-        sql = (
-            "SELECT data, hash FROM rounds JOIN blobs ON blobs.hash = rounds.groups "
-            "WHERE (purpose, step, round) = (?, ?, ?)"
-        )
-        row = self.db.execute(sql, (purpose, step, round)).fetchone()
+        sql = "SELECT groups FROM rounds WHERE (purpose, step, round) = (?, ?, ?)"
+        with self.lock:
+            row = self.row(sql, (purpose, step, round))
+            try:
+                data = b"" if row is None else self.trajectories(row[0])
+            except LedgerError:
+                if self.keeps(purpose, step, round):
+                    raise
+                row = None
         if row is None:
             raise LedgerError(
                 f"{self.path}: the trajectories of step {step} were dropped once every kept checkpoint "
                 "was past them, and are needed now; put a "
                 "checkpoint back, or begin anew in another run_dir (tracking.keep_trajectories keeps them)"
             )
-        if hashlib.sha256(row[0]).hexdigest() != row[1]:
-            raise self._damaged(f"blob {row[1][:12]}")
-        return blobs.unpack(row[0])
+        return blobs.unpack(data)
+
+    def keeps(self, purpose: str, step: int, round: int) -> bool:
+        """Return True if this round is recorded and its trajectories were not dropped."""
+        sql = "SELECT COUNT(*) FROM rounds WHERE (purpose, step, round) = (?, ?, ?) AND kept = 1"
+        return self._one(sql, (purpose, step, round)) > 0
+
+    def trajectories(self, name: str) -> bytes:
+        """Return the trajectories that a round names, as `blobs.pack` made them.
+
+        Raises:
+            LedgerError: they are missing or damaged.
+        """
+        if not self._has_blobs:
+            return self.files.read(name)
+        row = self.row("SELECT CAST(data AS BLOB) FROM old.blobs WHERE hash = ?", (name,))
+        if row is None or hashlib.sha256(row[0]).hexdigest() != name:
+            raise self._damaged(f"blob {str(name)[:12]}")
+        data: bytes = row[0]
+        return data
+
+    def lost(self, since: int, before: float = math.inf) -> list[str]:
+        """Return the names of trajectories that have no file, and that a step from `since` on reads.
+
+        Args:
+            before: only rounds that were asked in a step before this one count.
+        """
+        taken = (
+            "SELECT q.purpose, q.step, q.round FROM taken t JOIN questions q ON q.id = t.question "
+            "WHERE t.purpose IN (SELECT purpose FROM purses) AND t.step >= ?"  # so that an index serves
+        )
+        waiting = "SELECT purpose, step, round FROM waiting"
+        sql = (
+            "SELECT DISTINCT groups FROM rounds WHERE kept = 1 AND step < ? "
+            f"AND (step >= ? OR (purpose, step, round) IN ({waiting} UNION {taken}))"
+        )
+        names = (name for (name,) in self.rows(sql, (before, since, since)))
+        return [] if self._has_blobs else self.files.missing(names)
+
+    def leftovers(self) -> Leftovers:
+        """Return the files of trajectories that no round names."""
+        return self.files.leftovers(self.kept_names())
 
     def by_id(self, id: int) -> Intent:
         """Return a recorded question by its id."""
@@ -120,7 +164,7 @@ class Reader(Connection):
         sql = (
             f"SELECT w.question FROM waiting w WHERE {_TAKEABLE} ORDER BY w.step, w.round, w.position LIMIT ?"
         )
-        return [id for (id,) in self.db.execute(sql, (purpose, oldest, step, limit))]
+        return [id for (id,) in self.rows(sql, (purpose, oldest, step, limit))]
 
     def num_open(self, purpose: str) -> int:
         """Return the number of questions that no step has taken, without the unpaid ones."""
@@ -129,7 +173,7 @@ class Reader(Connection):
     def unpaid_ids(self, purpose: str) -> list[int]:
         """Return the ids of unpaid questions that no step has taken."""
         sql = "SELECT question FROM waiting WHERE purpose = ? AND answered = 2"
-        return [id for (id,) in self.db.execute(sql, (purpose,))]
+        return [id for (id,) in self.rows(sql, (purpose,))]
 
     def values(self, key: Key) -> list[Known] | None:
         """Return the values of the answer to a question; None if it has no answer."""
@@ -138,7 +182,7 @@ class Reader(Connection):
             f"WHERE ({schema.KEY}) = (?, ?, ?, ?, ?)"
         )
         place = (key.purpose, key.step, key.round, key.occurrence, key.index)
-        row = self.db.execute(sql, place).fetchone()
+        row = self.row(sql, place)
         return None if row is None else values_of(answer_of(key, row)[0])
 
     def answer(self, intent: Intent) -> tuple[Answer, int | None]:
@@ -165,8 +209,7 @@ class Reader(Connection):
             "SELECT value, mark, scores, steps, sources FROM cache "
             "WHERE purpose = ? AND oracle = ? AND item = ? ORDER BY number"
         )
-        found = self.db.execute(sql, (purpose, oracle, item))
-        return [cached_known(*row) for row in found]
+        return [cached_known(*row) for row in self.rows(sql, (purpose, oracle, item))]
 
     def has_take(self, purpose: str, step: int) -> bool:
         """Return True if the ledger has a record of what a step took."""
@@ -177,26 +220,24 @@ class Reader(Connection):
         2 recorded the take, the queries also count answers that had come but were not taken, and the tokens
         are 0."""
         sql = "SELECT queries, tokens, cost FROM takes WHERE (purpose, step) = (?, ?)"
-        return Price(*self.db.execute(sql, (purpose, step)).fetchone())
+        return Price(*self._only(sql, purpose, step))
 
     def pairs_before(self, purpose: str, step: int) -> int:
         """Return the number of compared pairs for which the steps before `step` took paid answers."""
         sql = "SELECT pairs FROM takes WHERE purpose = ? AND step < ? ORDER BY step DESC LIMIT 1"
-        (pairs,) = self.db.execute(sql, (purpose, step)).fetchone() or (0,)
+        (pairs,) = self.row(sql, (purpose, step)) or (0,)
         return pairs
 
     def take_refused(self, purpose: str, step: int) -> Price | None:
         """Return the price of the cheapest unpaid question that a step took; None if all were paid."""
-        (refused,) = self.db.execute(
-            "SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", (purpose, step)
-        ).fetchone()
+        (refused,) = self._only("SELECT refused FROM takes WHERE (purpose, step) = (?, ?)", purpose, step)
         return None if refused is None else Price(*json.loads(refused))
 
     def last_refused(self, purpose: str, step: int) -> Price | None:
         """Return the price that the budget refused at the newest take of `step` or of an earlier step. Return
         None if there is no such take, or if the budget refused nothing at this take."""
         sql = "SELECT refused FROM takes WHERE purpose = ? AND step <= ? ORDER BY step DESC LIMIT 1"
-        (refused,) = self.db.execute(sql, (purpose, step)).fetchone() or (None,)
+        (refused,) = self.row(sql, (purpose, step)) or (None,)
         return None if refused is None else Price(*json.loads(refused))
 
     def taken(self, purpose: str, step: int) -> list[Intent]:
@@ -244,9 +285,10 @@ class Reader(Connection):
         """Return the price of the answers that steps have taken, plus the highest price of every question
         that no step has taken. The sum does not depend on when answers come."""
         sql = "SELECT queries, tokens, cost FROM waiting WHERE purpose = ?"
-        rows = self.db.execute(sql, (purpose,)).fetchall()
+        with self.lock:
+            taken, rows = self.taken_so_far(purpose), self.rows(sql, (purpose,))
         queries, tokens, costs = zip(*rows, strict=True) if rows else ((), (), ())
-        return self.taken_so_far(purpose) + Price(sum(queries), sum(tokens), math.fsum(costs))
+        return taken + Price(sum(queries), sum(tokens), math.fsum(costs))
 
     def taken_so_far(self, purpose: str) -> Price:
         """Return the price of all answers of a purpose that steps or evaluations have taken."""
@@ -255,21 +297,28 @@ class Reader(Connection):
     def digest(self) -> str:
         """Return the SHA-256 of the ledger in canonical form (`schema.CANONICAL`)."""
         digest = hashlib.sha256()
-        for sql in schema.CANONICAL:
-            for row in self.db.execute(sql):
-                digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        with self.lock:
+            for sql in schema.CANONICAL:
+                for row in self.db.execute(sql):
+                    digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         return digest.hexdigest()
 
     def _sums(self, columns: str, purpose: str) -> Price:
         sql = f"SELECT {columns} FROM purses WHERE purpose = ?"
-        return Price(*(self.db.execute(sql, (purpose,)).fetchone() or (0, 0, 0.0)))
+        return Price(*(self.row(sql, (purpose,)) or (0, 0, 0.0)))
+
+    def _only(self, sql: str, purpose: str, step: int) -> tuple[Any, ...]:
+        """Return the row of a query about the take of a step, which is there."""
+        row = self.row(sql, (purpose, step))
+        assert row is not None, "the caller knows that the step has a take"
+        return row
 
     def _questions(
         self, join: str, condition: str, values: Sequence[Any], order: str = "q.step, q.round, q.position"
     ) -> list[Intent]:
         sql = f"SELECT {QUESTION_COLUMNS} FROM questions q {join} WHERE {condition} ORDER BY {order}"
         with self._reading():
-            rows = self.db.execute(sql, values).fetchall()
+            rows = self.rows(sql, values)
             texts = self._texts({name for row in rows for name in text_names(row)})
             return [question_of(row, texts) for row in rows]
 

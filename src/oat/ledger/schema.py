@@ -1,6 +1,9 @@
 """The schema of a run's ledger: its tables, the migration of older files, and its canonical form."""
 
-VERSION = 8
+VERSION = 9
+LAST_WITH_BLOBS = 8
+"""The last version that has the trajectories in a table `blobs (hash, data)`. Later they are files
+(`ledger/trajectory_files.py`)."""
 KEY = "q.purpose, q.step, q.round, q.occurrence, q.number"
 """The columns that identify a question, in the table `questions` under the alias `q`."""
 
@@ -10,7 +13,6 @@ PAIRS = "q.kind = 'compare' AND a.queries > 0"
 TABLES = {
     "meta": "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "texts": "CREATE TABLE texts (hash TEXT PRIMARY KEY, text TEXT NOT NULL)",
-    "blobs": "CREATE TABLE blobs (hash TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "rounds": """CREATE TABLE rounds (
     purpose TEXT, step INTEGER, round INTEGER,
     questions INTEGER NOT NULL, groups TEXT NOT NULL, kept INTEGER NOT NULL DEFAULT 1,
@@ -67,6 +69,8 @@ TABLES = {
   of all questions, so steps do not become slower as a run grows. Its column `answered` is 0 if the question
   has no answer, 1 if it has one, 2 if its answer has values marked `unpaid`, and -1 if its answer still
   awaits values from equal questions.
+* `rounds` names in `groups` the file with a round's trajectories, and says in `kept` whether they are still
+  kept. The name is the SHA-256 of the file.
 * `purses` has two running sums for each purpose: the price of all answers, and the price of the answers that
   steps took.
 * The columns `steps` and `sources` have `Answer.steps`, as `rows.steps_text` writes them, and
@@ -147,8 +151,10 @@ MIGRATIONS = {
                 GROUP BY k.purpose, k.step) s
             WHERE (takes.purpose, takes.step) = (s.purpose, s.step)""",
     ),
+    LAST_WITH_BLOBS: (),
 }
-"""By schema version, the statements that bring a ledger of this version to the next one."""
+"""By schema version, the statements that bring a ledger of this version to the next one. The step from
+`LAST_WITH_BLOBS` also moves the blobs into files (`Connection`)."""
 
 _TAKEN = (
     "answers a JOIN questions q ON q.id = a.question LEFT JOIN waiting w ON w.question = q.id "

@@ -1,12 +1,14 @@
 """Writes a ledger's tables. A ledger has one writer. Changes that belong together share a transaction.
 
-The trajectories of a round are stored as one blob under its hash. Each text of a prompt or a candidate is
-stored once, under its hash. Dropping a blob leaves the texts in place.
+The trajectories of a round are in one file, named by the hash of its content (`ledger/trajectory_files.py`).
+Each text of a prompt or a candidate is stored once, under its hash. Dropping trajectories leaves the texts in
+place.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from oat import blobs
 from oat.ledger import schema
@@ -31,6 +33,23 @@ class Store(Reader):
     """Reads and writes the tables of one run's ledger."""
 
     is_read_only = False
+
+    def __init__(self, path: Path):
+        # a transaction of the opening already reads it
+        self._unused: set[str] = set()
+        super().__init__(path)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        """End the transaction. After it is committed, remove the files that no round names any more.
+
+        Raises:
+            LedgerError: the database cannot be written.
+        """
+        with self.lock:
+            unused, self._unused = self._unused, set()
+            super().__exit__(kind, error, *rest)
+            if unused and error is None:
+                self.files.remove(unused)
 
     def add_round(
         self,
@@ -86,7 +105,8 @@ class Store(Reader):
     ) -> None:
         data = blobs.pack(groups)
         name = hashlib.sha256(data).hexdigest()
-        self.db.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (name, data))
+        self.files.write(name, data)
+        self._unused.discard(name)
         self.db.execute(
             "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, 1)", (purpose, step, round, num_questions, name)
         )
@@ -201,7 +221,7 @@ class Store(Reader):
             "SELECT COALESCE(SUM(a.queries), 0), COALESCE(SUM(a.tokens), 0), COALESCE(SUM(a.cost), 0.0) "
             "FROM taken t JOIN answers a USING (question) WHERE (t.purpose, t.step) = (?, ?)"
         )
-        took = self.db.execute(sums, (purpose, step)).fetchone()
+        took = self._only(sums, purpose, step)
         purse = (
             "UPDATE purses SET taken_queries = taken_queries + ?, taken_tokens = taken_tokens + ?, "
             "taken_cost = taken_cost + ? WHERE purpose = ?"
@@ -222,10 +242,10 @@ class Store(Reader):
     def drop_groups(self, step: int) -> int:
         """Drop the trajectories of completed rounds. A round is completed if it was asked in a step before
         `step`, and earlier steps than `step` have taken all of its questions. Texts stay. The caller holds
-        the transaction.
+        the transaction. When it is committed, the files are removed.
 
         Returns:
-            The number of blobs that were deleted.
+            The number of files that are to be removed.
         """
         waits = "SELECT 1 FROM waiting w WHERE (w.purpose, w.step, w.round) = (r.purpose, r.step, r.round)"
         taken_later = (
@@ -236,13 +256,14 @@ class Store(Reader):
             "SELECT r.purpose, r.step, r.round FROM rounds r WHERE r.kept = 1 AND r.step < ? "
             f"AND NOT EXISTS ({waits}) AND NOT EXISTS ({taken_later})"
         )
-        rounds = self.db.execute(done, (step, step)).fetchall()
+        rounds = self.rows(done, (step, step))
         of_round = "SELECT groups FROM rounds WHERE (purpose, step, round) = (?, ?, ?)"
-        names = {self.db.execute(of_round, place).fetchone() for place in rounds}
+        names = {name for place in rounds for (name,) in self.rows(of_round, place)}
         self.db.executemany("UPDATE rounds SET kept = 0 WHERE (purpose, step, round) = (?, ?, ?)", rounds)
-        needed = "SELECT 1 FROM rounds WHERE kept = 1 AND groups = blobs.hash"
-        unused = f"DELETE FROM blobs WHERE hash = ? AND NOT EXISTS ({needed})"
-        return self.db.executemany(unused, names).rowcount if names else 0
+        needed = "SELECT COUNT(*) FROM rounds WHERE kept = 1 AND groups = ?"
+        unused = {name for name in names if not self._one(needed, (name,))}
+        self._unused |= unused
+        return len(unused)
 
     def cut(self, step: int, *, evaluated: bool) -> None:
         """Delete what was recorded after the first `step` steps of training. The caller holds the
@@ -255,6 +276,7 @@ class Store(Reader):
             f"(step > {step} OR (step = {step} AND {'purpose = ' + repr('train') if evaluated else 'TRUE'}))"
         )
         gone = f"SELECT id FROM questions WHERE {later}"
+        kept_before = self.kept_names()
         for table in ("takes", "taken", "cache"):
             self.db.execute(f"DELETE FROM {table} WHERE {later}")
         for table in ("answers", "waiting"):
@@ -264,7 +286,7 @@ class Store(Reader):
         left = "(SELECT COALESCE(MAX(id), 0) FROM questions WHERE questions.purpose = waves.purpose)"
         self.db.execute(f"DELETE FROM waves WHERE first > {left}")
         self.db.execute(f"UPDATE waves SET last = {left} WHERE last > {left}")
-        self.db.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT groups FROM rounds WHERE kept = 1)")
+        self._unused |= kept_before - self.kept_names()
         self.db.execute("DELETE FROM purses")
         for statement in schema.RECOUNTS:
             self.db.execute(statement)

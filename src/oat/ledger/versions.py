@@ -74,7 +74,8 @@ def changes_of(store: Reader) -> list[dict[str, Any]]:
     Each dict has three keys. `before` is the previous version of each changed oracle, by address. `train` is
     the first training step, and `eval` the first evaluation, whose take was not yet recorded at the change.
     """
-    return list(_changes(store.db).values())
+    with store.lock:
+        return list(_changes(store.db).values())
 
 
 def changes(store: Reader, row: int, *, is_evaluated: bool) -> int:

@@ -29,7 +29,7 @@ from oat.types.budget import Budget
 
 
 class Waves:
-    """The waves of one ledger.
+    """The waves of one ledger. The caller holds the store's lock.
 
     Args:
         budgets: the budgets, by purpose.
@@ -52,9 +52,7 @@ class Waves:
         self.held: dict[str, list[Intent]] = {}
         self.refusals: list[tuple[Intent, Price, Price]] = []
         self._prices: dict[int, Price] = {}
-        self._ends: dict[str, int] = dict(
-            store.db.execute("SELECT purpose, MAX(last) FROM waves GROUP BY purpose")
-        )
+        self._ends: dict[str, int] = dict(store.rows("SELECT purpose, MAX(last) FROM waves GROUP BY purpose"))
 
     def begin(self) -> None:
         """For each limited purpose that has no wave, record a first wave without a price. All questions that

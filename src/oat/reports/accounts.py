@@ -29,7 +29,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from oat.errors import ConfigError, LedgerError, printable, warn
+from oat.errors import ConfigError, LedgerError, many, printable, warn
 from oat.files import replacing, write_atomically
 from oat.ledger.audit import UNREADABLE, contradictions
 from oat.ledger.intents import Intent, Known, values_of
@@ -136,6 +136,24 @@ def problems(run_dir: Path) -> list[str]:
         return found
     with _opened(run_dir) as store:
         return [*found, *contradictions(store)]
+
+
+def left_by_kills(run_dir: Path) -> str | None:
+    """Return a sentence about files of trajectories that no round of a run's ledger names; None if there are
+    none. They are no fault.
+
+    Raises:
+        LedgerError: as in `accounts_table`.
+    """
+    with _opened(run_dir) as store:
+        left = store.leftovers()
+    if not left.paths:
+        return None
+    return (
+        f"{many(len(left.paths), 'file')} of trajectories ({left.bytes:,} bytes) belong to no round, the "
+        f"first is {left.paths[0]}; a run is writing them, or a kill has left them and the next `oat train` "
+        "removes them"
+    )
 
 
 def accounts(store: Reader) -> list[Account]:
@@ -319,10 +337,7 @@ class _Responses:
     def _is_whole(self, intent: Intent, pick: int) -> bool:
         key = intent.question.key
         if (place := (key.purpose, key.step, key.round)) != self.round:
-            try:
-                self.round, self.groups = place, self.store.groups(*place)
-            except LedgerError:
-                self.groups = []
+            self.round, self.groups = place, self.store.groups(*place) if self.store.keeps(*place) else []
         return (
             bool(self.groups)
             and sum(part.author == "model" for part in self.groups[intent.member].trajectories[pick].segments)

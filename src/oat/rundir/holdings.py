@@ -67,10 +67,11 @@ class Holdings:
             "WHERE step < ? OR (step = ? AND purpose != 'train' AND ?) GROUP BY purpose"
         )
         db, held = self.store.db, {}
-        for purpose, count, last in db.execute(sql, (step, step, evaluated)).fetchall():
-            take = _take(db, _NUMBERS, purpose, last)
-            assert take is not None, "it has just been counted"
-            held[purpose] = {"takes": count, "last": last, **take, "sha256": _sum(db, purpose, last)}
+        with self.store.lock:
+            for purpose, count, last in self.store.rows(sql, (step, step, evaluated)):
+                take = _take(db, _NUMBERS, purpose, last)
+                assert take is not None, "it has just been counted"
+                held[purpose] = {"takes": count, "last": last, **take, "sha256": _sum(db, purpose, last)}
         return {HELD: held}
 
 

@@ -104,7 +104,7 @@ class Cluster:
         needed = actors * cpus + sum(others.values())
         parts = [f"{actors} actors of {cpus:g} logical CPUs each"]
         parts += [f"{number:g} for {name}" for name, number in others.items() if number]
-        way = "lower their number, or the CPUs that each takes, such as compute.actor_cpus (a fraction shares one)"
+        way = "lower their number, or the CPUs of each (compute.actor_cpus; a fraction shares one)"
         self._refuse_missing("CPU", needed, f"{', and '.join(parts)} need {needed:g}", way)
 
     def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "Reservation":
