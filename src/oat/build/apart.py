@@ -24,6 +24,7 @@ from oat.runtime.clients import Clients
 from oat.runtime.cluster import Cluster
 from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool
+from oat.runtime.wanted import Wanted
 from oat.types import ENSEMBLE
 
 LOGS = "logs"
@@ -40,6 +41,7 @@ class Processes:
         actors: those that sample.
         learner: the one that learns, alone in its crew; None: the run's own process learns.
         clients: those that ask the oracles; None: the run's own process asks them.
+        wanted: returns how many actors there shall be; None: as many as there are.
         closing: functions that `close` calls.
     """
 
@@ -47,6 +49,7 @@ class Processes:
     actors: Crew
     learner: Crew | None = None
     clients: Clients | None = None
+    wanted: Callable[[], int] | None = None
     closing: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -62,7 +65,7 @@ class Processes:
             OatError: a side cannot be made.
         """
         self.actors.ready()
-        pool = ActorPool(self.actors, shared_slots(resolved.config))
+        pool = ActorPool(self.actors, shared_slots(resolved.config), self.wanted)
         self.closing.append(pool.close)
         inboxes = {slot: pool.inbox(slot) for slot in {*SLOTS, *({ENSEMBLE} & resolved.explorer.needs)}}
         return ActorSide(pool, given_threads(resolved), inboxes, pool.versions)
@@ -107,7 +110,7 @@ def hire_processes(
     with resolved.blame("compute.address" if compute.address else "compute.runtime"):
         cluster = Cluster(compute.address, logs)
     try:
-        hired = _hired(resolved, cluster, parts, oracles)
+        hired = _hired(resolved, directory, cluster, parts, oracles)
         with resolved.blame("compute.runtime"):
             for crew in hired.crews:
                 crew.ready()
@@ -123,7 +126,9 @@ def hire_processes(
     return hired
 
 
-def _hired(resolved: Resolved, cluster: Cluster, parts: list[str], oracles: OraclePlan | None) -> Processes:
+def _hired(
+    resolved: Resolved, directory: Path, cluster: Cluster, parts: list[str], oracles: OraclePlan | None
+) -> Processes:
     """Reserve GPUs, and start the processes."""
     compute, gpus = resolved.config.compute, None
     is_apart = compute.learner == "actor"
@@ -149,7 +154,8 @@ def _hired(resolved: Resolved, cluster: Cluster, parts: list[str], oracles: Orac
         asking = cluster.launcher(compute.oracle_cpus, compute.deadline_s)
         needed = [*parts, *oracles.parts]
         clients = Clients(Crew(asking, restarts, "oracle client", compute.oracle_clients, parts=needed))
-    return Processes(cluster, actors, learner, clients, [gpus.close] if gpus else [])
+    wanted = Wanted(directory, compute.actors) if gpus is None else None
+    return Processes(cluster, actors, learner, clients, wanted, [gpus.close] if gpus else [])
 
 
 def oracles_of(processes: Processes, run_inputs: RunInputs) -> dict[str, Oracle]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from oat.errors import LostError, WeightsError
+from oat.errors import ActorError, LostError, WeightsError, warn
 from oat.runtime.calls import call_of
 from oat.runtime.crew import Crew, Member
 from oat.runtime.transfer import loaded_with
@@ -51,6 +51,7 @@ class ActorPool:
         self._wanted = wanted
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "actors")
         self._coming: list[Future[Member]] = []
+        self._refused: int | None = None
         self._load: Counter[Member] = Counter()
         self._lock = Lock()
         self._worked: dict[Member, Work] = {}
@@ -175,16 +176,18 @@ class ActorPool:
     def _follow_wanted(self) -> None:
         """Begin to use the actors that were added and are ready, and end those that are not wanted. Further
         ones are started, and are used when they are ready."""
+        wanted = self._wanted() if self._wanted is not None else len(self.crew.members)
         for coming in [each for each in self._coming if each.done()]:
             self._coming.remove(coming)
             try:
                 self._give(coming.result())
                 self.crew.members.append(coming.result())
-            except LostError as lost:
-                self.crew.restarts.use(lost)
-        if self._wanted is None:
+            except ActorError as error:
+                warn(f"{error}; the run goes on with {len(self.crew.members)} actors")
+                self._refused = wanted
+        missing = wanted - len(self.crew.members) - len(self._coming)
+        if wanted == self._refused:
             return
-        missing = self._wanted() - len(self.crew.members) - len(self._coming)
         for _ in range(missing):
             self._coming.append(self._threads.submit(self._hired))
         for _ in range(-missing if not self._coming else 0):

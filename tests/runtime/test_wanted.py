@@ -1,0 +1,94 @@
+"""`oat actors`: actors are added and taken away while a run works, and it learns the same."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import World, oat
+from forked_cluster import ForkedCluster, Kill
+
+from oat.commands.export import digest_run
+from oat.runtime.pool import ActorPool
+
+CHANGES: dict[str, Any] = {
+    "engine.deterministic": True,
+    "engine.threads": 1,
+    "stop.max_steps": 24,
+    "evaluation.every": 12,
+    "checkpoint.every": 12,
+}
+APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
+
+
+class Asking:
+    """Runs `oat actors` at some calls for samples, and notes how many actors then sample."""
+
+    def __init__(self, run_dir: Path, plan: dict[int, int], monkeypatch: pytest.MonkeyPatch):
+        self.counts: list[int] = []
+        sample = ActorPool.sample
+
+        def noted(pool: ActorPool, *arguments: Any) -> Any:
+            if len(self.counts) in plan:
+                assert oat("actors", run_dir, plan[len(self.counts)]) == 0
+            time.sleep(0.1)
+            found = sample(pool, *arguments)
+            self.counts.append(len(pool.crew.members))
+            return found
+
+        monkeypatch.setattr(ActorPool, "sample", noted)
+
+
+def train(world: World, folder: Path, name: str, **changes: Any) -> int:
+    own = {**CHANGES, **changes, "run_dir": str(folder / name)}
+    return oat("train", world.config("grpo", folder, own))
+
+
+def test_actors_come_and_go(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(world, tmp_path, "local") == 0
+    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([Kill("sample", 20)]))
+    asking = Asking(tmp_path / "apart", {4: 4, 16: 1, 22: 2}, monkeypatch)
+    assert train(world, tmp_path, "apart", **APART) == 0
+    assert asking.counts[0] == 2
+    assert max(asking.counts) == 4
+    assert asking.counts[17] == 1
+    assert asking.counts[-1] == 2
+    assert cluster.killed
+    assert digest_run(tmp_path / "apart") == digest_run(tmp_path / "local")
+    assert "the run takes 4 actors from its next sampling on" in capsys.readouterr().out
+
+
+def test_an_actor_that_cannot_be_started_is_not_used(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster([Kill("make", 2)]))
+    asking = Asking(tmp_path / "apart", {4: 3}, monkeypatch)
+    with pytest.warns(UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 actors"):
+        assert train(world, tmp_path, "apart", **APART) == 0
+    assert {*asking.counts} == {2}
+
+
+@pytest.mark.parametrize(
+    ("run", "number", "said"),
+    [
+        ("nothing", 2, "holds no run"),
+        ("local", 2, "this run samples in its own process"),
+    ],
+)
+def test_a_run_whose_actors_cannot_change(
+    run: str, number: int, said: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(world, tmp_path, "local", **{"stop.max_steps": 1}) == 0
+    assert oat("actors", tmp_path / run, number) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_actor_at_all(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    assert train(world, tmp_path, "apart", **APART, **{"stop.max_steps": 1}) == 0
+    assert oat("actors", tmp_path / "apart", 0) == 2
+    assert "at least one actor" in capsys.readouterr().err
