@@ -65,7 +65,9 @@ def test_an_actor_that_cannot_be_started_is_not_used(
 ) -> None:
     monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster([Kill("make", 2)]))
     asking = Asking(tmp_path / "apart", {4: 3}, monkeypatch)
-    with pytest.warns(UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 actors"):
+    with pytest.warns(
+        UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 actors"
+    ):
         assert train(world, tmp_path, "apart", **APART) == 0
     assert {*asking.counts} == {2}
 
