@@ -96,7 +96,7 @@ def test_a_run_on_a_pretended_device(
 ) -> None:
     """A run on the simulated GPU is trained, continued from its checkpoint and evaluated. In float32 it
     equals the run on the CPU. It measures no thread count. Autocast is off, since it needs a real GPU."""
-    monkeypatch.setattr("oat.build.run.choose_threads", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("oat.build.learner_side.choose_threads", lambda *_: pytest.fail("measured"))
     changes = {**CASES[case], **({"algorithm.kl_coef": 0.1} if algorithm == "grpo" else {})}
     (tmp_path / "gpu").mkdir()
     config = world.config(algorithm, tmp_path / "gpu", {**GPU, **changes, "compute.threads": None})

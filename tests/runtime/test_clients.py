@@ -135,6 +135,7 @@ def test_every_client_is_asked_and_closes_its_oracle(runs: Runs, tmp_path: Path)
     assert abs(len(of_clients[0]) - len(of_clients[1])) < len(asked) / 4
 
 
+@pytest.mark.slow
 def test_killed_clients_are_replaced(runs: Runs) -> None:
     """The client is killed before or after it gets a call: at its start, while it makes its oracles, and at
     any question and answer."""
@@ -150,6 +151,7 @@ def test_killed_clients_are_replaced(runs: Runs) -> None:
         assert cluster.killed == [kill]
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_is_replaced(runs: Runs) -> None:
     local = runs.local()
     cluster = ForkedCluster([Kill("collect", 5, signal=signal.SIGSTOP)], deadline_s=8.0)

@@ -48,6 +48,7 @@ def test_a_cluster_with_too_few_gpus(cluster: Cluster) -> None:
         cluster.reserve(6, placed.actors, placed.learner, 1.0)
 
 
+@pytest.mark.sample("False", seconds=15)
 @pytest.mark.parametrize("collocate", [False, True])
 def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collocate: bool) -> None:
     """No two actors see the same GPU, and an actor sees that of the learner only if they share it. An actor
@@ -71,6 +72,7 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
         gpus.close()
 
 
+@pytest.mark.slow
 def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) -> None:
     cluster.refuse_too_many(4, 1.0, {})
     others = started(cluster.launcher(1.0, 60.0), 3)
@@ -87,6 +89,7 @@ def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) 
         cluster.refuse_too_many(5, 1.0, {})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_an_actor_without_a_device_ends_the_start(
     cluster: Cluster,
