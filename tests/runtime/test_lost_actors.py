@@ -1,5 +1,6 @@
 """Actors in processes of their own: they are replaced when they are lost, and the run is the local one."""
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
+from oat.algorithms.group import GRPO
 from oat.build.actor_side import ActorWorker
 from oat.commands.export import digest_run
+from oat.errors import ConfigError
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import Inbox
+from oat.runtime.worker import versions
+from oat.trainer import Trainer
 from oat.types import Receipt
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
@@ -160,3 +165,72 @@ def test_no_prompt_is_missing_or_twice_and_the_least_loaded_get_the_next(
     assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
     assert seen
     assert all(max(each.values()) - min(each.values()) <= 1 for each in seen if len(each) == 2)
+
+
+PART = """
+from oat.algorithms.group import GRPO
+
+
+class Own(GRPO):
+    pass
+"""
+
+
+@pytest.mark.parametrize("by", ["file", "module"])
+def test_a_part_of_the_user_is_found_as_in_the_runs_own_process(
+    by: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths and modules beside a program are those of the run's own process."""
+    (tmp_path / "own_part.py").write_text(PART, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = {"file": "own_part.py:Own", "module": "own_part:Own"}[by]
+    changes = {"algorithm.name": name, "stop.max_steps": 1, "evaluation": None}
+    assert train(world, tmp_path, monkeypatch, ForkedCluster(), **changes) == 0
+
+
+def test_a_part_that_is_missing_elsewhere_is_refused_before_models_are_loaded(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_here = f"import os\n\nif os.getpid() != {os.getpid()}:\n    import missing_here\n"
+    (tmp_path / "own_part.py").write_text(only_here + PART, encoding="utf-8")
+    cluster = ForkedCluster()
+    changes = {"algorithm.name": f"{tmp_path / 'own_part.py'}:Own"}
+    assert train(world, tmp_path, monkeypatch, cluster, **changes) == 2
+    error = capsys.readouterr().err
+    assert "actor 0: on the machine " in error
+    assert "missing_here" in error
+    assert cluster.calls["make"] == 0
+    assert all(not remote.process.is_alive() for remote in cluster.remotes)
+
+
+def test_other_versions_elsewhere_are_refused_before_models_are_loaded(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = versions()
+    others = {**found, "torch": "9.9", "oat": "1 (sources 0)"}
+    monkeypatch.setattr("oat.runtime.crew.versions", lambda: others)
+    cluster = ForkedCluster()
+    assert train(world, tmp_path, monkeypatch, cluster) == 2
+    error = capsys.readouterr().err
+    assert f"oat {found['oat']} instead of 1 (sources 0), torch {found['torch']} instead of 9.9" in error
+    assert "install the same versions on every machine" in error
+    assert cluster.calls["make"] == 0
+
+
+def test_an_object_of_the_main_program_does_not_travel(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An algorithm that is no attribute of a module is refused by name; one of a module travels."""
+
+    class Local(GRPO):
+        pass
+
+    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster())
+    tree = world.tree("grpo", tmp_path / "run", {**APART, "stop.max_steps": 1, "evaluation": None})
+    sections = {name: value for name, value in tree.items() if name not in ("run_dir", "algorithm")}
+    with pytest.raises(ConfigError, match="Local was given from Python, and other processes"):
+        Trainer(**sections, algorithm={"name": Local, "prompts": 2}, run_dir=tmp_path / "a").train()
+    assert not cluster.remotes
+    Trainer(**sections, algorithm={"name": GRPO, "prompts": 2}, run_dir=tmp_path / "b", quiet=True).train()
+    assert cluster.calls["sample"]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from oat.errors import ActorError, LostError, warn
 from oat.runtime.calls import call_of, value_of
-from oat.runtime.worker import versions
+from oat.runtime.worker import surroundings, versions
 
 Pending = Callable[[], bytes]
 """Waits for the reply to a call, and returns it."""
@@ -126,7 +126,9 @@ class Crew:
         parts: Sequence[str] = (),
     ):
         self.launcher, self.restarts, self._kind = launcher, restarts, kind
-        self._orders: list[tuple[str, bytes]] = [("prepare", call_of("prepare", versions(), list(parts)))]
+        self._orders: list[tuple[str, bytes]] = [
+            ("prepare", call_of("prepare", versions(), list(parts), *surroundings()))
+        ]
         self._lock = RLock()
         self._is_closed = False
         self._hired = 0

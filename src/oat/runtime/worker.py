@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oat.errors import ConfigError, OatWarning
+from oat.files import seen
 from oat.plugins.loading import load_symbol
 from oat.runtime.calls import answered
 
@@ -72,12 +73,22 @@ def versions() -> dict[str, str]:
     }
 
 
-def prepared(expected: Mapping[str, str], parts: Sequence[str]) -> dict[str, Any]:
-    """Check that this process can work for a run.
+def surroundings() -> tuple[str, list[str]]:
+    """Return the folder from which this process sees relative paths, and the folders in which it looks for
+    modules."""
+    return str(seen(Path()).resolve()), [place for place in sys.path if place]
+
+
+def prepared(
+    expected: Mapping[str, str], parts: Sequence[str], folder: str, places: Sequence[str]
+) -> dict[str, Any]:
+    """Check that this process can work for a run. From here on, it sees relative paths and finds modules as
+    the run's own process does, as far as the folders are on this machine.
 
     Args:
         expected: `versions` of the run's own process.
         parts: the names of the user's parts, which must be found here (`load_symbol`).
+        folder, places: `surroundings` of the run's own process.
 
     Returns:
         Name of the machine, and number of the process.
@@ -86,6 +97,9 @@ def prepared(expected: Mapping[str, str], parts: Sequence[str]) -> dict[str, Any
         ConfigError: a version differs, or a part is not found.
     """
     machine, found = socket.gethostname(), versions()
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    sys.path += [place for place in places if place not in sys.path]
     wrong = [
         f"{name} {found.get(name)} instead of {version}"
         for name, version in expected.items()
