@@ -122,7 +122,7 @@ def test_actors_that_do_not_fit_on_this_machine(
     for command in ("check", "train"):
         assert oat(command, config) == 2
         error = capsys.readouterr().err
-        assert "for each of 3 others, and" in error
+        assert "for each of 3 that sample, and" in error
         assert "lower compute.actors or compute.standby, or give compute.address a cluster" in error
     assert oat("check", config, "--compute.address", "127.0.0.1:1") == 0
     assert oat("check", config, "--compute.actors", "1") == 0
@@ -143,11 +143,11 @@ def test_oat_check_says_who_runs_where(
     assert oat("check", world.config("grpo", tmp_path, changes), "--memory") == 0
     out = capsys.readouterr().out
     found = lines_of(out)
-    assert found["this process"].startswith("learner, ledger and oracles; about ")
+    assert found["this process"].startswith("learner, ledger, oracles; about ")
     assert found["actors"].startswith("3, each with 0.5 of the cluster's logical CPUs; about ")
     assert found["standbys"].startswith("1 with models loaded")
     assert found["object store"].startswith("about ")
-    assert "for each of 4 others" in found["in all"]
+    assert "for each of 4 that sample" in found["in all"]
     assert "memory of the tensors of one actor" in out
     assert oat("check", world.config("grpo", tmp_path, {})) == 0
     assert "this process" not in lines_of(capsys.readouterr().out)
@@ -169,3 +169,19 @@ def test_oat_check_says_who_has_which_gpu(
         assert found["actors"].startswith("4, each")
         assert "a GPU, shared with the learner on one" in found["actors"]
         assert "on one GPU" in found["in all"]
+
+
+def test_oat_check_names_further_processes(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A learner and oracle clients in processes of their own are said, and counted in all."""
+    beside = []
+    for further in ({}, {"compute.learner": "actor", "compute.oracle_clients": 2}):
+        changes = {"compute.runtime": "ray", "compute.actors": 2, **further}
+        assert oat("check", world.config("grpo", tmp_path, changes)) == 0
+        found = lines_of(capsys.readouterr().out)
+        beside.append("300 MB for each of 3 without tensors" in found["in all"])
+    assert found["this process"] == "ledger"
+    assert found["learner apart"].startswith("1, with 1 of the cluster's logical CPUs; about ")
+    assert found["clients"].startswith("2, each with 1 of the cluster's logical CPUs; the oracles")
+    assert beside == [False, True]

@@ -56,10 +56,12 @@ class Needs:
         others = _others_here(compute)
         if not others:
             return own, f"{size_of(own)} for this process"
+        further = compute.oracle_clients + (compute.learner == "actor")
+        beside = f", {size_of(IMPORTS)} for each of {further} without tensors" if further else ""
         return (
-            own + others * (actor + IMPORTS) + self.stored,
-            f"{size_of(own)} for this process, {size_of(actor + IMPORTS)} for each of {others} others, and "
-            f"{size_of(self.stored)} for weights that the cluster keeps",
+            own + others * (actor + IMPORTS) + further * IMPORTS + self.stored,
+            f"{size_of(own)} for the learner, {size_of(actor + IMPORTS)} for each of {others} that sample"
+            f"{beside}, and {size_of(self.stored)} for weights that the cluster keeps",
         )
 
     def refuse_too_large(self, resolved: Resolved, limit: int, has: str) -> None:
@@ -146,10 +148,15 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
     needs = needs_of(resolved, lengths)
     on = "its GPU" if placed else "the machine"
     where_learner = f"; GPU {placed.learner} of the run" if placed else ""
-    yield (
-        "this process",
-        f"learner, ledger and oracles{where_learner}; about {size_of(needs.own.peak)} for tensors",
-    )
+    needed = f"{where_learner}; about {size_of(needs.own.peak)} for tensors"
+    has = [*(["learner"] if compute.learner == "driver" else []), "ledger"]
+    has += [] if compute.oracle_clients else ["oracles"]
+    yield "this process", f"{', '.join(has)}{needed if compute.learner == 'driver' else ''}"
+    if compute.learner == "actor":
+        yield "learner apart", f"1, with {compute.learner_cpus:g} of the cluster's logical CPUs{needed}"
+    if compute.oracle_clients:
+        each = f"each with {compute.oracle_cpus:g} of the cluster's logical CPUs"
+        yield "clients", f"{compute.oracle_clients}, {each}; the oracles, with what they load"
     gpus = ""
     if placed is not None:
         half = ", shared with the learner on one" if placed.is_shared else ""
