@@ -9,6 +9,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from fixtures import Finished, World, oat
 
 import oat as package
 from oat.config.load import _Loader
+from oat.runtime.worker import Worker
 
 pytestmark = pytest.mark.fault("R11")
 
@@ -77,6 +79,46 @@ def test_the_reader_of_sources_sees_them() -> None:
         runs_data("model.eval()\nre.compile(a)\nload(p, trust_remote_code=False)\nfrom json import load\n")
         == set()
     )
+
+
+SENT = {
+    ("runtime/ray.py", "self._ray.remote", ""),
+    ("runtime/ray.py", "worker.remote", "log"),
+    ("runtime/ray.py", "?.call.remote", "sent"),
+    ("runtime/ray.py", "self._ray.put", "data"),
+    ("runtime/gpus.py", "self._ray.remote", ""),
+    ("runtime/gpus.py", "?.remote", ""),
+    ("runtime/gpus.py", "self._holder.visible.remote", ""),
+}
+"""What is handed to Ray, which pickles it: classes of ours without a state, the path of a log (text), and
+calls (bytes). A reply is bytes, too. Whoever could send a pickle to these processes has the token of the
+cluster, with which one may start any process there (SECURITY.md)."""
+
+
+def handed_to_ray(source: str) -> set[tuple[str, str]]:
+    """Return the calls of Ray in a source that send values, each with the names of its arguments."""
+    return {
+        (dotted(node.func), " ".join(dotted(each) for each in node.args))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (node.func.attr == "remote" or dotted(node.func).endswith("ray.put"))
+    }
+
+
+def test_ray_pickles_nothing_of_models_data_or_users() -> None:
+    assert handed_to_ray("a.remote(x, y)\nself._ray.put(z)\nbox.put(z)\n") == {
+        ("a.remote", "x y"),
+        ("self._ray.put", "z"),
+    }
+    found = {
+        (str(file.relative_to(ROOT)), *call)
+        for file in ROOT.rglob("*.py")
+        for call in handed_to_ray(file.read_text(encoding="utf-8"))
+    }
+    assert found == SENT
+    assert get_type_hints(Worker.call) == {"data": bytes, "return": bytes}
+    assert get_type_hints(Worker.__init__) == {"log": str}
 
 
 def test_the_source_runs_nothing_that_it_reads(figure: Callable[[str], None]) -> None:
