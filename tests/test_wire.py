@@ -1,6 +1,7 @@
 import dataclasses
 import datetime
 import math
+import struct
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from oat import types
 from oat.errors import WireError
 from oat.runtime.local import over_wire
-from oat.wire import decode, encode, roundtrip
+from oat.wire import decode, encode, encode_parts, roundtrip
 
 CLASSES = [cls for cls in vars(types).values() if isinstance(cls, type) and dataclasses.is_dataclass(cls)]
 pack = msgspec.msgpack.encode
@@ -160,6 +161,39 @@ def test_arrays_of_any_layout():
     assert equal(roundtrip(torch.nn.Parameter(torch.ones(2))), torch.ones(2))
     special = np.array([math.nan, math.inf, -math.inf, -0.0, 5e-324])
     assert roundtrip(special).tobytes() == special.tobytes()
+
+
+LARGE = [
+    np.arange(5000, dtype=np.int64).reshape(2, -1),
+    np.ones((3, 5000), dtype=bool),
+    np.zeros((0, 9), dtype=np.float32),
+]
+
+
+def joined(value):
+    return b"".join(encode_parts(value))
+
+
+@pytest.mark.parametrize("value", [*examples(), *LARGE, 3], ids=lambda value: type(value).__name__)
+def test_parts_round_trip(value):
+    assert equal(decode(joined(value)), value)
+    assert encode(decode(joined(value))) == encode(value)
+
+
+def test_large_arrays_are_parts_that_are_not_copied():
+    """They are writable only if the bytes are."""
+    array, half = np.arange(3000.0), torch.arange(5001.0).bfloat16()
+    sent = {"a": array, "b": half, "c": torch.from_numpy(array[::2]), "d": array[:5]}
+    parts = encode_parts(sent)
+    assert any(np.shares_memory(np.frombuffer(part, np.uint8), array) for part in parts if len(part))
+    data = bytearray(b"".join(parts))
+    found, read = decode(data), decode(bytes(data))
+    assert equal(found, sent)
+    assert equal(read, sent)
+    found["a"][0] = 5
+    assert decode(data)["a"][0] == 5
+    assert [found[name].flags.writeable for name in "ad"] == [True, True]
+    assert [read[name].flags.writeable for name in "ad"] == [False, True]
 
 
 def test_numpy_scalars_become_numbers():
@@ -323,6 +357,40 @@ ARRAY = {"!": "array", "dtype": "float32", "shape": [1], "data": b"abcd"}
 )
 def test_hostile_bytes(data):
     with pytest.raises(WireError, match="not an encoded value"):
+        decode(data)
+
+
+def in_parts(head, arrays=b"", size=None):
+    return b"\xc1oatpart" + struct.pack("<Q", len(head) if size is None else size) + head + arrays
+
+
+def at(start, size, kind=1):
+    return msgspec.msgpack.Ext(kind, struct.pack("<QQ", start, size))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xc1oatpart",
+        in_parts(b"", size=2**63),
+        in_parts(pack({**ARRAY, "data": at(0, 4)}), b"abc"),
+        in_parts(pack({**ARRAY, "data": at(2**64 - 1, 4)}), b"abcd"),
+        in_parts(pack({**ARRAY, "data": at(0, 4, kind=5)}), b"abcd"),
+        in_parts(pack({**ARRAY, "data": msgspec.msgpack.Ext(1, b"abc")}), b"abcd"),
+        in_parts(pack({**ARRAY, "data": at(0, 3)}), b"abcd"),
+        in_parts(pack({**ARRAY, "dtype": "bool", "data": at(0, 1)}), b"\x02"),
+        in_parts(pack({**ARRAY, "dtype": "object", "data": at(0, 4)}), b"abcd"),
+        in_parts(pack({**ARRAY, "data": at(0, 4), "extra": 1}), b"abcd"),
+        in_parts(pack(at(0, 4)), b"abcd"),
+        in_parts(pack([at(0, 4)]), b"abcd"),
+        in_parts(pack({"a": at(0, 4)}), b"abcd"),
+        in_parts(pack({"!": "tensor", "value": at(0, 4)}), b"abcd"),
+        pack({**ARRAY, "data": at(0, 4)}) + b"abcd",
+        pack({**ARRAY, "data": at(0, 4)}),
+    ],
+)
+def test_hostile_parts(data):
+    with pytest.raises(WireError):
         decode(data)
 
 

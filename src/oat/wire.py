@@ -4,11 +4,16 @@ The encoding covers numbers, strings, bytes, None, lists, tuples, sets, dicts wi
 tensors, and the dataclasses that `oat.types` exports. Values of other classes are refused. The decoder builds
 only values of these types, so hostile bytes cannot run code. It does not check the types of a dataclass's
 fields.
+
+Bytes of a second form (`encode_parts`) are for weights: `_APART`, the size of a head, the head, and large
+arrays one after another. The head is a value in the first form, in which a large array is a place.
 """
 
 import dataclasses
 import functools
+import struct
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +24,14 @@ from oat import types
 from oat.errors import WireError
 
 _TAG = "!"
+_APART = b"\xc1oatpart"
+"""The first bytes of the second form. No encoded value of the first form begins so."""
+_PLACE = 1
+"""The kind of a place: where an array begins, counted from the end of the head, and its size in bytes."""
+_LARGE = 4096
+"""Fewest bytes of a large array."""
+_ALIGNED = 64
+"""Arrays of the second form begin at a multiple of this number of bytes, counted from the first one."""
 _CLASSES = {
     cls.__name__: cls
     for cls in vars(types).values()
@@ -47,27 +60,49 @@ def encode(value: Any) -> bytes:
         WireError: the value, or a part of it, cannot be encoded. Examples: a type that the encoding does not
             cover, a whole number beyond 64 bits, a string that is not Unicode, a value that contains itself.
     """
-    try:
-        return msgspec.msgpack.encode(_lower(value))
-    except WireError:
-        raise
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise WireError(
-            f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the types "
-            "of oat.types"
-        ) from error
+    return _encoded(value, lambda array: array.data)
 
 
-def decode(data: bytes) -> Any:
-    """Return the value from bytes that `encode` made. Arrays are writable, and tensors are on the CPU.
+def encode_parts(value: Any) -> list[bytes | memoryview]:
+    """Return a value as parts, whose bytes together are an encoded value. Large arrays and tensors are parts
+    of their own, and share their memory with the value.
+
+    Raises:
+        WireError: see `encode`.
+    """
+    parts: list[bytes | memoryview] = []
+    end = 0
+
+    def placed(array: np.ndarray) -> msgspec.msgpack.Ext:
+        nonlocal end
+        place = struct.pack("<QQ", end, array.nbytes)
+        gap = -array.nbytes % _ALIGNED
+        parts.extend([array.data, bytes(gap)])
+        end += array.nbytes + gap
+        return msgspec.msgpack.Ext(_PLACE, place)
+
+    head = _encoded(value, placed)
+    return [_APART, struct.pack("<Q", len(head)), head, *parts]
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """Return the value from bytes that `encode` made, or from the joined parts of `encode_parts`. Tensors are
+    on the CPU. Arrays are writable, except those that were parts of their own: they share the memory of
+    `data`, and are writable if it is.
 
     Raises:
         WireError: the bytes are no encoded value. Examples: bytes are missing at the end, or a class, a field
             or a dtype is unknown.
     """
     try:
-        return _lift(msgspec.msgpack.decode(data))
-    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
+        whole = memoryview(data)
+        if whole[: len(_APART)] != _APART:
+            return _lift(msgspec.msgpack.decode(whole))
+        start = len(_APART) + 8
+        end = start + struct.unpack("<Q", whole[len(_APART) : start])[0]
+        at = functools.partial(_at, whole[end:])
+        return _lift(msgspec.msgpack.decode(whole[start:end], ext_hook=at))
+    except (TypeError, KeyError, ValueError, OverflowError, RecursionError, struct.error) as error:
         raise WireError(
             f"these bytes are not an encoded value ({error}); they were cut or made by another program"
         ) from error
@@ -76,6 +111,23 @@ def decode(data: bytes) -> Any:
 def roundtrip(value: Any) -> Any:
     """Encode and decode a value: return it as it arrives in another process."""
     return decode(encode(value))
+
+
+def _encoded(value: Any, large: Callable[[np.ndarray], Any]) -> bytes:
+    """Encode a value.
+
+    Args:
+        large: function that returns what stands for the bytes of a large array, given as a flat array.
+    """
+    try:
+        return msgspec.msgpack.encode(_lower(value), enc_hook=large)
+    except WireError:
+        raise
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise WireError(
+            f"a value does not travel ({error}); send 64-bit numbers, Unicode strings, arrays or the types "
+            "of oat.types"
+        ) from error
 
 
 def _lower(value: Any) -> Any:
@@ -125,7 +177,10 @@ def _lower_array(array: np.ndarray) -> dict[str, Any]:
         raise WireError(
             f"an array of dtype {array.dtype} does not travel; use one of {', '.join(sorted(_DTYPES))}"
         )
-    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    data = (
+        array.tobytes() if array.nbytes < _LARGE else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    )
     return {_TAG: "array", "dtype": name, "shape": list(array.shape), "data": data}
 
 
@@ -136,6 +191,19 @@ def _dtype_name(dtype: np.dtype) -> str:
     return dtype.name
 
 
+def _at(arrays: memoryview, kind: int, place: memoryview) -> memoryview:
+    """Return the bytes of an array of the second form.
+
+    Args:
+        arrays: the bytes of all arrays.
+        kind, place: see `_PLACE`.
+    """
+    start, size = struct.unpack("<QQ", place)
+    if kind != _PLACE or start + size > len(arrays):
+        raise WireError("an array at a place that is not there")
+    return arrays[start : start + size]
+
+
 def _lift(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
@@ -143,6 +211,8 @@ def _lift(value: Any) -> Any:
         return [_lift(item) for item in value]
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise WireError(f"a {type(value).__name__} of this content does not travel")
+    if value.get(_TAG) == "array" and isinstance(value.get("data"), memoryview):
+        return _array(**{key: item for key, item in value.items() if key != _TAG})
     fields = {key: _lift(item) for key, item in value.items() if key != _TAG}
     return _BUILDERS[value[_TAG]](**fields) if _TAG in value else fields
 
@@ -153,20 +223,25 @@ def _collection(cls: type, items: list) -> Any:
     return cls(items)
 
 
-def _array(dtype: str, shape: list, data: bytes) -> np.ndarray:
+def _array(dtype: str, shape: list, data: bytes | memoryview) -> np.ndarray:
     if dtype not in _DTYPES:
         raise WireError(f"an array of dtype {dtype} does not travel")
-    if not isinstance(shape, list) or not isinstance(data, bytes) or min(shape, default=0) < 0:
+    if not isinstance(shape, list) or not isinstance(data, bytes | memoryview) or min(shape, default=0) < 0:
         raise WireError("an array without a shape and bytes")
-    if dtype == "bool" and data.strip(b"\0\1"):
+    if dtype == "bool" and bytes(data).strip(b"\0\1"):
         raise WireError("an array of truth values with other values than 0 and 1")
-    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape).copy()
+    array = np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    return array if isinstance(data, memoryview) else array.copy()
 
 
 def _tensor(value: np.ndarray) -> Any:
     import torch
 
-    return torch.from_numpy(value)
+    if not isinstance(value, np.ndarray) or value.flags.writeable:
+        return torch.from_numpy(value)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(value)
 
 
 def _bfloat16(value: np.ndarray) -> Any:
@@ -174,7 +249,7 @@ def _bfloat16(value: np.ndarray) -> Any:
 
     if not isinstance(value, np.ndarray) or value.dtype != np.int16:
         raise WireError("a tensor of bfloat16 without its bits")
-    return torch.from_numpy(value).view(torch.bfloat16)
+    return _tensor(value).view(torch.bfloat16)
 
 
 _BUILDERS: dict[str, Callable[..., Any]] = {

@@ -166,8 +166,8 @@ class ForkedCluster:
         self.remotes.append(remote)
         return remote
 
-    def shared(self, data: bytes) -> bytes:
-        return data
+    def shared(self, parts: Sequence[bytes | memoryview]) -> bytes:
+        return b"".join(parts)
 
     def before_call(self, remote: ForkedRemote, what: str) -> None:
         for kill in [each for each in self.kills if (each.what, each.number) == (what, self.calls[what])]:

@@ -19,7 +19,19 @@ def call_of(name: str, *arguments: Any) -> bytes:
     return wire.encode((name, [_sent(argument) for argument in arguments]))
 
 
-def answered(do: Callable[[str, Sequence[Any]], Any], data: bytes, warnings: Sequence[str] = ()) -> bytes:
+def parts_of(name: str, *arguments: Any) -> list[bytes | memoryview]:
+    """Return a call as parts (`wire.encode_parts`). Large tensors in it are not copied, and are read where
+    they arrive.
+
+    Raises:
+        WireError: an argument cannot be encoded.
+    """
+    return wire.encode_parts((name, [_sent(argument) for argument in arguments]))
+
+
+def answered(
+    do: Callable[[str, Sequence[Any]], Any], data: bytes | memoryview, warnings: Sequence[str] = ()
+) -> bytes:
     """Do what a call asks, and return the reply.
 
     Args:
@@ -41,7 +53,7 @@ def answered(do: Callable[[str, Sequence[Any]], Any], data: bytes, warnings: Seq
     return wire.encode({"error": kind, "text": text, "warnings": list(warnings)})
 
 
-def value_of(reply: bytes, who: str) -> Any:
+def value_of(reply: bytes | memoryview, who: str) -> Any:
     """Return the result that a reply has. Repeat its warnings here.
 
     Args:

@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from oat.errors import ActorError, ConfigError, LostError
 from oat.runtime import guard
 from oat.runtime.crew import Pending
 from oat.runtime.gpus import own_index
+from oat.runtime.pipe import Pipe
 
 _START_S = 120.0
 """Longest time in seconds until a cluster has started."""
@@ -68,7 +68,7 @@ class Cluster:
         else:
             _refuse_taken_port()
         self._logs, self._numbers, self._lock = logs, count(), threading.Lock()
-        self._waiting: dict[int, Future[bytes]] = {}
+        self._waiting: dict[int, Future[memoryview]] = {}
         self._end: str | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         folder = ""
@@ -82,7 +82,7 @@ class Cluster:
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.write(str(self._broker.pid).encode())
             self._guard.stdin.flush()
-        self._pipe = Connection(os.dup(self._socket.fileno()))
+        self._pipe = Pipe(self._socket.dup())
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -147,7 +147,7 @@ class Cluster:
         self.ask("start", number, str(log), cpus, places)
         return number
 
-    def call(self, process: int, data: "bytes | Shared") -> "Future[bytes]":
+    def call(self, process: int, data: "bytes | Shared") -> "Future[memoryview]":
         """Send a call to a process. The future has the reply, or a LostError if the process has ended.
 
         Raises:
@@ -155,15 +155,15 @@ class Cluster:
         """
         if isinstance(data, Shared):
             return self._sent("call", process, data.number)
-        return self._sent("call", process, None, data=data)
+        return self._sent("call", process, None, data=[data])
 
-    def share(self, data: bytes) -> "Shared":
+    def share(self, parts: Sequence[bytes | memoryview]) -> "Shared":
         """Store a call in the cluster, to send it to several processes."""
         number = next(self._numbers)
-        self.send("share", number, data=data)
+        self.send("share", number, data=parts)
         return Shared(self, number)
 
-    def send(self, what: str, *arguments: Any, data: bytes | None = None) -> None:
+    def send(self, what: str, *arguments: Any, data: Sequence[bytes | memoryview] | None = None) -> None:
         """Send the broker a request that has no reply.
 
         Raises:
@@ -173,9 +173,7 @@ class Cluster:
             if self._end is not None:
                 raise ActorError(self._end)
             try:
-                self._pipe.send_bytes(wire.encode((what, arguments, data is not None)))
-                if data is not None:
-                    self._pipe.send_bytes(data)
+                self._pipe.send(wire.encode((what, arguments)), data)
             except OSError:
                 raise ActorError(self._ended("its broker ended")) from None
 
@@ -254,8 +252,10 @@ class Cluster:
                 )
             time.sleep(0.2)
 
-    def _sent(self, what: str, *arguments: Any, data: bytes | None = None) -> "Future[bytes]":
-        number, future = next(self._numbers), Future[bytes]()
+    def _sent(
+        self, what: str, *arguments: Any, data: Sequence[bytes | memoryview] | None = None
+    ) -> "Future[memoryview]":
+        number, future = next(self._numbers), Future[memoryview]()
         self._waiting[number] = future
         self.send(what, number, *arguments, data=data)
         return future
@@ -264,13 +264,13 @@ class Cluster:
         """Take replies from the broker until it ends."""
         with suppress(EOFError, OSError):
             while True:
-                number, error, text = wire.decode(self._pipe.recv_bytes())
+                head, data = self._pipe.receive()
+                number, error, text = wire.decode(head)
                 if number is None:
                     self._ended(text)
                     break
-                data = b"" if error else self._pipe.recv_bytes()
                 future = self._waiting.pop(number)
-                if error:
+                if data is None:
                     future.set_exception(getattr(errors, error)(text))
                 else:
                     future.set_result(data)
@@ -335,7 +335,7 @@ class RayRemote:
     def call(self, what: str, data: Any) -> Pending:
         future = self._cluster.call(self._number, data)
 
-        def wait() -> bytes:
+        def wait() -> memoryview:
             try:
                 return future.result(self._deadline_s)
             except FutureTimeoutError:
@@ -364,8 +364,8 @@ class RayLauncher:
         number = self._cluster.start(name, self._cpus, self._places)
         return RayRemote(self._cluster, name, number, self._deadline_s)
 
-    def shared(self, data: bytes) -> Shared:
-        return self._cluster.share(data)
+    def shared(self, parts: Sequence[bytes | memoryview]) -> Shared:
+        return self._cluster.share(parts)
 
 
 def _refuse_taken_port() -> None:

@@ -8,7 +8,7 @@ from oat.errors import ActorError, LostError, warn
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.worker import surroundings, versions
 
-Pending = Callable[[], bytes]
+Pending = Callable[[], bytes | memoryview]
 """Waits for the reply to a call, and returns it."""
 
 
@@ -40,8 +40,9 @@ class Launcher(Protocol):
     def start(self, name: str) -> Remote:
         """Start a process, and return at once."""
 
-    def shared(self, data: bytes) -> Any:
-        """Return a handle of a call that is sent to several processes."""
+    def shared(self, parts: Sequence[bytes | memoryview]) -> Any:
+        """Return a handle of a call that is sent to several processes. The parts of the call may change when
+        this function has returned."""
 
 
 class Restarts:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oat.errors import ActorError, LostError, WeightsError, warn
-from oat.runtime.calls import call_of
+from oat.runtime.calls import call_of, parts_of
 from oat.runtime.crew import Crew, Member
 from oat.runtime.transfer import loaded_with
 from oat.types import Branching, Bucket, Group, Prompt, Receipt, Sampling, Shipment, Work
@@ -110,7 +110,7 @@ class ActorPool:
             for other in loaded_with(slot, self.shared):
                 self._transfers.pop(other, None)
             self._transfers[slot] = []
-        call = what, self.crew.launcher.shared(call_of(what, slot, *arguments))
+        call = what, self.crew.launcher.shared(parts_of(what, slot, *arguments))
         self._transfers[slot].append(call)
         for member in list(self.crew.members):
             self._flying[member].append(member.ask(*call))

@@ -3,28 +3,32 @@
 This module is run as a program of its own: `python -m oat.runtime.ray FD`. FD is the number of a socket, on
 which the run sends its requests. When the socket is closed, the broker leaves the cluster and ends.
 
-Ray pickles the name of a class of ours, and bytes. Values of models and users travel as bytes of `wire.py`,
+Ray pickles the name of a class of ours, and bytes (as arrays of numpy, which the receiver reads in the
+cluster's shared memory, without a copy). Values of models and users travel as bytes of `wire.py`,
 and so do errors.
 """
 
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from oat import wire
 from oat.errors import ConfigError, LostError, OatError
 from oat.runtime.cluster import no_cluster
 from oat.runtime.gpus import Places, ReservedGpus
+from oat.runtime.pipe import Pipe
 from oat.runtime.worker import Worker
 
 _LOOPBACK = "127.0.0.1"
@@ -41,7 +45,7 @@ class Broker:
         pipe: where the requests come from.
     """
 
-    def __init__(self, pipe: Connection):
+    def __init__(self, pipe: Pipe):
         self._pipe, self._lock = pipe, threading.Lock()
         self._ray: Any = None
         self._processes: dict[int, Any] = {}
@@ -53,12 +57,13 @@ class Broker:
         """Answer requests until the run closes its end."""
         try:
             while True:
-                what, arguments, has_data = wire.decode(self._pipe.recv_bytes())
-                data = [self._pipe.recv_bytes()] if has_data else []
+                head, data = self._pipe.receive()
+                what, arguments = wire.decode(head)
                 if what in _ANSWERED:
                     self._answer(what, *arguments)
                 else:
-                    getattr(self, f"_{what}")(*arguments, *data)
+                    sent = [] if data is None else [np.frombuffer(data, np.uint8)]
+                    getattr(self, f"_{what}")(*arguments, *sent)
         except (EOFError, OSError):
             if self._ray is not None:
                 self._ray.shutdown()
@@ -96,13 +101,13 @@ class Broker:
             self._leaving[number] = partial(gpus.give_back, place)
         self._processes[number] = worker.remote(log)
 
-    def _share(self, number: int, data: bytes) -> None:
+    def _share(self, number: int, data: np.ndarray) -> None:
         self._shared[number] = self._ray.put(data)
 
     def _drop(self, number: int) -> None:
         del self._shared[number]
 
-    def _call(self, number: int, process: int, shared: int | None, data: bytes = b"") -> None:
+    def _call(self, number: int, process: int, shared: int | None, data: np.ndarray | None = None) -> None:
         sent = data if shared is None else self._shared[shared]
 
         def reply(future: "Future[bytes]") -> None:
@@ -118,10 +123,9 @@ class Broker:
     def _reply(self, number: int | None, reply: bytes | Exception) -> None:
         with self._lock:
             if isinstance(reply, Exception):
-                self._pipe.send_bytes(wire.encode((number, type(reply).__name__, str(reply))))
+                self._pipe.send(wire.encode((number, type(reply).__name__, str(reply))))
             else:
-                self._pipe.send_bytes(wire.encode((number, "", "")))
-                self._pipe.send_bytes(reply)
+                self._pipe.send(wire.encode((number, "", "")), [reply])
 
     def _watch(self, parts: dict[int, str]) -> None:
         """If a part of the cluster ends, say so, and end."""
@@ -196,4 +200,4 @@ def _reason(error: BaseException) -> str:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    Broker(Connection(int(sys.argv[1]))).serve()
+    Broker(Pipe(socket.socket(fileno=int(sys.argv[1])))).serve()

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from oat.errors import ConfigError, OatWarning
 from oat.files import seen
 from oat.plugins.loading import load_symbol
@@ -40,10 +42,14 @@ class Worker:
             _write_to(log)
         warnings.showwarning = self._note  # type: ignore[assignment]
 
-    def call(self, data: bytes) -> bytes:
-        """Answer a call: `prepare`, then `make`, then the calls of the box that was made."""
+    def call(self, data: bytes | np.ndarray) -> bytes:
+        """Answer a call: `prepare`, then `make`, then the calls of the box that was made.
+
+        Args:
+            data: the bytes of the call, also as an array.
+        """
         self._warned.clear()
-        return answered(self._called, data, self._warned)
+        return answered(self._called, data if isinstance(data, bytes) else data.data, self._warned)
 
     def _called(self, name: str, arguments: Sequence[Any]) -> Any:
         if name == "prepare":
