@@ -22,6 +22,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["oat.build.actor_side", "oat.build.run"])
 
 
+def start_fork_server() -> None:
+    """Start the fork server, for forked children too (`share_fork_server`)."""
+    forkserver.ensure_running()
+
+
 def share_fork_server() -> None:
     """Let a forked child use the fork server of its parent, for which only the parent can wait."""
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]

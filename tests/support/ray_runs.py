@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class RayStrikes:
         killed: those that were made.
         calls: number of calls so far, by name.
         struck_at: the time of the last strike.
+        doing: what else is done at a call, by its name and number.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0):
@@ -45,7 +46,7 @@ class RayStrikes:
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
         monkeypatch.setattr(cluster, "_SHORT", str(self.temporary))
         monkeypatch.setenv(_MARK, str(folder))
-        self._monkeypatch = monkeypatch
+        self.doing: dict[tuple[str, int], Callable[[], None]] = {}
         call = RayRemote.call
 
         def planned(remote: RayRemote, what: str, data: Any) -> Any:
@@ -56,7 +57,7 @@ class RayStrikes:
 
     def plan(self, kills: Sequence[Kill]) -> None:
         """Plan strikes of the next run."""
-        self.kills, self.killed, self.calls = list(kills), [], Counter()
+        self.kills, self.killed, self.calls, self.doing = list(kills), [], Counter(), {}
 
     def left(self) -> list[int]:
         """Return the processes of clusters that are still there."""
@@ -80,19 +81,29 @@ class RayStrikes:
             striker.start()
             if kill.after_s == 0.0 and what not in ("prepare", "make"):
                 striker.join()
+        if do := self.doing.pop((what, self.calls[what]), None):
+            do()
+            self.struck_at = time.monotonic()
         self.calls[what] += 1
+
+    def worker(self, name: str) -> int | None:
+        """Return the process of an actor, a learner or a client, which writes into a file of its name; None
+        if it has not opened this file yet."""
+        for process in self.left():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{process}/fd/1").endswith(f"/logs/{name.replace(' ', '-')}.log"):
+                    return process
+        return None
 
     def _strike(self, name: str, kill: Kill) -> None:
         time.sleep(kill.after_s)
-        log, until = f"/logs/{name.replace(' ', '-')}.log", time.monotonic() + _START_S
-        while time.monotonic() < until:
-            for process in self.left():
-                with suppress(OSError):
-                    if os.readlink(f"/proc/{process}/fd/1").endswith(log):
-                        os.kill(process, kill.signal)
-                        self.struck_at = time.monotonic()
-                        return
+        until = time.monotonic() + _START_S
+        while (process := self.worker(name)) is None and time.monotonic() < until:
             time.sleep(0.02)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process, kill.signal)
+            self.struck_at = time.monotonic()
 
 
 def marked(mark: str) -> Iterator[int]:
@@ -104,11 +115,21 @@ def marked(mark: str) -> Iterator[int]:
                 yield int(place.name)
 
 
-def name_of(process: int) -> str:
-    """Return the name of a process, such as raylet."""
-    with suppress(OSError):
-        return Path(f"/proc/{process}/comm").read_text().strip()
-    return ""
+def part(strikes: RayStrikes, name: str) -> int:
+    """Return a part of a cluster by the end of its command, or by its program, such as raylet."""
+    for process in strikes.left():
+        words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+        if name in words or Path(words[0]).name == name:
+            return process
+    raise AssertionError(f"no process {name}")
+
+
+@pytest.fixture
+def strikes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayStrikes]:
+    """Strikes of the clusters of one test."""
+    made = RayStrikes(tmp_path, monkeypatch, deadline_s=20.0)
+    yield made
+    made.close()
 
 
 def gone(found: Any, seconds: float) -> bool:
