@@ -76,7 +76,7 @@ def entered(address: str, home: Path, token: str | None) -> subprocess.Completed
     given = {} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     return subprocess.run(
         [sys.executable, "-c", ENTER, address],
-        env={**kept, **given, "HOME": str(home), "RAY_gcs_server_request_timeout_seconds": "5"},
+        env={**kept, **given, "HOME": str(home), "RAY_gcs_rpc_server_reconnect_timeout_s": "5"},
         capture_output=True,
         text=True,
         timeout=200,

@@ -15,7 +15,7 @@ def test_what_waits_is_bounded(
 ) -> None:
     cluster = ForkedCluster()
     start_fork_server()
-    config = world.config("grpo", tmp_path, CHANGES)
+    config = world.config("dpo", tmp_path, CHANGES)
 
     def sizes() -> Mapping[str, int]:
         actors = {remote.name: resident(remote.process.pid or 0) for remote in cluster.remotes}
