@@ -71,12 +71,13 @@ def test_it_listens_on_the_loopback_interface_only(
 
 
 def entered(address: str, home: Path, token: str | None) -> subprocess.CompletedProcess[str]:
-    """Try to enter a cluster from another process."""
+    """Try to enter a cluster from another process, which looks for it on the loopback interface."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    kept |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
     given = {} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     return subprocess.run(
         [sys.executable, "-c", ENTER, address],
-        env={**kept, **given, "HOME": str(home), "RAY_gcs_rpc_server_reconnect_timeout_s": "5"},
+        env={**kept, **given, "HOME": str(home)},
         capture_output=True,
         text=True,
         timeout=200,
