@@ -15,7 +15,7 @@ MODEL ?=
 LONG := kill_series losses same_run ten_thousand_steps
 WIRED := kill state
 
-.PHONY: setup quickstart test tests test-slow faults bench compare explore lint type clean
+.PHONY: setup quickstart test tests test-slow faults faults-ray bench compare explore lint type clean
 
 setup: $(STAMP)
 
@@ -66,6 +66,10 @@ $(TRACKERS)/.installed: pyproject.toml constraints.txt
 # The table of docs/faults.md, row by row, at most 45 minutes; goes on where it was ended. ROW=R1 runs one row anew.
 faults: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/faults/table.py --workers $(WORKERS) $(ROW)
+
+# The rows of the same table that start Ray clusters, at most 60 minutes.
+faults-ray: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/faults/table.py --workers $(WORKERS) --ray
 
 # The tables of docs/benchmarks.md, against peers in environments of their own; TABLES="step update" for some of them. vLLM's build for the CPU
 # does not import beside the torchvision that it asks for.

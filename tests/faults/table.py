@@ -1,9 +1,10 @@
 """Run the tests of the fault table's rows, keep their results, and write the table into docs/faults.md.
 
-    python tests/faults/table.py [ROW ...]
+    python tests/faults/table.py [--ray] [ROW ...]
 
 With rows, run the tests of these rows. Without rows, run the tests of every row that has not passed with the
-present commit of the sources. A second call thus continues a call that was cut off.
+present commit of the sources: those that start no Ray cluster, or with `--ray` the others. A second call thus
+continues a call that was cut off.
 
 The result of a row is in `.faults/ROW.json` as soon as its tests end. The exit code is 1 if a row failed. A
 row without a test counts as failed. A test names its row with `@pytest.mark.fault("R1")` and reports its
@@ -66,7 +67,22 @@ ROWS = {
     ),
     "R15": (
         "weights that are cut off, lost or damaged on their way leave the old version answering; a response "
-        "of another version than the one asked for is found before anything is learned from it"
+        "of another version than the one asked for is found before anything is learned from it; if an actor "
+        "is killed at any moment, no rollout is lost or learned twice"
+    ),
+    "R15-ray": "R15 on a Ray cluster, where a whole node may be lost too",
+    "R17": (
+        "fast actors and a stalled learner: what waits between them is bounded, and memory grows by less "
+        "than 5 %"
+    ),
+    "R17-ray": "R17 on a Ray cluster, whose store does not fill",
+    "R18": (
+        "a failure in each component at each phase is mended, or ends the run with one message, within 10 s; "
+        "every wait ends at its deadline, with the name of who hangs"
+    ),
+    "R18-ray": (
+        "R18 on a Ray cluster, also if the cluster itself fails; whatever ends the run, nothing of the "
+        "cluster is left"
     ),
     "R19": "a malformed record gives one clear error, or is skipped and counted",
     "R20": "a number that is not finite changes no weight",
@@ -88,6 +104,10 @@ ROWS = {
     ),
     "R28": "a malformed request gets a status of 4xx, and the server continues",
     "R29": "a planted token or key appears in no message, log, metric, checkpoint or traceback",
+    "R30": (
+        "a Ray cluster that a run starts listens on the loopback interface only, and answers only those who "
+        "have its token; the token is in no file"
+    ),
     "R32": (
         "`kill -9` inside a step that asks further rounds in place of useless questions, then the same "
         "command: the run ends bitwise equal to the unbroken one"
@@ -105,6 +125,8 @@ ROWS = {
         "frozen policy, then the same command: the run ends bitwise equal to the unbroken one"
     ),
 }
+ON_RAY = ("R15-ray", "R17-ray", "R18-ray", "R30")
+"""The rows that start Ray clusters (`make faults-ray`)."""
 
 
 def files_of(row: str) -> list[str]:
@@ -243,10 +265,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("rows", nargs="*", default=[], choices=[*ROWS, []], metavar="ROW")
     parser.add_argument("--workers", type=int, default=2, help="processes that share out the tests of a row")
+    parser.add_argument("--ray", action="store_true", help="run the rows that start Ray clusters")
     options = parser.parse_args(arguments)
     RESULTS.mkdir(exist_ok=True)
     found, current = results(), commit()
-    for row in options.rows or ROWS:
+    for row in options.rows or [row for row in ROWS if (row in ON_RAY) == options.ray]:
         if (
             not options.rows
             and current is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 import yaml
 from fixtures import Finished, World, oat
@@ -91,7 +92,7 @@ SENT = {
     ("runtime/gpus.py", "self._holder.visible.remote", ""),
 }
 """What is handed to Ray, which pickles it: classes of ours without a state, the path of a log (text), and
-calls (bytes). A reply is bytes, too. Whoever could send a pickle to these processes has the token of the
+calls (bytes, some as an array). A reply is bytes, too. Whoever could send a pickle to these processes has the token of the
 cluster, with which one may start any process there (SECURITY.md)."""
 
 
@@ -117,7 +118,7 @@ def test_ray_pickles_nothing_of_models_data_or_users() -> None:
         for call in handed_to_ray(file.read_text(encoding="utf-8"))
     }
     assert found == SENT
-    assert get_type_hints(Worker.call) == {"data": bytes, "return": bytes}
+    assert get_type_hints(Worker.call) == {"data": bytes | np.ndarray, "return": bytes}
     assert get_type_hints(Worker.__init__) == {"log": str}
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,13 @@ class StaleActor(ActorWorker):
         return Receipt(arguments[0], inbox._current().version, dict(inbox._sums))
 
 
+@pytest.mark.fault("R15")
 def test_a_stale_actor_is_found_at_its_first_completion(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
 ) -> None:
     monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:StaleActor")
     cluster = ForkedCluster()
@@ -146,6 +152,7 @@ def test_a_stale_actor_is_found_at_its_first_completion(
     assert "nothing is learned from it" in said
     evaluation, first, second = 2 * 2, 2, 2  # calls of two actors; the evaluation has two modes
     assert cluster.calls["sample"] == evaluation + first + second
+    figure("1 of 1 actors with stale weights found at the first completion")
 
 
 def test_no_prompt_is_missing_or_twice_and_the_least_loaded_get_the_next(

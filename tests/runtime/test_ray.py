@@ -9,34 +9,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, oat
+from fixtures import Finished, World, oat
 
 from oat.commands.export import digest_run
 from oat.errors import OatWarning
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
+    "ppo": ("ppo", {}),
+    "rft": ("rft", {"algorithm": {"name": "rft", "prompts": 4, "samples": 4}}),
+    "xpo": ("xpo", {"algorithm": {"name": "xpo", "prompts": 4}}),
+    "reward_model": ("reward_model", {}),
     "dpo": ("dpo", {"learner.sync_every": 2, "learner.weights_proof": "probe"}),
     "an ensemble": (
         "dpo",
         {"explorer": {"name": "ensemble", "samples": 4, "ensemble": {"members": 2, "hidden": 4}}},
     ),
 }
+"""A run of each family of algorithms."""
 
 
 @pytest.mark.sample("grpo-2", seconds=15)
 @pytest.mark.parametrize("actors", [1, 2, 3])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_on_ray_is_the_local_run(name: str, actors: int, world: World, tmp_path: Path) -> None:
+def test_a_run_on_ray_is_the_local_run(
+    name: str, actors: int, finished: Finished, world: World, tmp_path: Path
+) -> None:
     recipe, changes = RUNS[name]
     changes = {**changes, "engine.deterministic": True, "engine.threads": 1}
-    digests = []
-    for where in ("local", "ray"):
-        cluster = {"compute.runtime": "ray", "compute.actors": actors, "compute.actor_cpus": 0.5}
-        own = {"run_dir": str(tmp_path / where), **(cluster if where == "ray" else {})}
-        assert oat("train", world.config(recipe, tmp_path, {**changes, **own})) == 0
-        digests.append(digest_run(tmp_path / where))
-    assert digests[0] == digests[1]
+    cluster = {"compute.runtime": "ray", "compute.actors": actors, "compute.actor_cpus": 0.5}
+    assert oat("train", world.config(recipe, tmp_path, {**changes, **cluster})) == 0
+    assert digest_run(tmp_path / recipe) == digest_run(finished.only_read(recipe, changes))
 
 
 def workers() -> list[int]:
@@ -51,33 +54,6 @@ def workers() -> list[int]:
         return pid == os.getpid()
 
     return [int(pid) for pid, _, *args in rows if args[:1] and "ray::Worker" in args[0] and is_ours(int(pid))]
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_after_an_actor_was_killed(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run ends with the name of the killed actor. The same command brings it to the end of the local run,
-    and no process is left."""
-    common = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 40, "evaluation.every": 20}
-    cluster = {"compute.runtime": "ray", "compute.actors": 2, "compute.actor_cpus": 0.5}
-    assert oat("train", world.config("grpo", tmp_path, {**common, "run_dir": str(tmp_path / "local")})) == 0
-    config = world.config("grpo", tmp_path, {**common, **cluster, "run_dir": str(tmp_path / "ray")})
-
-    def kill() -> None:
-        deadline = time.monotonic() + 120
-        while not any((tmp_path / "ray" / "checkpoints").glob("step_0*")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.kill(workers()[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    assert oat("train", config) == 1
-    killer.join()
-    assert "failed in the call `" in capsys.readouterr().err
-    assert workers() == []
-    assert oat("train", config) == 0
-    assert digest_run(tmp_path / "ray") == digest_run(tmp_path / "local")
 
 
 def test_more_actors_than_the_cluster_has_room_for(

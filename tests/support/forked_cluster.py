@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,16 @@ from oat.errors import LostError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["oat.build.actor_side", "oat.build.run"])
+
+
+def start_fork_server() -> None:
+    """Start the fork server, for forked children too (`share_fork_server`)."""
+    forkserver.ensure_running()
+
+
+def share_fork_server() -> None:
+    """Let a forked child use the fork server of its parent, for which only the parent can wait."""
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
 
 
 def _work(pipe: Connection, log: str, has_gpu: bool) -> None:
@@ -130,6 +141,7 @@ class ForkedCluster:
     Attributes:
         calls: number of calls so far, by name.
         killed: the kills that were made.
+        struck_at: the time of the last one.
     """
 
     def __init__(
@@ -144,6 +156,7 @@ class ForkedCluster:
         self.kills, self.deadline_s, self.cpus = list(kills), deadline_s, cpus
         self.calls: Counter[str] = Counter()
         self.killed: list[Kill] = []
+        self.struck_at = 0.0
         self.remotes: list[ForkedRemote] = []
         self._logs = Path()
 
@@ -173,11 +186,16 @@ class ForkedCluster:
         for kill in [each for each in self.kills if (each.what, each.number) == (what, self.calls[what])]:
             self.kills.remove(kill)
             self.killed.append(kill)
+            self.struck_at = time.monotonic()
             if kill.after_s == 0.0:
                 remote.signal(kill.signal)
             else:
                 threading.Timer(kill.after_s, remote.signal, [kill.signal]).start()
         self.calls[what] += 1
+
+    def left(self) -> list[int]:
+        """Return the processes that are still there."""
+        return [remote.process.pid or 0 for remote in self.remotes if remote.process.is_alive()]
 
     def close(self) -> None:
         for remote in self.remotes:

@@ -114,11 +114,15 @@ class Broker:
             error = future.exception()
             self._reply(number, future.result() if error is None else LostError(_reason(error)))
 
+        if process not in self._processes:
+            self._reply(number, LostError("it was ended"))
+            return
         self._processes[process].call.remote(sent).future().add_done_callback(reply)
 
     def _kill(self, number: int) -> None:
-        self._ray.kill(self._processes.pop(number))
-        self._leaving.pop(number, lambda: None)()
+        if number in self._processes:
+            self._ray.kill(self._processes.pop(number))
+            self._leaving.pop(number, lambda: None)()
 
     def _reply(self, number: int | None, reply: bytes | Exception) -> None:
         with self._lock:

@@ -1,0 +1,57 @@
+"""R18: a process that fails, by a kill or because it hangs, ends the run at once and with one message; the
+same command continues it. If it may be replaced, the run goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from apart_runs import pair
+from failures import PHASES, SETTINGS, ends, strike
+from fixtures import Finished
+from forked_cluster import ForkedCluster
+
+DEADLINE_S = 5.0
+
+pytestmark = pytest.mark.fault("R18")
+
+
+@pytest.mark.sample("killed-an actor that samples", "killed-a learner that learns", seconds=6)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_a_failure_ends_the_run(
+    how: str,
+    phase: str,
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
+) -> None:
+    own = {**SETTINGS[PHASES[phase][0]], "compute.max_restarts": 0}
+    run, kill = pair(finished, "grpo", tmp_path, {}, own), strike(phase, how)
+    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S))
+    seconds = ends(run, phase, kill, cluster, capsys)
+    figure(f"at most {seconds:.1f} s from a failure to the end of the run (after the deadline, if it hangs)")
+    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    assert run.train() == 0
+    figure(f"{int(run.is_equal)} of 1 ended runs equal the local one bitwise after the same command")
+    assert run.is_equal
+
+
+@pytest.mark.sample("killed-a client that answers", seconds=5)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_a_failure_is_mended(
+    how: str,
+    phase: str,
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    figure: Callable[[str], None],
+) -> None:
+    run, kill = pair(finished, "grpo", tmp_path, {}, SETTINGS[PHASES[phase][0]]), strike(phase, how)
+    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([kill], deadline_s=DEADLINE_S))
+    assert run.train() == 0
+    assert cluster.killed == [kill]
+    figure(f"{int(run.is_equal)} of 1 mended runs equal the local one bitwise")
+    assert run.is_equal

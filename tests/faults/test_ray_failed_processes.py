@@ -1,0 +1,164 @@
+"""R18 on real Ray clusters: a process of a run, or a part of its cluster, fails, or a signal ends the run.
+Nothing of the cluster is left, and the same command continues the run."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from apart_runs import Pair, pair
+from failures import AT_ONCE_S, PHASES, SETTINGS, ends, strike
+from fixtures import Finished, forked, named
+from ray_runs import RayStrikes, gone, part
+
+pytestmark = [pytest.mark.fault("R18-ray"), pytest.mark.large]
+
+PARTS = {"the head": "gcs_server", "the raylet": "raylet", "the broker": "oat.runtime.ray"}
+CALLS = {
+    "an actor starts": ("make", 0),
+    "sampling": ("sample", 5),
+    "new weights": ("put", 9),
+    "an evaluation": ("sample", 9),
+}
+MOMENTS = {
+    "the cluster starts": ("oat.runtime.cluster:Cluster.ask", 1, 0.7),
+    "actors start": ("oat.runtime.crew:Crew.ready", 1, 0.7),
+    "sampling": ("oat.runtime.pool:ActorPool.sample", 5, 0.0),
+    "new weights": ("oat.runtime.pool:PoolInbox.put", 3, 0.0),
+    "learning": ("oat.learner.learner:Learner.update", 3, 0.0),
+    "an evaluation": ("oat.evaluation.evaluation:Evaluation._sample", 3, 0.0),
+}
+FAILURES = [
+    *(("killed", phase) for phase in PHASES),
+    *(
+        ("hangs", phase)
+        for phase in ("an actor that samples", "a learner that learns", "a client that answers")
+    ),
+]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -signal.SIGKILL}
+
+
+def goes_on(run: Pair, strikes: RayStrikes, figure: Callable[[str], None]) -> None:
+    """Continue a run, which must end as the local one."""
+    strikes.plan([])
+    assert run.train() == 0
+    assert (strikes.left(), strikes.files_left()) == ([], [])
+    figure(f"{int(run.is_equal)} of 1 ended runs equal the local one bitwise after the same command")
+    assert run.is_equal
+
+
+@pytest.mark.parametrize(("how", "phase"), FAILURES, ids="-".join)
+def test_a_failure_ends_the_run(
+    how: str,
+    phase: str,
+    finished: Finished,
+    tmp_path: Path,
+    strikes: RayStrikes,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
+) -> None:
+    deadline = {"compute.max_restarts": 0, "compute.deadline_s": strikes.deadline_s}
+    run, kill = (
+        pair(finished, "grpo", tmp_path, {}, {**SETTINGS[PHASES[phase][0]], **deadline}),
+        strike(phase, how),
+    )
+    strikes.plan([kill])
+    seconds = ends(run, phase, kill, strikes, capsys)
+    assert strikes.files_left() == []
+    figure(f"at most {seconds:.1f} s from a failure to the end of the run (after the deadline, if it hangs)")
+    goes_on(run, strikes, figure)
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+@pytest.mark.parametrize("phase", ["an actor that samples", "a learner that learns", "a client that answers"])
+def test_a_failure_is_mended(
+    phase: str,
+    how: str,
+    finished: Finished,
+    tmp_path: Path,
+    strikes: RayStrikes,
+    figure: Callable[[str], None],
+) -> None:
+    own = {**SETTINGS[PHASES[phase][0]], "compute.deadline_s": strikes.deadline_s}
+    run = pair(finished, "grpo", tmp_path, {}, own)
+    strikes.plan([strike(phase, how)])
+    assert run.train() == 0
+    assert len(strikes.killed) == 1
+    figure(f"{int(run.is_equal)} of 1 mended runs equal the local one bitwise")
+    assert run.is_equal
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("name", PARTS.values(), ids=PARTS)
+def test_a_part_of_the_cluster_fails(
+    name: str,
+    call: tuple[str, int],
+    finished: Finished,
+    tmp_path: Path,
+    strikes: RayStrikes,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
+) -> None:
+    run = pair(finished, "grpo", tmp_path, {})
+    strikes.doing[call] = lambda: os.kill(part(strikes, name), signal.SIGKILL)
+    capsys.readouterr()
+    assert run.train() == 1
+    seconds = time.monotonic() - strikes.struck_at
+    assert (strikes.left(), strikes.files_left()) == ([], [])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, said
+    assert "the Ray cluster of this run has ended: its " in said[0]
+    assert run.saved >= run.rows - 1
+    figure(f"at most {seconds:.1f} s from a failure of the cluster to the end of the run")
+    assert seconds < AT_ONCE_S
+    goes_on(run, strikes, figure)
+
+
+def struck(run: Pair, moment: tuple[str, int, float], number: int, at: Path) -> int:
+    """Make a run in a process group of its own, which gets a signal at a moment."""
+    os.setsid()
+    place, call, later_s = moment
+    owner, name = named(place)
+    original, calls = getattr(owner, name), 0
+
+    def send() -> None:
+        at.write_text(f"{time.monotonic()}")
+        os.killpg(0, number)
+
+    def counted(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            threading.Timer(later_s, send).start() if later_s else send()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    return run.train()
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize("number", CODES, ids=lambda number: signal.Signals(number).name)
+def test_a_signal_ends_the_run(
+    number: int,
+    moment: tuple[str, int, float],
+    finished: Finished,
+    tmp_path: Path,
+    strikes: RayStrikes,
+    figure: Callable[[str], None],
+) -> None:
+    run, at, log = pair(finished, "grpo", tmp_path, {}), tmp_path / "at", tmp_path / "log"
+    assert forked(lambda: struck(run, moment, number, at), log) == CODES[signal.Signals(number)], (
+        log.read_text()
+    )
+    is_gone = gone(lambda: [*strikes.left(), *strikes.files_left()], AT_ONCE_S)
+    seconds = time.monotonic() - float(at.read_text())
+    assert is_gone, (strikes.left(), strikes.files_left())
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("plasma", "ray"))]
+    figure(f"at most {seconds:.1f} s from a signal until nothing is left of run and cluster")
+    assert seconds < AT_ONCE_S
+    if number != signal.SIGKILL:
+        assert "Traceback" not in log.read_text()
+    goes_on(run, strikes, figure)
