@@ -92,8 +92,8 @@ SENT = {
     ("runtime/gpus.py", "self._holder.visible.remote", ""),
 }
 """What is handed to Ray, which pickles it: classes of ours without a state, the path of a log (text), and
-calls (bytes, some as an array). A reply is bytes, too. Whoever could send a pickle to these processes has the token of the
-cluster, with which one may start any process there (SECURITY.md)."""
+calls (bytes, some as an array). A reply is bytes, too. Whoever could send a pickle to these processes has the
+token of the cluster, with which one may start any process there (SECURITY.md)."""
 
 
 def handed_to_ray(source: str) -> set[tuple[str, str]]:
