@@ -3,8 +3,8 @@
     python benchmarks/tables.py [TABLE ...] --trl PYTHON --trl-ppo PYTHON --vllm PYTHON
 
 `make bench` makes the environments of the peers and calls this program for all tables: generation, step,
-short, ppo, update, direct, logps, gae, growth, shapes, turns, explore. TRL has two environments, because its
-newest version has no PPO trainer.
+short, ppo, update, direct, logps, gae, growth, shapes, turns, explore, apart. TRL has two environments,
+because its newest version has no PPO trainer.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import apart
 import direct
 import explore_cost
 import gae
@@ -41,8 +42,8 @@ OF_SECONDS = 5
 OF_DIFFERENCES = 10
 """Number of repetitions of a row that has small differences of two times. Each of the two comes first equally
 often."""
-ONE_THREAD = ("short", "ppo", "explore")
-"""Tables whose models are so small that two threads make all sides slower."""
+ONE_THREAD = ("short", "ppo", "explore", "apart")
+"""Tables whose models are so small that two threads make all sides slower, or that have two processes."""
 DIRECT_STEPS = 20
 """Number of steps of which `direct` compares the losses."""
 
@@ -408,6 +409,7 @@ TABLES: dict[str, Callable[[Peers], Rows]] = {
     "shapes": shapes_rows,
     "turns": turns_rows,
     "explore": explore_rows,
+    "apart": lambda peers: apart.rows(OF_SECONDS),
 }
 
 

@@ -1,5 +1,6 @@
 """A run of `oat` whose steps a benchmark asks for one by one."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,15 @@ from task import Paced
 from oat.build.open_run import open_run
 from oat.build.resolve import resolve
 from oat.config.load import load_config
-from oat.loop import train
+from oat.loop import Run, train
 
 
-def paced_run(file: Path) -> tuple[dict[str, float], Paced]:
+def paced_run(file: Path, opened: Callable[[Run], None] = lambda run: None) -> tuple[dict[str, float], Paced]:
     """Return the metrics of the last step, which every step replaces, and the paced run of a configuration.
 
     Args:
         file: the configuration.
+        opened: function that gets the run before its first step.
     """
     given, origins = load_config(file)
     metrics: dict[str, float] = {}
@@ -26,7 +28,8 @@ def paced_run(file: Path) -> tuple[dict[str, float], Paced]:
             metrics.update(values)
             turn()
 
-        with open_run(resolve(given, origins)) as opened:
-            train(opened, report)
+        with open_run(resolve(given, origins)) as run:
+            opened(run)
+            train(run, report)
 
     return metrics, Paced(work)

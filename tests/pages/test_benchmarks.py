@@ -290,3 +290,18 @@ def test_explore_cost() -> None:
     found = explore_cost.rate(1, load, (8, 16))
     assert found["operations"] == 2 * 3 * 2 * (5 * 4 + 4 * 4 + 4)
     assert found["spread"][0] <= found["ratio"] <= found["spread"][1]
+
+
+@pytest.mark.slow(instead="tests/runtime/test_ray.py", seconds=40)
+def test_apart() -> None:
+    """The run on Ray has the digests of the local run, and an actor that is killed is replaced."""
+    import apart
+
+    row = apart.steps("tiny", 1, 2)
+    assert row["same_digests"]
+    assert min(row["seconds"].values()) > 0
+    row = apart.transfer("tiny", 1, 2)
+    assert row["bytes"] > 100_000
+    assert row["seconds"].keys() == {"broadcast", "sample", "all"}
+    row = apart.kills("tiny", 1, 1, 3)
+    assert row["spread"][0] == row["cost"] == row["spread"][1]
