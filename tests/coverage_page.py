@@ -96,6 +96,7 @@ FEATURES = {
     87: "MATH oracle: boxed answers with nested braces",
     88: "few-shot templates: a rendered prompt ends with the answer cue",
     89: "Bernoulli feedback",
+    90: "allocation of GPUs: actors and learner, apart or together",
     91: "synchronous collector: every response is counted; a reward gets the columns of its prompt",
     93: "sizes of batches, mini-batches and micro-batches: bad sizes are refused",
     94: "weight sync: equal logits after a push",
@@ -107,6 +108,7 @@ FEATURES = {
     100: "online evaluation: samples of training are compared with the reference responses of the data",
     102: "query budget",
     101: "evaluation after a number of queries",
+    103: "transfer between processes: a record arrives as it was sent, and nothing of it is kept afterwards",
     104: "if prompts are dropped, each reference response stays with its prompt",
     105: "chat template: a response is what the template adds to its prompt",
     106: "datasets from disk and hub",
@@ -122,6 +124,7 @@ FEATURES = {
     117: "offline run with online evaluation: the evaluation's file is written",
     118: "logging: the groups of metrics of the older package `oat-llm`, with their names in this project",
     119: "slicer of reasoning steps: the slices concatenate to the text; two markers of the answer survive",
+    124: "handling of failures: a process that fails ends the run with one message, or is replaced",
     125: "end to end on a CPU",
 }
 

@@ -11,8 +11,8 @@ PAGE = ROOT / "docs" / "test_suites.md"
 HEAD = """# Which tests run when
 
 `make test` runs every test without the marker `slow`. `make test-slow` runs the tests with this marker,
-except those that also have the marker `large`. These belong to the fault table, and only `make faults` runs
-them (docs/faults.md).
+except those that also have the marker `large`. These belong to the fault table, and only `make faults` and
+`make faults-ray` run them (docs/faults.md).
 
 **Through the wire encoding.** In some tests, a run encodes and decodes the values that travel between its
 parts, as between two processes (`compute.serialise`). `make test` does so in three kinds of runs: golden

@@ -26,6 +26,7 @@ APART = {
 GPUS = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 4}
 
 
+@pytest.mark.inventory(90)
 @pytest.mark.parametrize("gpus", APART)
 def test_who_uses_which_gpu(gpus: int) -> None:
     actors, learner, idle = APART[gpus]
@@ -37,6 +38,7 @@ def test_who_uses_which_gpu(gpus: int) -> None:
     assert placed.is_shared == (gpus == 1)
 
 
+@pytest.mark.inventory(90)
 @pytest.mark.parametrize("gpus", APART)
 def test_who_uses_which_gpu_together(gpus: int) -> None:
     placed = placement(gpus, collocate=True)

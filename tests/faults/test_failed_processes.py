@@ -15,6 +15,7 @@ DEADLINE_S = 5.0
 pytestmark = pytest.mark.fault("R18")
 
 
+@pytest.mark.inventory(124)
 @pytest.mark.sample("killed-an actor that samples", "killed-a learner that learns", seconds=6)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("how", ["killed", "hangs"])
@@ -38,6 +39,7 @@ def test_a_failure_ends_the_run(
     assert run.is_equal
 
 
+@pytest.mark.inventory(124)
 @pytest.mark.sample("killed-a client that answers", seconds=5)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("how", ["killed", "hangs"])

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from apart_runs import RUNS, pair
+from apart_runs import ACTORS, RUNS, pair
 from fixtures import Finished
 from forked_cluster import ForkedCluster, drawn_kills
-from ray_runs import RayStrikes
+from ray_runs import MARK, RayStrikes
 
 KILLS = 5
 """Kills of a run."""
@@ -29,13 +29,12 @@ def test_actors_killed_at_any_moment(
     figure: Callable[[str], None],
 ) -> None:
     with monkeypatch.context() as patched:
+        patched.delenv(MARK)
         patched.setattr("oat.build.apart.Cluster", cluster := ForkedCluster())
         assert pair(finished, name, tmp_path / "whole", {}).train() == 0
     kills = drawn_kills(f"{name} {standby}", cluster.calls, 2 * KILLS)[part * KILLS : (part + 1) * KILLS]
-    run = pair(finished, name, tmp_path / "ray", {})
-    run.config.write_text(
-        run.config.read_text().replace("compute:", f"compute:\n  standby: {standby}\n  max_restarts: 20")
-    )
+    own = {**ACTORS, "compute.standby": standby, "compute.max_restarts": 20}
+    run = pair(finished, name, tmp_path / "ray", {}, own)
     strikes.plan(kills)
     assert run.train() == 0
     assert strikes.left() == []

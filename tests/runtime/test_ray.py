@@ -17,9 +17,12 @@ from oat.errors import OatWarning
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "ppo": ("ppo", {}),
-    "rft": ("rft", {"algorithm": {"name": "rft", "prompts": 4, "samples": 4}}),
+    "rft": ("sft", {"algorithm": {"name": "sft", "prompts": 4, "samples": 4, "threshold": 0.1}}),
     "xpo": ("xpo", {"algorithm": {"name": "xpo", "prompts": 4}}),
-    "reward_model": ("reward_model", {}),
+    "a reward model": (
+        "reward_model",
+        {"algorithm": {"name": "reward_model", "prompts": 4, "samples": 2}, "evaluation": None},
+    ),
     "dpo": ("dpo", {"learner.sync_every": 2, "learner.weights_proof": "probe"}),
     "an ensemble": (
         "dpo",

@@ -18,7 +18,8 @@ from forked_cluster import Kill
 from oat.runtime import cluster
 from oat.runtime.cluster import RayRemote
 
-_MARK = "OAT_TEST_CLUSTER"
+MARK = "OAT_TEST_CLUSTER"
+"""An environment variable that the processes of a cluster inherit from a test."""
 _START_S = 60.0
 
 
@@ -45,7 +46,7 @@ class RayStrikes:
         self.struck_at = 0.0
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
         monkeypatch.setattr(cluster, "_SHORT", str(self.temporary))
-        monkeypatch.setenv(_MARK, str(folder))
+        monkeypatch.setenv(MARK, str(folder))
         self.doing: dict[tuple[str, int], Callable[[], None]] = {}
         call = RayRemote.call
 
@@ -111,7 +112,7 @@ def marked(mark: str) -> Iterator[int]:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (place / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "ZX" and f"{_MARK}={mark}\0".encode() in (place / "environ").read_bytes():
+            if state not in "ZX" and f"{MARK}={mark}\0".encode() in (place / "environ").read_bytes():
                 yield int(place.name)
 
 

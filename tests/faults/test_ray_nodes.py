@@ -1,0 +1,129 @@
+"""R15 on a Ray cluster of two nodes, of which one is lost with its actor."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apart_runs import pair
+from fixtures import Finished
+from ray_runs import MARK, RayStrikes, gone, marked
+
+pytestmark = [pytest.mark.fault("R15-ray"), pytest.mark.large]
+
+
+class Nodes:
+    """Nodes of a cluster on this machine, which a test starts and ends.
+
+    Attributes:
+        address: of the cluster.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self._folder, self.address, self._names = folder, "", list[str]()
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+    def start(self, name: str, cpus: int) -> None:
+        """Start a node, and wait until it is there. The first one is the head."""
+        log, where = Path(f"{name}.log"), ["--head", "--port=0", "--include-dashboard=false"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--num-cpus={cpus}", "--block"]
+        command += [f"--address={self.address}"] if self.address else where
+        command += [] if self.address else [f"--temp-dir={self._folder / 't'}"]
+        self._names.append(name)
+        with log.open("wb") as file:
+            subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env={**os.environ, MARK: name, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},
+            )
+        until = time.monotonic() + 60
+        while "Ray runtime started" not in log.read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        if not self.address:
+            found = re.search(r"--address='(\S+)'", log.read_text())
+            assert found is not None, log.read_text()
+            self.address = found[1]
+
+    def lose(self, name: str) -> None:
+        """Kill all processes of a node."""
+        for process in list(marked(name)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def close(self) -> None:
+        for name in self._names:
+            self.lose(name)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, strikes: RayStrikes) -> Iterator[Nodes]:
+    made = Nodes(strikes.temporary, monkeypatch)
+    yield made
+    made.close()
+
+
+def on(nodes: Nodes, cpus: float, restarts: int) -> Mapping[str, Any]:
+    return {
+        "compute.runtime": "ray",
+        "compute.address": nodes.address,
+        "compute.actors": 2,
+        "compute.actor_cpus": cpus,
+        "compute.max_restarts": restarts,
+        "compute.deadline_s": 12,
+    }
+
+
+def test_actors_come_up_on_the_other_node(
+    finished: Finished,
+    tmp_path: Path,
+    nodes: Nodes,
+    strikes: RayStrikes,
+    figure: Callable[[str], None],
+) -> None:
+    nodes.start(f"{tmp_path}/head", 1)
+    nodes.start(f"{tmp_path}/second", 1)
+    run = pair(finished, "grpo", tmp_path, {}, on(nodes, 0.5, 10))
+    strikes.doing["sample", 5] = lambda: nodes.lose(f"{tmp_path}/second")
+    with pytest.warns(UserWarning, match="actor . has ended in the call .*; it is replaced"):
+        assert run.train() == 0
+    figure(f"{int(run.is_equal)} of 1 runs that lost a node equal the local one bitwise")
+    assert run.is_equal
+    run.note_books(tmp_path, figure)
+
+
+def test_a_node_is_lost_and_there_is_no_room(
+    finished: Finished,
+    tmp_path: Path,
+    nodes: Nodes,
+    strikes: RayStrikes,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
+) -> None:
+    """The run ends with one message and its state saved. When there is another node, the same command
+    continues it."""
+    nodes.start(f"{tmp_path}/head", 1)
+    nodes.start(f"{tmp_path}/second", 1)
+    run = pair(finished, "grpo", tmp_path, {}, on(nodes, 1, 1))
+    strikes.doing["sample", 6] = lambda: nodes.lose(f"{tmp_path}/second")
+    capsys.readouterr()
+    assert run.train() == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, said
+    assert "compute.max_restarts (1) allows no further replacement" in said[0]
+    assert run.saved == run.rows - 1
+    assert gone(strikes.left, 10)
+    nodes.start(f"{tmp_path}/third", 1)
+    assert run.train() == 0
+    figure(f"{int(run.is_equal)} of 1 runs that lost a node equal the local one bitwise")
+    assert run.is_equal
