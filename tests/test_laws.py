@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "cli": "build commands control errors files loop oracles plugins quickstart reports",
     "collector": "errors explore protocols seeds types",
     "commands": (
-        "build config data errors evaluation explore files hardware laboratory learner ledger loop "
+        "build data errors evaluation explore files hardware laboratory learner ledger loop "
         "metrics models reports rollout rundir runtime seeds text types"
     ),
     "config": "errors files plugins",

@@ -16,8 +16,9 @@ from oat.build.parts import REGISTRIES
 from oat.build.placement import placement_of
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
-from oat.config.load import to_yaml
+from oat.config.load import stored_config, to_yaml
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
+from oat.errors import ConfigError
 from oat.oracles.base import Oracle
 from oat.plugins.loading import travelling
 from oat.runtime.clients import Clients
@@ -168,6 +169,24 @@ def oracles_of(processes: Processes, run_inputs: RunInputs) -> dict[str, Oracle]
         return {}
     processes.clients.begin()
     return client_oracles(processes.clients, run_inputs)
+
+
+def first_actors(directory: Path) -> int:
+    """Return the number of actors with which a run begins.
+
+    Args:
+        directory: of a run whose number of actors may change while it works.
+
+    Raises:
+        ConfigError: there is no run, or the number of its actors cannot change.
+    """
+    if not (directory / "config.yaml").exists():
+        raise ConfigError(f"{directory} holds no run; give the directory of one (run_dir)")
+    compute = stored_config(directory)[0].compute
+    if compute.runtime == "local" or compute.gpus is not None:
+        why = "samples in its own process" if compute.runtime == "local" else "has an actor on each GPU"
+        raise ConfigError(f"{directory}: this run {why}, so their number cannot change while it works")
+    return compute.actors
 
 
 def _as_sent(resolved: Resolved) -> tuple[Config, list[str]]:
