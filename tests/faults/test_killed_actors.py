@@ -50,6 +50,7 @@ def test_an_actor_killed_at_any_moment(
         run = pair(finished, name, tmp_path / f"{number}", {})
         assert run.train() == 0, kill
         assert cluster.killed == [kill]
+        figure(f"{cluster.hits} of 1 planned kills met an actor that was there")
         figure(
             f"{int(run.is_equal)} of 1 runs equal the local one bitwise, an actor killed at a random moment"
         )

@@ -93,6 +93,7 @@ class ForkedRemote:
             raise LostError(f"{self.name} has ended in the call `{what}` (killed)") from None
 
     def signal(self, number: int) -> None:
+        self._cluster.hits += self.process.is_alive()
         with suppress(ProcessLookupError):
             os.kill(self.process.pid or 0, number)
         if number == signal.SIGKILL:
@@ -140,7 +141,8 @@ class ForkedCluster:
 
     Attributes:
         calls: number of calls so far, by name.
-        killed: the kills that were made.
+        killed: the kills whose call came.
+        hits: how many of them met a process that was there.
         struck_at: the time of the last one.
     """
 
@@ -156,6 +158,7 @@ class ForkedCluster:
         self.kills, self.deadline_s, self.cpus = list(kills), deadline_s, cpus
         self.calls: Counter[str] = Counter()
         self.killed: list[Kill] = []
+        self.hits = 0
         self.struck_at = 0.0
         self.remotes: list[ForkedRemote] = []
         self._logs = Path()

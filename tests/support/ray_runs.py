@@ -32,7 +32,8 @@ class RayStrikes:
 
     Attributes:
         kills: the strikes that are still to come.
-        killed: those that were made.
+        killed: those whose call came.
+        hits: how many of them met a process that was there.
         calls: number of calls so far, by name.
         struck_at: the time of the last strike.
         doing: what else is done at a call, by its name and number.
@@ -43,6 +44,7 @@ class RayStrikes:
         self.kills: list[Kill] = []
         self.killed: list[Kill] = []
         self.calls: Counter[str] = Counter()
+        self.hits = 0
         self.struck_at = 0.0
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
         monkeypatch.setattr(cluster, "_SHORT", str(self.temporary))
@@ -59,6 +61,7 @@ class RayStrikes:
     def plan(self, kills: Sequence[Kill]) -> None:
         """Plan strikes of the next run."""
         self.kills, self.killed, self.calls, self.doing = list(kills), [], Counter(), {}
+        self.hits = 0
 
     def left(self) -> list[int]:
         """Return the processes of clusters that are still there."""
@@ -104,6 +107,7 @@ class RayStrikes:
         if process is not None:
             with suppress(ProcessLookupError):
                 os.kill(process, kill.signal)
+                self.hits += 1
             self.struck_at = time.monotonic()
 
 

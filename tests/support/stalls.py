@@ -13,8 +13,9 @@ from fixtures import oat
 from oat.learner.learner import Learner
 from oat.runtime.crew import Member
 from oat.runtime.pool import ActorPool
+from oat.runtime.transfer import buckets
 
-STEPS, EARLY, PROMPTS, AHEAD = 60, 20, 4, 8
+STEPS, EARLY, PROMPTS, AHEAD = 120, 40, 4, 8
 STALL_S = 0.05
 MOST_CALLS = 3
 """Two buckets that are on their way, and the call that is being sent."""
@@ -32,7 +33,7 @@ CHANGES: dict[str, Any] = {
 
 
 class Watch:
-    """Stalls the learner of this process, and watches the run. For a forked child only.
+    """Makes buckets small, stalls the learner of this process, and watches the run. For a forked child only.
 
     Args:
         sizes: function that returns the resident bytes of each process, by its name.
@@ -44,6 +45,7 @@ class Watch:
         self.held: dict[int, dict[str, int]] = {}
         self._sizes = sizes
         self._patch()
+        buckets.__defaults__ = (1500,)
 
     def _patch(self) -> None:
         ask, sample, update = Member.ask, ActorPool.sample, Learner.update
