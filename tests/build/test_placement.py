@@ -11,6 +11,7 @@ from oat.build.placement import Placement, placement, placement_notes
 from oat.build.resolve import resolve
 from oat.config.compute_settings import ComputeConfig
 from oat.config.load import load_config
+from oat.runtime.gpus import shares_of
 
 APART = {
     1: ([0], 0, []),
@@ -32,9 +33,7 @@ def test_who_uses_which_gpu(gpus: int) -> None:
     actors, learner, idle = APART[gpus]
     placed = placement(gpus, collocate=False)
     assert placed == Placement(tuple(actors), learner, tuple(idle))
-    assert [placed.share(actor) for actor in range(len(actors))] == (
-        [0.5] if gpus == 1 else [1.0] * len(actors)
-    )
+    assert shares_of(placed.actors, placed.learner) == ([0.5] if gpus == 1 else [1.0] * len(actors))
     assert placed.is_shared == (gpus == 1)
 
 
@@ -43,7 +42,7 @@ def test_who_uses_which_gpu(gpus: int) -> None:
 def test_who_uses_which_gpu_together(gpus: int) -> None:
     placed = placement(gpus, collocate=True)
     assert placed == Placement(tuple(range(gpus)), 0, ())
-    assert [placed.share(actor) for actor in range(gpus)] == [0.5] + [1.0] * (gpus - 1)
+    assert shares_of(placed.actors, placed.learner) == [0.5] + [1.0] * (gpus - 1)
     assert placed.is_shared
 
 

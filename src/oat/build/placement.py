@@ -26,10 +26,6 @@ class Placement:
         """True if an actor and the learner use the same GPU."""
         return self.learner in self.actors
 
-    def share(self, actor: int) -> float:
-        """Return the part of its GPU that an actor has."""
-        return 0.5 if self.actors[actor] == self.learner else 1.0
-
 
 def placement(gpus: int, *, collocate: bool) -> Placement:
     """Say who uses which GPU.

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -69,6 +70,7 @@ class Cluster:
             _refuse_taken_port()
         self._logs, self._numbers, self._lock = logs, count(), threading.Lock()
         self._waiting: dict[int, Future[memoryview]] = {}
+        self._dropped: deque[int] = deque()
         self._end: str | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         folder = ""
@@ -161,7 +163,7 @@ class Cluster:
         """Store a call in the cluster, to send it to several processes."""
         number = next(self._numbers)
         self.send("share", number, data=parts)
-        return Shared(self, number)
+        return Shared(self._dropped, number)
 
     def send(self, what: str, *arguments: Any, data: Sequence[bytes | memoryview] | None = None) -> None:
         """Send the broker a request that has no reply.
@@ -173,6 +175,8 @@ class Cluster:
             if self._end is not None:
                 raise ActorError(self._end)
             try:
+                while self._dropped:
+                    self._pipe.send(wire.encode(("drop", (self._dropped.popleft(),))))
                 self._pipe.send(wire.encode((what, arguments)), data)
             except OSError:
                 raise ActorError(self._ended("its broker ended")) from None
@@ -315,14 +319,17 @@ class Reservation:
 
 
 class Shared:
-    """A call that is stored in the cluster, until this object is deleted."""
+    """A call that is stored in the cluster, until this object is deleted and the run sends its next request.
 
-    def __init__(self, cluster: Cluster, number: int):
-        self._cluster, self.number = cluster, number
+    Args:
+        dropped: where the number is noted then. Objects may be deleted at any moment, also within a request.
+    """
+
+    def __init__(self, dropped: deque[int], number: int):
+        self._dropped, self.number = dropped, number
 
     def __del__(self) -> None:
-        with suppress(ActorError):
-            self._cluster.send("drop", self.number)
+        self._dropped.append(self.number)
 
 
 class RayRemote:

@@ -91,10 +91,9 @@ class ReservedGpus:
                 f"actor needs {cpus:g} free logical CPUs beside it; start the run on a machine with a free "
                 "GPU, or lower compute.gpus or compute.actor_cpus"
             )
-        share = 0.5 if learner in actors else 1.0
-        shares = {numbers.index(gpu): share if gpu == learner else 1.0 for gpu in actors}
+        shares = dict(zip(map(numbers.index, actors), shares_of(actors, learner), strict=True))
         strategy = partial(ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy, self._group)
-        self.actors, self.learner = Places(strategy, shares), Places(strategy, {0: share})
+        self.actors, self.learner = Places(strategy, shares), Places(strategy, {0: shares.get(0, 1.0)})
 
     def hold(self) -> str:
         """Hold the GPU of the learner for the run's own process, and return Ray's name of it."""
@@ -106,6 +105,16 @@ class ReservedGpus:
     def close(self) -> None:
         """Give all GPUs back. Processes that use them are ended."""
         self._ray.util.remove_placement_group(self._group)
+
+
+def shares_of(actors: Sequence[int], learner: int) -> list[float]:
+    """Return the part of its GPU that each actor gets: a half of the learner's, and all of any other.
+
+    Args:
+        actors: the GPU of each actor, by number.
+        learner: the GPU of the learner.
+    """
+    return [0.5 if gpu == learner else 1.0 for gpu in actors]
 
 
 def own_index(given: str) -> int:

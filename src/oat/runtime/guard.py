@@ -12,18 +12,30 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _PATIENCE_S = 5.0
 
 
-def members(session: int) -> Iterator[int]:
-    """Yield the numbers of the living processes of a session."""
+class Process(NamedTuple):
+    """A living process: its number, its name, and the numbers of its parent and of its session."""
+
+    number: int
+    name: str
+    parent: int
+    session: int
+
+
+def processes() -> Iterator[Process]:
+    """Yield the living processes of this machine."""
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             with suppress(OSError):  # it has ended
-                state, _, _, its, *_ = (place / "stat").read_text().rpartition(")")[2].split()
-                if int(its) == session and state not in "ZX":
-                    yield int(place.name)
+                head, _, tail = (place / "stat").read_text().rpartition(")")
+                state, parent, _, session, *_ = tail.split()
+                if state not in "ZX":
+                    name = head.partition("(")[2]
+                    yield Process(int(place.name), name, int(parent), int(session))
 
 
 def main() -> None:
@@ -31,7 +43,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     session = sys.stdin.read()
     until = time.monotonic() + _PATIENCE_S
-    while session and (found := list(members(int(session)))) and time.monotonic() < until:
+    while session and time.monotonic() < until:
+        found = [process.number for process in processes() if process.session == int(session)]
+        if not found:
+            break
         for process in found:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

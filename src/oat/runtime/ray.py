@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +27,7 @@ from oat import wire
 from oat.errors import ConfigError, LostError, OatError
 from oat.runtime.cluster import no_cluster
 from oat.runtime.gpus import Places, ReservedGpus
+from oat.runtime.guard import processes
 from oat.runtime.pipe import Pipe
 from oat.runtime.worker import Worker
 
@@ -135,10 +135,9 @@ class Broker:
         """If a part of the cluster ends, say so, and end."""
         while True:
             time.sleep(_WATCH_S)
-            for process, name in parts.items():
-                if not _is_alive(process):
-                    self._reply(None, LostError(f"its process {name} ended"))
-                    os._exit(1)
+            for ended in parts.keys() - _parts().keys():
+                self._reply(None, LostError(f"its process {parts[ended]} ended"))
+                os._exit(1)
 
 
 def _connected(address: str | None, folder: str) -> ModuleType:
@@ -176,24 +175,8 @@ def _connected(address: str | None, folder: str) -> ModuleType:
 
 
 def _parts() -> dict[int, str]:
-    """Return the child processes of this process, which are the parts of its cluster: number and name."""
-    found = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            try:
-                name, parent = (place / "comm").read_text().strip(), (place / "stat").read_text()
-            except OSError:
-                continue
-            if parent.rpartition(")")[2].split()[1] == str(os.getpid()):
-                found[int(place.name)] = name
-    return found
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    """Return the living children of this process, which are the parts of its cluster: number and name."""
+    return {each.number: each.name for each in processes() if each.parent == os.getpid()}
 
 
 def _reason(error: BaseException) -> str:

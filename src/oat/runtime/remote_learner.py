@@ -13,11 +13,8 @@ from oat.algorithms.base import Objective
 from oat.errors import LearnerLostError, LostError
 from oat.runtime.calls import call_of
 from oat.runtime.crew import Member
-from oat.runtime.transfer import BUCKET_BYTES
+from oat.runtime.transfer import in_shares
 from oat.types import Batch, Trajectory
-
-Sizes = list[tuple[str, int]]
-"""Names of tensors, with their sizes in bytes."""
 
 
 class RemoteLearner:
@@ -79,12 +76,12 @@ class RemoteLearner:
         self._ask("load_state", {name: value for name, value in state.items() if name not in tensors})
 
     def _send(self, tensors: Mapping[str, Tensor]) -> None:
-        for names in _shares([(name, tensor.nbytes) for name, tensor in tensors.items()]):
+        for names in in_shares([(name, tensor.nbytes) for name, tensor in tensors.items()]):
             self._ask("stage", {name: tensors[name] for name in names})
 
     def _fetched(self, *place: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for names in _shares(self._ask("sizes", *place)):
+        for names in in_shares(self._ask("sizes", *place)):
             found |= self._ask("some", names, *place)
         return found
 
@@ -118,16 +115,3 @@ class RemoteState(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._all)
-
-
-def _shares(sizes: Sizes) -> Iterator[list[str]]:
-    """Yield the names in shares of at most `BUCKET_BYTES`."""
-    some, total = list[str](), 0
-    for name, size in sizes:
-        if some and total + size > BUCKET_BYTES:
-            yield some
-            some, total = [], 0
-        some.append(name)
-        total += size
-    if some:
-        yield some

@@ -4,7 +4,7 @@ A holder, such as an engine, keeps its old weights until `Inbox.commit`. So a tr
 which a bucket is lost or damaged, leaves the old version answering.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from torch import Tensor
@@ -120,17 +120,24 @@ def buckets(
     slot: str, version: int, tensors: Mapping[str, Tensor], most_bytes: int = BUCKET_BYTES
 ) -> Iterator[Bucket]:
     """Yield the tensors in buckets of at most `most_bytes`, in their order, each with its checksum."""
-    some: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if some and size + tensor.nbytes > most_bytes:
-            yield _bucket(slot, version, some)
-            some, size = {}, 0
-        some[name] = tensor
-        size += tensor.nbytes
+    for names in in_shares([(name, tensor.nbytes) for name, tensor in tensors.items()], most_bytes):
+        some = {name: tensors[name] for name in names}
+        yield Bucket(slot, version, some, checksums(some))
+
+
+def in_shares(sizes: Iterable[tuple[str, int]], most_bytes: int = BUCKET_BYTES) -> Iterator[list[str]]:
+    """Yield names of tensors in shares of at most `most_bytes`, in their order. A larger tensor is a share of
+    its own.
+
+    Args:
+        sizes: pairs of a name and a size in bytes.
+    """
+    some, total = list[str](), 0
+    for name, size in sizes:
+        if some and total + size > most_bytes:
+            yield some
+            some, total = [], 0
+        some.append(name)
+        total += size
     if some:
-        yield _bucket(slot, version, some)
-
-
-def _bucket(slot: str, version: int, tensors: Mapping[str, Tensor]) -> Bucket:
-    return Bucket(slot, version, dict(tensors), checksums(tensors))
+        yield some
