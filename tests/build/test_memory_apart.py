@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from oat.build.actor_side import ActorPlan, open_actor_side
 from oat.build.estimate import SURE, Lengths, estimate
-from oat.build.memory_apart import IMPORTS, Needs, estimate_actor, needs_of
+from oat.build.memory_apart import IMPORTS, RAY, Needs, estimate_actor, needs_of
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import load_config
@@ -93,7 +93,7 @@ def test_what_is_needed_together(world: World, tmp_path: Path) -> None:
         return needs.together(config.config.compute)[0], needs
 
     here, needs = together(**{"compute.standby": 1})
-    assert here == needs.own.peak + 4 * (needs.actor.peak + IMPORTS) + needs.stored
+    assert here == needs.own.peak + IMPORTS + 4 * (needs.actor.peak + IMPORTS) + RAY + needs.stored
     elsewhere, needs = together(**{"compute.address": "10.0.0.1:6379"})
     assert elsewhere == needs.own.peak
     gpus = {"compute.profile": "gpu", "compute.gpus": 2, "compute.actors": None}
@@ -117,16 +117,17 @@ def test_actors_that_do_not_fit_on_this_machine(
 ) -> None:
     """Processes that fit one by one, and not together, are refused; with a cluster elsewhere they are not."""
     needs = needs_of(resolved(world, tmp_path, APART), LENGTHS)
-    config = world.config("grpo", tmp_path, {**APART, "compute.memory_gb": 0.9 * SURE * IMPORTS * 3 / 1e9})
+    limit = {"compute.memory_gb": 0.9 * SURE * (IMPORTS * 4 + RAY) / 1e9}
+    config = world.config("grpo", tmp_path, {**APART, **limit, "compute.actor_cpus": 0.25})
     assert needs.own.peak < 0.1 * IMPORTS
     for command in ("check", "train"):
         assert oat(command, config) == 2
         error = capsys.readouterr().err
-        assert "for each of 3 that sample, and" in error
+        assert "for each of 3 that sample, " in error
         assert "lower compute.actors or compute.standby, or give compute.address a cluster" in error
     assert oat("check", config, "--compute.address", "127.0.0.1:1") == 0
     assert oat("check", config, "--compute.actors", "1") == 0
-    assert oat("check", config, "--compute.memory_gb", "1.1") == 0
+    assert oat("check", config, "--compute.memory_gb", "2") == 0
 
 
 def lines_of(text: str) -> dict[str, str]:
@@ -157,12 +158,13 @@ def test_oat_check_says_who_has_which_gpu(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 4}
+    changes = {**changes, "compute.actor_cpus": 0.25}
     with pretended_gpu():
         assert oat("check", world.config("grpo", tmp_path, changes)) == 0
         out = capsys.readouterr().out
         found = lines_of(out)
         assert "; GPU 2 of the run; about " in found["this process"]
-        assert found["actors"].startswith("2, each with 1 of the cluster's logical CPUs and a GPU; about ")
+        assert found["actors"].startswith("2, each with 0.25 of the cluster's logical CPUs and a GPU; about ")
         assert "of which 1 GPU stays idle" in out
         assert oat("check", world.config("grpo", tmp_path, {**changes, "compute.collocate": True})) == 0
         found = lines_of(capsys.readouterr().out)
@@ -176,12 +178,30 @@ def test_oat_check_names_further_processes(
 ) -> None:
     """A learner and oracle clients in processes of their own are said, and counted in all."""
     beside = []
-    for further in ({}, {"compute.learner": "actor", "compute.oracle_clients": 2}):
+    cpus = {"compute.actor_cpus": 0.25, "compute.learner_cpus": 0.5, "compute.oracle_cpus": 0.5}
+    for further in ({}, {"compute.learner": "actor", "compute.oracle_clients": 2, **cpus}):
         changes = {"compute.runtime": "ray", "compute.actors": 2, **further}
         assert oat("check", world.config("grpo", tmp_path, changes)) == 0
         found = lines_of(capsys.readouterr().out)
         beside.append("300 MB for each of 3 without tensors" in found["in all"])
-    assert found["this process"] == "ledger"
-    assert found["learner apart"].startswith("1, with 1 of the cluster's logical CPUs; about ")
-    assert found["clients"].startswith("2, each with 1 of the cluster's logical CPUs; the oracles")
+    assert found["this process"] == "ledger; about 300 MB without tensors"
+    assert found["for learning"].startswith("1, with 0.5 of the cluster's logical CPUs; about ")
+    assert found["clients"].startswith("2, each with 0.5 of the cluster's logical CPUs; about 300 MB without")
     assert beside == [False, True]
+
+
+def test_a_cluster_that_this_machine_cannot_start(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`oat check` refuses what `oat train` would refuse; of a cluster elsewhere it does not know."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    changes = {"compute.runtime": "ray", "compute.actors": 2, "compute.standby": 1}
+    config = world.config("grpo", tmp_path, changes)
+    assert oat("check", config) == 2
+    said = "2 actors at 1, 1 standby at 1 need 3 logical CPUs, and this machine has 2; lower their number"
+    assert said in capsys.readouterr().err
+    assert oat("check", config, "--compute.address", "127.0.0.1:1") == 0
+    assert oat("check", config, "--compute.actor_cpus", "0.5") == 0
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert oat("check", config, "--compute.actor_cpus", "0.5") == 2
+    assert "needs the package ray, which is not installed" in capsys.readouterr().err

@@ -36,8 +36,8 @@ print("inside with", ray.cluster_resources()["CPU"])
 @pytest.fixture
 def own(tmp_path: Path, strikes: RayStrikes) -> Iterator[Cluster]:
     """A cluster with an actor."""
-    made = Cluster(None, tmp_path)
-    actor = made.launcher(0.5, 60.0).start("actor 0")
+    made = Cluster(None, tmp_path, 60.0)
+    actor = made.launcher(0.5).start("actor 0")
     value_of(actor.call("prepare", call_of("prepare", versions(), []))(), "actor 0")
     yield made
     made.close()

@@ -31,13 +31,6 @@ MOMENTS = {
     "learning": ("oat.learner.learner:Learner.update", 3, 0.0),
     "an evaluation": ("oat.evaluation.evaluation:Evaluation._sample", 3, 0.0),
 }
-FAILURES = [
-    *(("killed", phase) for phase in PHASES),
-    *(
-        ("hangs", phase)
-        for phase in ("an actor that samples", "a learner that learns", "a client that answers")
-    ),
-]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -signal.SIGKILL}
 
 
@@ -50,7 +43,8 @@ def goes_on(run: Pair, strikes: RayStrikes, figure: Callable[[str], None]) -> No
     assert run.is_equal
 
 
-@pytest.mark.parametrize(("how", "phase"), FAILURES, ids="-".join)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("how", ["killed", "hangs"])
 def test_a_failure_ends_the_run(
     how: str,
     phase: str,
@@ -72,8 +66,8 @@ def test_a_failure_ends_the_run(
     goes_on(run, strikes, figure)
 
 
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-@pytest.mark.parametrize("phase", ["an actor that samples", "a learner that learns", "a client that answers"])
 def test_a_failure_is_mended(
     phase: str,
     how: str,

@@ -262,7 +262,7 @@ def test_metrics_are_those_of_all_clients(runs: Runs, tmp_path: Path) -> None:
 
 def gated(cluster: ForkedCluster, folder: Path, clients: int = 2, restarts: int = 3) -> Clients:
     """Return clients that answer a question whose first candidate is "slow" when `folder/gate` exists."""
-    crew = Crew(cluster.launcher(1.0, 60.0, folder), Restarts(restarts), "oracle client", clients)
+    crew = Crew(cluster(None, folder, 60.0).launcher(1.0), Restarts(restarts), "oracle client", clients)
     crew.make(f"{ORACLES}:GatedBox", wire.encode(str(folder)))
     made = Clients(crew)
     made.begin()
@@ -376,5 +376,5 @@ def test_settings_that_nothing_reads(
 
 def test_who_asks_the_oracle(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.config("run", **{"compute.runtime": "ray", "compute.oracle_clients": 2})
-    assert oat("check", config) == 0
+    assert oat("check", config, "--compute.oracle_cpus", "0.25") == 0
     assert ":reward, asked by 2 clients on a Ray cluster" in " ".join(capsys.readouterr().out.split())

@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"CPU": 4, "GPU": 5}))
         patched.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        started = Cluster(None, tmp_path_factory.mktemp("logs"))
+        started = Cluster(None, tmp_path_factory.mktemp("logs"), 60.0)
         yield started
         started.close()
 
@@ -57,7 +57,7 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
     gpus = cluster.reserve(len(placed.actors), placed.actors, placed.learner, 0.5)
     try:
         own = gpus.hold()
-        launcher = cluster.launcher(0.5, 60.0, gpus.actors)
+        launcher = cluster.launcher(0.5, gpus.actors)
         remotes = started(launcher, len(placed.actors))
         seen = [visible(remote) for remote in remotes]
         assert len({*seen}) == len(seen)
@@ -75,7 +75,7 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
 @pytest.mark.slow
 def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) -> None:
     cluster.refuse_too_many(4, 1.0, {})
-    others = started(cluster.launcher(1.0, 60.0), 3)
+    others = started(cluster.launcher(1.0), 3)
     for other in others:
         value_of(other.call("make", call_of("make", VISIBLE, b""))(), other.name)
     with pytest.raises(ConfigError, match="need 4, and of the 4 CPUs of the cluster 1 are free; wait until"):

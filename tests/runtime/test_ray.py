@@ -65,7 +65,7 @@ def test_more_actors_than_the_cluster_has_room_for(
     changes = {"compute.runtime": "ray", "compute.actors": 999, "compute.memory_gb": 1000}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     error = capsys.readouterr().err
-    assert "999 actors of 1 logical CPUs each need 999, and the cluster has" in error
+    assert "999 actors at 1 need 999 logical CPUs, and the cluster has" in error
 
 
 def test_more_oracle_clients_than_the_cluster_has_room_for(
@@ -74,7 +74,7 @@ def test_more_oracle_clients_than_the_cluster_has_room_for(
     changes = {"compute.runtime": "ray", "compute.oracle_clients": 999, "compute.oracle_cpus": 0.5}
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     error = capsys.readouterr().err
-    assert "1 actors of 1 logical CPUs each, and 499.5 for oracle clients need 500.5, and the" in error
+    assert "1 actor at 1, 999 oracle clients at 0.5 need 500.5 logical CPUs, and the" in error
     assert "lower their number, or the CPUs of each" in error
 
 

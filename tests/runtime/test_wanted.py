@@ -1,5 +1,6 @@
 """`oat actors`: actors are added and taken away while a run works, and it learns the same."""
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
 from oat.commands.export import digest_run
+from oat.errors import ConfigError
 from oat.runtime.pool import ActorPool
+from oat.runtime.wanted import Wanted, want
 
 CHANGES: dict[str, Any] = {
     "engine.deterministic": True,
@@ -66,10 +69,52 @@ def test_an_actor_that_cannot_be_started_is_not_used(
     monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster([Kill("make", 2)]))
     asking = Asking(tmp_path / "apart", {4: 3}, monkeypatch)
     with pytest.warns(
-        UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 actors"
+        UserWarning, match="ended in the call `(prepare|make)` .*; the run goes on with 2 of 3 actors"
     ):
         assert train(world, tmp_path, "apart", **APART) == 0
     assert {*asking.counts} == {2}
+
+
+def test_more_actors_than_there_is_room_for(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many are started as there is room for. The run says so once, goes on, and ends."""
+    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster(most=3))
+    asking = Asking(tmp_path / "apart", {4: 9, 14: 1}, monkeypatch)
+    with pytest.warns(UserWarning, match="no room for more actors; the run goes on with 3 of 9") as said:
+        assert train(world, tmp_path, "apart", **APART) == 0
+    assert len([each for each in said if "no room" in str(each.message)]) == 1
+    assert max(asking.counts) == 3
+    assert asking.counts[-1] == 1
+    assert not cluster.left()
+
+
+def test_actors_that_are_not_ready_are_no_longer_wanted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An added actor that hangs while it starts holds neither the run nor its end."""
+    hangs = Kill("make", 2, signal=signal.SIGSTOP)
+    monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([hangs], deadline_s=300.0))
+    asking = Asking(tmp_path / "apart", {4: 3, 8: 2}, monkeypatch)
+    assert train(world, tmp_path, "apart", **APART) == 0
+    assert {*asking.counts} == {2}
+    assert not cluster.left()
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "", "many"])
+def test_a_number_that_is_none(text: str, tmp_path: Path) -> None:
+    wanted = Wanted(tmp_path, 2)
+    (tmp_path / "actors").write_text(text)
+    assert wanted() == (1 if text in ("0", "-5") else 2)
+
+
+def test_a_run_in_which_no_process_works(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
+    assert train(world, tmp_path, "apart", **APART, **{"stop.max_steps": 1}) == 0
+    assert oat("actors", tmp_path / "apart", 2) == 2
+    assert "no process works in this run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -87,10 +132,6 @@ def test_a_run_whose_actors_cannot_change(
     assert said in capsys.readouterr().err
 
 
-def test_no_actor_at_all(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("oat.build.apart.Cluster", ForkedCluster())
-    assert train(world, tmp_path, "apart", **APART, **{"stop.max_steps": 1}) == 0
-    assert oat("actors", tmp_path / "apart", 0) == 2
-    assert "at least one actor" in capsys.readouterr().err
+def test_no_actor_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one actor"):
+        want(tmp_path, 0)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -137,6 +137,7 @@ class ForkedCluster:
     """Stands for `oat.runtime.cluster.Cluster`.
 
     Args:
+        most: most processes that it has room for at the same time.
         has_gpus: each process has a pretended GPU.
 
     Attributes:
@@ -152,33 +153,39 @@ class ForkedCluster:
         *,
         deadline_s: float = 60.0,
         cpus: float = 8.0,
+        most: int = 100,
         has_gpus: bool = False,
     ):
-        self.has_gpus = has_gpus
+        self.has_gpus, self.most = has_gpus, most
         self.kills, self.deadline_s, self.cpus = list(kills), deadline_s, cpus
         self.calls: Counter[str] = Counter()
         self.killed: list[Kill] = []
         self.hits = 0
         self.struck_at = 0.0
         self.remotes: list[ForkedRemote] = []
-        self._logs = Path()
+        self._logs: Path | None = None
 
-    def __call__(self, address: str | None, logs: Path) -> "ForkedCluster":
+    def __call__(self, address: str | None, logs: Path, deadline_s: float) -> "ForkedCluster":
         self._logs = logs
         return self
 
-    def refuse_too_many(self, actors: int, cpus: float, others: Mapping[str, float]) -> None:
-        assert actors * cpus + sum(others.values()) <= self.cpus
+    def refuse_too_many(self, cpus: float, whose: str) -> None:
+        assert cpus <= self.cpus, whose
 
     def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "ForkedGpus":
         assert self.has_gpus
         return ForkedGpus()
 
-    def launcher(self, cpus: float, deadline_s: float, places: None = None) -> "ForkedCluster":
+    def launcher(self, cpus: float, places: None = None) -> "ForkedCluster":
         return self
 
+    @property
+    def room(self) -> int:
+        return self.most - len(self.left())
+
     def start(self, name: str) -> ForkedRemote:
-        remote = ForkedRemote(self, name, str(self._logs / f"{name.replace(' ', '-')}.log"))
+        log = "" if self._logs is None else str(self._logs / f"{name.replace(' ', '-')}.log")
+        remote = ForkedRemote(self, name, log)
         self.remotes.append(remote)
         return remote
 

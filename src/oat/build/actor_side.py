@@ -4,7 +4,7 @@ learner (`make_actor_side`), or in another one (`open_actor_side`)."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +14,17 @@ from oat import wire
 from oat.build.engine import make_sampling, run_engine
 from oat.build.ensemble import make_features, make_scorer
 from oat.build.environment import make_batched
+from oat.build.fingerprints import Inputs
 from oat.build.models import load_models, shared_slots
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
+from oat.build.same_inputs import refuse_other_inputs
 from oat.config.load import parse_config
 from oat.environments.batched import BatchedEnvironment
 from oat.explore.settings import ensemble_of
 from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer
 from oat.models.lora import LoadModel, load_model
 from oat.rollout.actor import Actor
 from oat.rollout.ensemble_scorer import EnsembleScorer
@@ -61,16 +64,18 @@ class ActorPlan:
         config: every setting of the run, as YAML (`Resolved.as_yaml`).
         first_seed: the seed of initial weights (`Seeds.first`).
         records_text_ends: see `Actor`.
+        inputs: `inputs_sent` of the run's own process.
     """
 
     config: str
     first_seed: int
     records_text_ends: bool
+    inputs: Inputs = field(default_factory=dict)
 
     @property
     def encoded(self) -> bytes:
         """The plan as bytes; see `ActorWorker`."""
-        return wire.encode((self.config, self.first_seed, self.records_text_ends))
+        return wire.encode((self.config, self.first_seed, self.records_text_ends, self.inputs))
 
 
 def make_actor_side(
@@ -125,7 +130,9 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
     config = resolved.config
     if config.compute.threads:
         torch.set_num_threads(config.compute.threads)
-    seeds = Seeds(config.seed, plan.first_seed)
+    seeds, tokenizer = Seeds(config.seed, plan.first_seed), load_tokenizer(config.model.path)
+    outline = load_models(config, (), seeds, resolved.outlines.on_meta)["policy"]
+    refuse_other_inputs(resolved, plan.inputs, outline, tokenizer)
     lms = load_models(config, resolved.models & {"reference"}, seeds)
     ensemble = ensemble_of(resolved.explorer)
     features = make_features(lms, resolved.features) if resolved.features else None
@@ -137,7 +144,7 @@ def open_actor_side(plan: ActorPlan) -> ActorSide:
     return make_actor_side(
         resolved,
         lms,
-        make_renderer(config, lms["policy"]),
+        make_renderer(config, lms["policy"], tokenizer),
         make_batched(resolved),
         seeds,
         scorer=scorer,
@@ -154,9 +161,9 @@ class ActorWorker:
     """
 
     def __init__(self, plan: bytes):
-        config, first_seed, records_text_ends = wire.decode(plan)
-        self._side = open_actor_side(ActorPlan(config, first_seed, records_text_ends))
-        self._shared = shared_slots(parse_config(config)[0])
+        made = ActorPlan(*wire.decode(plan))
+        self._side = open_actor_side(made)
+        self._shared = shared_slots(parse_config(made.config)[0])
 
     def call(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call a method: `sample`, `branch`, `score` or `work` of the actor; or `begin`, `put` or `commit` of

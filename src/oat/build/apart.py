@@ -1,5 +1,7 @@
 """Processes of a Ray cluster that work for a run (`compute.runtime: ray`)."""
 
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import torch
 
 from oat.build.actor_side import SLOTS, ActorPlan, ActorSide
+from oat.build.directory import Home
 from oat.build.engine import given_threads
 from oat.build.learner_side import LearnerPlan
 from oat.build.models import shared_slots
@@ -16,14 +19,18 @@ from oat.build.parts import REGISTRIES
 from oat.build.placement import placement_of
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import RunInputs
+from oat.build.same_inputs import inputs_sent
+from oat.config.compute_settings import ComputeConfig
 from oat.config.load import stored_config, to_yaml
 from oat.config.settings import Component, Config, GoldConfig, OracleConfig
-from oat.errors import ConfigError
+from oat.errors import ConfigError, many
+from oat.files import start
 from oat.oracles.base import Oracle
-from oat.plugins.loading import travelling
+from oat.plugins.loading import own_files, travelling
 from oat.runtime.clients import Clients
-from oat.runtime.cluster import Cluster
-from oat.runtime.crew import Crew, Restarts
+from oat.runtime.cluster import FEWER_CPUS, Cluster
+from oat.runtime.crew import Crew, Life
+from oat.runtime.places import NO_RAY
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted
 from oat.types import ENSEMBLE
@@ -84,7 +91,7 @@ class Processes:
 
 
 def hire_processes(
-    resolved: Resolved, run_inputs: RunInputs, directory: Path, sampling: ActorPlan, learning: LearnerPlan
+    resolved: Resolved, run_inputs: RunInputs, home: Home, sampling: ActorPlan, learning: LearnerPlan
 ) -> Processes | None:
     """Start the processes of a run, and let them begin to make their sides. Return None if the run has no
     processes beside its own.
@@ -93,8 +100,8 @@ def hire_processes(
     loaded, here and there.
 
     Args:
-        directory: of the run.
-        sampling, learning: the plans of the sides. Their configuration is replaced by one that travels.
+        sampling, learning: the plans of the sides. Their configuration is replaced by one that travels, and
+            their inputs are filled in.
 
     Raises:
         ConfigError: Ray is not installed; no cluster can be used, or it has too few CPUs or GPUs; a process
@@ -106,19 +113,19 @@ def hire_processes(
         return None
     config, parts = _as_sent(resolved)
     oracles = plan_of(resolved, config, run_inputs) if compute.oracle_clients else None
-    logs = (directory / LOGS).resolve()
+    logs = (home.directory / LOGS).resolve()
     logs.mkdir(exist_ok=True)
     with resolved.blame("compute.address" if compute.address else "compute.runtime"):
-        cluster = Cluster(compute.address, logs)
+        cluster = Cluster(compute.address, logs, compute.deadline_s)
     try:
-        hired = _hired(resolved, directory, cluster, parts, oracles)
+        hired = _hired(resolved, home, cluster, parts, oracles)
         with resolved.blame("compute.runtime"):
             for crew in hired.crews:
                 crew.ready()
-        sent = to_yaml(_without_oracles(config))
-        hired.actors.make(_ACTOR, replace(sampling, config=sent).encoded)
+        sent, inputs = to_yaml(_without_oracles(config)), inputs_sent(resolved, run_inputs.inputs)
+        hired.actors.make(_ACTOR, replace(sampling, config=sent, inputs=inputs).encoded)
         if hired.learner is not None:
-            hired.learner.make(_LEARNER, replace(learning, config=sent).encoded)
+            hired.learner.make(_LEARNER, replace(learning, config=sent, inputs=inputs).encoded)
         if hired.clients is not None and oracles is not None:
             hired.clients.crew.make(BOX, oracles.encoded)
     except BaseException:
@@ -128,35 +135,68 @@ def hire_processes(
 
 
 def _hired(
-    resolved: Resolved, directory: Path, cluster: Cluster, parts: list[str], oracles: OraclePlan | None
+    resolved: Resolved, home: Home, cluster: Cluster, parts: list[str], oracles: OraclePlan | None
 ) -> Processes:
     """Reserve GPUs, and start the processes."""
     compute, gpus = resolved.config.compute, None
     is_apart = compute.learner == "actor"
     with resolved.blame("compute.actors"):
-        others = {
-            "oracle clients": compute.oracle_clients * compute.oracle_cpus,
-            "the learner": compute.learner_cpus if is_apart else 0.0,
-        }
-        cluster.refuse_too_many(compute.actors + compute.standby, compute.actor_cpus, others)
+        cluster.refuse_too_many(*cpus_of(compute))
     if (placed := placement_of(compute)) is not None and compute.gpus is not None:
         with resolved.blame("compute.gpus"):
             gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, compute.actor_cpus)
             if not is_apart:
                 torch.cuda.set_device(gpus.hold())
-    restarts = Restarts(compute.max_restarts)
-    sampling = cluster.launcher(compute.actor_cpus, compute.deadline_s, gpus.actors if gpus else None)
-    actors = Crew(sampling, restarts, "actor", compute.actors, compute.standby, parts)
+    life = home.life or Life(compute.max_restarts)
+    restarts, files = life.restarts, life.files
+    files.take("the run's own process", own_files(start()))
+    sampling = cluster.launcher(compute.actor_cpus, gpus.actors if gpus else None)
+    actors = Crew(sampling, restarts, "actor", compute.actors, compute.standby, parts=parts, files=files)
     learner = clients = None
     if is_apart:
-        learning = cluster.launcher(compute.learner_cpus, compute.deadline_s, gpus.learner if gpus else None)
-        learner = Crew(learning, restarts, "learner", 1, parts=parts)
+        learning = cluster.launcher(compute.learner_cpus, gpus.learner if gpus else None)
+        learner = Crew(learning, restarts, "learner", 1, parts=parts, files=files)
     if oracles is not None:
-        asking = cluster.launcher(compute.oracle_cpus, compute.deadline_s)
+        asking = cluster.launcher(compute.oracle_cpus)
         needed = [*parts, *oracles.parts]
-        clients = Clients(Crew(asking, restarts, "oracle client", compute.oracle_clients, parts=needed))
-    wanted = Wanted(directory, compute.actors) if gpus is None else None
+        clients = Clients(
+            Crew(asking, restarts, "oracle client", compute.oracle_clients, parts=needed, files=files)
+        )
+    is_new = restarts.count == 0
+    wanted = Wanted(home.directory, compute.actors, is_new=is_new) if gpus is None else None
     return Processes(cluster, actors, learner, clients, wanted, [gpus.close] if gpus else [])
+
+
+def cpus_of(compute: ComputeConfig) -> tuple[float, str]:
+    """Return how many logical CPUs of the cluster a run takes, and its processes in words."""
+    parts = [
+        (compute.actors, "actor", compute.actor_cpus),
+        (compute.standby, "standby", compute.actor_cpus),
+        (compute.oracle_clients, "oracle client", compute.oracle_cpus),
+        (int(compute.learner == "actor"), "learner", compute.learner_cpus),
+    ]
+    some = [(count, what, cpus) for count, what, cpus in parts if count]
+    named = ", ".join(f"{many(count, what)} at {cpus:g}" for count, what, cpus in some)
+    return sum(count * cpus for count, _, cpus in some), named
+
+
+def refuse_without_cluster(resolved: Resolved) -> None:
+    """Refuse a run with a cluster of its own, if this machine clearly cannot start it. `Cluster` refuses the
+    rest.
+
+    Raises:
+        ConfigError: Ray is not installed, or the machine has too few logical CPUs.
+    """
+    compute = resolved.config.compute
+    if compute.runtime == "local":
+        return
+    with resolved.blame("compute.runtime"):
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(NO_RAY)
+    (cpus, whose), has = cpus_of(compute), os.cpu_count() or 1
+    with resolved.blame("compute.actors"):
+        if compute.address is None and cpus > has:
+            raise ConfigError(f"{whose} need {cpus:g} logical CPUs, and this machine has {has}; {FEWER_CPUS}")
 
 
 def oracles_of(processes: Processes, run_inputs: RunInputs) -> dict[str, Oracle]:

@@ -15,6 +15,7 @@ from oat.errors import ConfigError
 from oat.files import Standing
 from oat.ledger.store import Store
 from oat.ledger.trajectory_files import TrajectoryFiles
+from oat.runtime.crew import Life
 
 _WRITTEN = (
     "lock",
@@ -40,11 +41,13 @@ class Home:
     Attributes:
         standing: the files of the directory that must not be moved, removed or replaced.
         interruption: the request to end the run, which a signal such as Ctrl-C makes.
+        life: what this process keeps of the run; None: it has opened the run once.
     """
 
     directory: Path
     standing: Standing
     interruption: Interruption
+    life: Life | None = None
 
 
 def unlocked_home(directory: Path) -> Home:
@@ -136,6 +139,22 @@ def locked(directory: Path) -> Iterator[Standing]:
             yield Standing(directory / "lock")
         finally:
             _locks.discard(file)
+
+
+def refuse_idle(directory: Path) -> None:
+    """Refuse the directory of a run in which no process works.
+
+    Raises:
+        ConfigError: none does.
+    """
+    try:
+        with locked(directory):
+            pass
+    except ConfigError:
+        return
+    raise ConfigError(
+        f"{directory}: no process works in this run, and the next one begins with compute.actors; set that"
+    )
 
 
 def is_unused(directory: Path) -> bool:

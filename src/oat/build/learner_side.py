@@ -4,7 +4,7 @@ learns, from the configuration: in the run's own process (`make_learner_side`), 
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,18 @@ from oat import wire
 from oat.algorithms.base import Objective
 from oat.algorithms.ensemble import EnsembleLearning
 from oat.build.ensemble import EnsembleParts, make_ensemble, make_features
+from oat.build.fingerprints import Inputs
 from oat.build.learner import make_learner
 from oat.build.models import check_critic, check_reference, critic_model, has_own_critic, load_models
 from oat.build.resolve import make_objective, resolve
 from oat.build.resolved import Resolved
 from oat.build.run_inputs import make_renderer
+from oat.build.same_inputs import refuse_other_inputs
 from oat.config.load import parse_config
 from oat.learner.learner import Learner
 from oat.learner.limits import choose_threads
 from oat.models.causal_lm import CausalLM
+from oat.models.loading import load_tokenizer
 from oat.models.lora import LoadModel, load_model
 from oat.rollout.features import Features
 from oat.seeds import Seeds
@@ -71,6 +74,7 @@ class LearnerPlan:
         keep: path of the folder `Learner.keep`.
         longest: largest number of tokens of a prompt with its response; None: unknown.
         is_begun: True if the run has begun before.
+        inputs: `inputs_sent` of the run's own process.
     """
 
     config: str
@@ -78,11 +82,14 @@ class LearnerPlan:
     keep: str
     longest: int | None
     is_begun: bool
+    inputs: Inputs = field(default_factory=dict)
 
     @property
     def encoded(self) -> bytes:
         """The plan as bytes; see `LearnerWorker`."""
-        return wire.encode((self.config, self.first_seed, self.keep, self.longest, self.is_begun))
+        return wire.encode(
+            (self.config, self.first_seed, self.keep, self.longest, self.is_begun, self.inputs)
+        )
 
 
 def make_learner_side(
@@ -135,8 +142,11 @@ class LearnerWorker:
         compute = resolved.config.compute
         if compute.threads:
             torch.set_num_threads(compute.threads)
-        lms = load_models(resolved.config, (), Seeds(resolved.config.seed), resolved.outlines.on_meta)
-        renderer = make_renderer(resolved.config, lms["policy"])
+        config = resolved.config
+        outline = load_models(config, (), Seeds(config.seed), resolved.outlines.on_meta)["policy"]
+        tokenizer = load_tokenizer(config.model.path)
+        refuse_other_inputs(resolved, learning.inputs, outline, tokenizer)
+        renderer = make_renderer(config, outline, tokenizer)
         seeds = Seeds(resolved.config.seed, learning.first_seed)
         self._side = make_learner_side(resolved, renderer, seeds, learning)
         self._objectives = {each.name: each for each in own_objectives(resolved, self._side)}

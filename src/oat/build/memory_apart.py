@@ -21,7 +21,9 @@ from oat.learner.limits import GB, LiveBytes
 from oat.seeds import Seeds
 
 IMPORTS = 3 * GB // 10
-"""Bytes that a further process of a machine takes after its imports."""
+"""Bytes that a process takes after its imports."""
+RAY = 4 * GB // 10
+"""Bytes of the broker and of the parts of Ray on one machine."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Needs:
         further = compute.oracle_clients + (compute.learner == "actor")
         beside = f", {size_of(IMPORTS)} for each of {further} without tensors" if further else ""
         return (
-            own + others * (actor + IMPORTS) + further * IMPORTS + self.stored,
-            f"{size_of(own)} for the learner, {size_of(actor + IMPORTS)} for each of {others} that sample"
-            f"{beside}, and {size_of(self.stored)} for weights that the cluster keeps",
+            own + others * (actor + IMPORTS) + (1 + further) * IMPORTS + RAY + self.stored,
+            f"{size_of(own + IMPORTS)} for the learner, {size_of(actor + IMPORTS)} for each of {others} that "
+            f"sample{beside}, {size_of(RAY)} for Ray, and {size_of(self.stored)} for weights that it keeps",
         )
 
     def refuse_too_large(self, resolved: Resolved, limit: int, has: str) -> None:
@@ -111,7 +113,7 @@ def of_all_here(compute: ComputeConfig, of_one: int) -> int:
     """Return the bytes of all processes that share the memory of this machine, from the bytes that one
     needs."""
     others = _others_here(compute)
-    return of_one + others * (of_one + IMPORTS)
+    return of_one + others * (of_one + IMPORTS) + (IMPORTS + RAY if others else 0)
 
 
 def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
@@ -151,12 +153,13 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
     needed = f"{where_learner}; about {size_of(needs.own.peak)} for tensors"
     has = [*(["learner"] if compute.learner == "driver" else []), "ledger"]
     has += [] if compute.oracle_clients else ["oracles"]
-    yield "this process", f"{', '.join(has)}{needed if compute.learner == 'driver' else ''}"
+    imports = f"; about {size_of(IMPORTS)} without tensors"
+    yield "this process", f"{', '.join(has)}{needed if compute.learner == 'driver' else imports}"
     if compute.learner == "actor":
-        yield "learner apart", f"1, with {compute.learner_cpus:g} of the cluster's logical CPUs{needed}"
+        yield "for learning", f"1, with {compute.learner_cpus:g} of the cluster's logical CPUs{needed}"
     if compute.oracle_clients:
         each = f"each with {compute.oracle_cpus:g} of the cluster's logical CPUs"
-        yield "clients", f"{compute.oracle_clients}, {each}; the oracles, with what they load"
+        yield "clients", f"{compute.oracle_clients}, {each}{imports}, and what their oracles load"
     gpus = ""
     if placed is not None:
         half = ", shared with the learner on one" if placed.is_shared else ""

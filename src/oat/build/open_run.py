@@ -40,6 +40,7 @@ from oat.loop import Run
 from oat.models.loading import load_tokenizer
 from oat.rundir.checkpoints import Checkpoints
 from oat.rundir.holdings import refuse_lost
+from oat.runtime.crew import Life
 from oat.text.templates import reads_date
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ def open_run(
     source: str | None = None,
     accept_changed: Collection[str] = (),
     interruption: Interruption | None = None,
+    life: Life | None = None,
 ) -> Iterator[Run]:
     """Open the run of a configuration: the run that its directory has, or else a new one. Until the context
     ends, the directory is locked for this process.
@@ -62,6 +64,7 @@ def open_run(
         accept_changed: names of inputs (`fingerprints.CHANGEABLE`) that may have changed since the run began.
         interruption: the request to end the run, which signals make. While the run is being opened, a signal
             ends the start at once.
+        life: what this process keeps of the run, if it has opened it before.
 
     Raises:
         Interrupted: a signal came while the run was being opened.
@@ -82,7 +85,7 @@ def open_run(
         directory = seen(resolved.config.run_dir)
         made, is_new = make_directory(directory), not (directory / "lock").exists()
         with locked(directory) as standing:
-            home = Home(directory, standing, interruption or Interruption())
+            home = Home(directory, standing, interruption or Interruption(), life)
             try:
                 with home.interruption.at_once():
                     run = _open(resolved, home, source, accept_changed)
@@ -107,7 +110,7 @@ def opened_again(
     interruption: Interruption | None = None,
 ) -> T:
     """Open a run with `open_run`, and work on it. If the process that learns is lost, open the run again,
-    from its newest checkpoint; but at most `compute.max_restarts` times.
+    from its newest checkpoint. This counts as one of the `compute.max_restarts` replacements.
 
     Args:
         make: function that makes the configuration. It is called for each opening.
@@ -115,20 +118,15 @@ def opened_again(
     Returns:
         The result of `work`.
     """
-    count = 0
+    life = None
     while True:
         resolved = make()
+        life = life or Life(resolved.config.compute.max_restarts)
         try:
-            with open_run(resolved, source, accept_changed, interruption) as run:
+            with open_run(resolved, source, accept_changed, interruption, life) as run:
                 return work(run)
         except LearnerLostError as lost:
-            most = resolved.config.compute.max_restarts
-            if count == most:
-                raise LearnerLostError(
-                    f"{lost}, with the same command; compute.max_restarts ({most}) does not let it do so now"
-                ) from None
-            count += 1
-            warn(f"{lost} ({count} of compute.max_restarts {most})")
+            life.restarts.use(lost, "the run begins again from its newest checkpoint")
 
 
 def settled(resolved: Resolved, source: str | None = None) -> tuple[Resolved, Origin | None]:

@@ -110,7 +110,7 @@ def build(
         torch.set_num_threads(config.compute.threads)
     run_inputs = run_inputs or gather_inputs(resolved, folder=home.directory)
     seeds = seeds or Seeds(config.seed, first_seed(home.directory, config.seed))
-    computing = _computing(resolved, run_inputs, home.directory, seeds, load)
+    computing = _computing(resolved, run_inputs, home, seeds, load)
     ledger = _ledger(resolved, home, run_inputs, seeds, has_ensemble=ENSEMBLE in computing.side.inboxes)
     plans = _plans(resolved.objective, resolved.explorer)
     stop = _stop(resolved, run_inputs.prompts)
@@ -162,20 +162,20 @@ def _parts(
 
 
 def _computing(
-    resolved: Resolved, run_inputs: RunInputs, directory: Path, seeds: Seeds, load: LoadModel
+    resolved: Resolved, run_inputs: RunInputs, home: Home, seeds: Seeds, load: LoadModel
 ) -> _Computing:
     config = resolved.config
     learning = LearnerPlan(
         resolved.as_yaml(),
         seeds.first,
-        str(directory / "nonfinite"),
+        str(home.directory / "nonfinite"),
         _longest(resolved, run_inputs),
         run_inputs.known is not None,
     )
     sampling = ActorPlan(learning.config, seeds.first, run_inputs.has_character_steps)
     processes = None
     if load is load_model:  # outlines of models work for nobody
-        processes = hire_processes(resolved, run_inputs, directory, sampling, learning)
+        processes = hire_processes(resolved, run_inputs, home, sampling, learning)
     if processes is not None:
         run_inputs.closing.append(processes.close)
         if processes.learner is not None:

@@ -10,6 +10,7 @@ most mistakes are refused with the same messages. These mistakes are found only 
 
 from collections.abc import Collection
 
+from oat.build.apart import refuse_without_cluster
 from oat.build.arithmetic import Begun, Lines, evaluation_lines, run_lines, step_lines
 from oat.build.estimate import lengths_of
 from oat.build.fingerprints import OwnFiles, recorded
@@ -54,6 +55,7 @@ def check_run(
         OatError: `oat train` would refuse the run before its first step.
     """
     resolved.refuse_missing_sinks()
+    refuse_without_cluster(resolved)
     resolved, origin = settled(resolved, source)
     own = seen(resolved.about.run_dir)
     directory, step = (own, None) if origin is None else (origin.run, origin.step)

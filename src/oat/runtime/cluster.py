@@ -5,10 +5,13 @@ may end every process that uses it, at once and without a message. So the run's 
 if the broker ends, the run saves its state, and says what happened.
 
 Calls and replies are bytes. A message to the broker is a head (`wire.py`), and the bytes of a call, if any.
+A thread sends the messages: so an interrupted run leaves no message half sent, and nobody waits longer than
+`compute.deadline_s` for a broker that hangs.
 """
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,13 +19,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from oat import errors, wire
 from oat.errors import ActorError, ConfigError, LostError
@@ -30,21 +34,28 @@ from oat.runtime import guard
 from oat.runtime.crew import Pending
 from oat.runtime.gpus import own_index
 from oat.runtime.pipe import Pipe
+from oat.runtime.places import no_cluster, refuse_silent, refuse_taken_port
 
 _START_S = 120.0
-"""Longest time in seconds until a cluster has started."""
+"""Longest time in seconds until a cluster, or a process of it, has started."""
+_LEAST_SHARE = 1e-4
+"""The smallest share of a logical CPU that Ray counts."""
+_ALIVE_S = 10.0
+"""Longest time in seconds until a cluster in which nothing hangs has stored some bytes."""
 _END_S = 5.0
 """Longest time in seconds until the broker has left a cluster that goes on."""
-_CONNECT_S = 5.0
-"""Longest time in seconds until a cluster answers at its address."""
 _FREE_S = 10.0
 """Longest time in seconds until what an earlier run has left counts as free."""
-_PORT = "RAY_GCS_SERVER_PORT"
-"""The environment variable that fixes a port of a cluster which is started here."""
+_LOG = "cluster.log"
+"""The file of what the broker prints."""
 _TOKEN = secrets.token_hex(32)
 """The token of the clusters that this process starts."""
 _SHORT = "/tmp"
 """Where the files of such a cluster lie. The names of Ray's sockets have no room for a long path."""
+
+
+FEWER_CPUS = "lower their number, or the CPUs of each (compute.actor_cpus; a fraction shares one)"
+"""What to do about too few logical CPUs."""
 
 
 class Cluster:
@@ -57,26 +68,28 @@ class Cluster:
     Args:
         address: of a running cluster, as host:port; None: a cluster is started on this machine.
         logs: directory of a file for the broker, and of one for each process, with what they print.
+        deadline_s: longest time in seconds for a reply.
 
     Raises:
         ConfigError: Ray is not installed, no cluster can be used there, or a port is taken that the
             environment fixes.
     """
 
-    def __init__(self, address: str | None, logs: Path):
+    def __init__(self, address: str | None, logs: Path, deadline_s: float):
         if address is not None:
-            _refuse_silent(address)
+            refuse_silent(address)
         else:
-            _refuse_taken_port()
-        self._logs, self._numbers, self._lock = logs, count(), threading.Lock()
+            refuse_taken_port()
+        self._logs, self._numbers, self.deadline_s = logs, count(), deadline_s
         self._waiting: dict[int, Future[memoryview]] = {}
         self._dropped: deque[int] = deque()
         self._end: str | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        folder = ""
+        self._folder = folder = ""
         if address is None:
-            folder = tempfile.mkdtemp(prefix="oat-ray-", dir=_SHORT if os.access(_SHORT, os.W_OK) else None)
-            command = [sys.executable, "-I", guard.__file__, folder]
+            here = _SHORT if os.access(_SHORT, os.W_OK) else None
+            self._folder = folder = tempfile.mkdtemp(prefix="oat-ray-", dir=here)
+            command = [sys.executable, "-I", guard.__file__, folder, str(os.getpid())]
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -85,29 +98,30 @@ class Cluster:
             self._guard.stdin.write(str(self._broker.pid).encode())
             self._guard.stdin.flush()
         self._pipe = Pipe(self._socket.dup())
+        _open.add(self)
+        self._sender = ThreadPoolExecutor(1, "requests")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self.ask("connect", address, folder)
+            self.ask("connect", address, folder, within_s=_START_S)
+        except ActorError:
+            self.close()
+            raise no_cluster(address, self._last_words()) from None
         except BaseException:
             self.close()
             raise
 
-    def refuse_too_many(self, actors: int, cpus: float, others: Mapping[str, float]) -> None:
+    def refuse_too_many(self, cpus: float, whose: str) -> None:
         """Refuse more processes than the cluster has free logical CPUs for.
 
         Args:
-            cpus: logical CPUs of each actor.
-            others: those of further processes together, by what they are called.
+            cpus: logical CPUs of all processes.
+            whose: their parts, in words.
 
         Raises:
             ConfigError: it has too few, or others use them.
         """
-        needed = actors * cpus + sum(others.values())
-        parts = [f"{actors} actors of {cpus:g} logical CPUs each"]
-        parts += [f"{number:g} for {name}" for name, number in others.items() if number]
-        way = "lower their number, or the CPUs of each (compute.actor_cpus; a fraction shares one)"
-        self._refuse_missing("CPU", needed, f"{', and '.join(parts)} need {needed:g}", way)
+        self._refuse_missing("CPU", cpus, f"{whose} need {cpus:g} logical CPUs", FEWER_CPUS)
 
     def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "Reservation":
         """Reserve the GPUs of a run.
@@ -126,17 +140,14 @@ class Cluster:
         self.ask("reserve", number, list(actors), learner, cpus)
         return Reservation(self, number)
 
-    def launcher(
-        self, cpus: float, deadline_s: float, places: tuple[int, str] | None = None
-    ) -> "RayLauncher":
+    def launcher(self, cpus: float, places: tuple[int, str] | None = None) -> "RayLauncher":
         """Return what starts processes on this cluster.
 
         Args:
             cpus: logical CPUs that each of them takes.
-            deadline_s: longest time in seconds for a reply.
             places: on GPUs, one for each of them; None: they get no GPU.
         """
-        return RayLauncher(self, cpus, deadline_s, places)
+        return RayLauncher(self, cpus, places)
 
     def start(self, name: str, cpus: float, places: tuple[int, str] | None) -> int:
         """Start a process, and return its number.
@@ -145,8 +156,7 @@ class Cluster:
             ActorError: every GPU has a process.
         """
         number = next(self._numbers)
-        log = self._logs / f"{name.replace(' ', '-')}.log"
-        self.ask("start", number, str(log), cpus, places)
+        self.ask("start", number, str(self._logs / f"{name.replace(' ', '-')}.log"), cpus, places)
         return number
 
     def call(self, process: int, data: "bytes | Shared") -> "Future[memoryview]":
@@ -166,28 +176,46 @@ class Cluster:
         return Shared(self._dropped, number)
 
     def send(self, what: str, *arguments: Any, data: Sequence[bytes | memoryview] | None = None) -> None:
-        """Send the broker a request that has no reply.
+        """Send the broker a request that has no reply. If it has data, return when these are sent.
 
         Raises:
-            ActorError: the cluster has ended.
+            ActorError: the cluster has ended, or the broker has not taken the data in time.
         """
-        with self._lock:
-            if self._end is not None:
-                raise ActorError(self._end)
-            try:
-                while self._dropped:
-                    self._pipe.send(wire.encode(("drop", (self._dropped.popleft(),))))
-                self._pipe.send(wire.encode((what, arguments)), data)
-            except OSError:
-                raise ActorError(self._ended("its broker ended")) from None
+        if self._end is not None:
+            raise ActorError(self._end)
+        try:
+            sent = self._sender.submit(self._send, wire.encode((what, arguments)), data)
+        except RuntimeError:  # it was closed meanwhile
+            raise ActorError(self._end) from None
+        if data is None:
+            return
+        try:
+            sent.result(self.deadline_s)
+        except FutureTimeoutError:
+            raise ActorError(
+                self._ended(f"its broker has taken no data for {self.deadline_s:g} s (compute.deadline_s)")
+            ) from None
+        except OSError:
+            raise ActorError(self._ended("its broker ended")) from None
+
+    def refuse_hanging(self) -> None:
+        """Refuse a cluster of which the broker, or another part, hangs.
+
+        Raises:
+            ActorError: it has not stored some bytes within `_ALIVE_S` seconds.
+        """
+        self.ask("store_some", within_s=_ALIVE_S)
 
     def close(self) -> None:
         """Leave the cluster. If it was started here, end it."""
-        with self._lock:
-            self._end = self._end or "the run has left its cluster"
+        self._end = self._end or "the run has left its cluster"
+        if self._guard is None:
+            with suppress(FutureTimeoutError):
+                self._sender.submit(lambda: None).result(_END_S)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._reader.join()
+        self._sender.shutdown()
         self._pipe.close()
         self._socket.close()
         if self._guard is None:
@@ -196,11 +224,26 @@ class Cluster:
         self._broker.kill()
         self._broker.wait()
         if self._guard is not None:
-            self._guard.communicate()
+            self._guard.communicate(b"end")
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """Close what a forked child of this process has of the cluster. Otherwise the cluster would live as
+        long as the child."""
+        self._pipe.close()
+        self._socket.close()
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+
+    def _send(self, head: bytes, data: Sequence[bytes | memoryview] | None) -> None:
+        while self._dropped:
+            self._pipe.send(wire.encode(("drop", (self._dropped.popleft(),))))
+        self._pipe.send(head, data)
 
     def _started(self, descriptor: int, *, is_own: bool) -> subprocess.Popen[bytes]:
         """Start the broker, which reads requests from a descriptor."""
-        with (self._logs / "cluster.log").open("ab") as log:
+        with (self._logs / _LOG).open("ab") as log:
+            self._begin_of_log = log.tell()
             environment = {
                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                 "RAY_USAGE_STATS_ENABLED": "0",
@@ -213,7 +256,7 @@ class Cluster:
             if is_own:
                 environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
             return subprocess.Popen(
-                [sys.executable, "-m", "oat.runtime.ray", str(descriptor)],
+                [sys.executable, "-P", "-m", "oat.runtime.ray", str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -222,16 +265,22 @@ class Cluster:
                 env=environment,
             )
 
-    def ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: str, *arguments: Any, within_s: float | None = None) -> Any:
         """Return the broker's answer to a request.
 
+        Args:
+            within_s: longest time in seconds for the answer; None: `compute.deadline_s`.
+
         Raises:
-            OatError: the broker raised one, or the cluster has ended.
+            OatError: the broker raised one, or the cluster has ended, or has not answered in time.
         """
+        seconds = self.deadline_s if within_s is None else within_s
         try:
-            return wire.decode(self._sent(what, *arguments).result(_START_S))
+            return wire.decode(self._sent(what, *arguments).result(seconds))
         except FutureTimeoutError:
-            raise ActorError(f"the cluster has not answered `{what}` within {_START_S:g} s") from None
+            raise ActorError(
+                self._ended(f"a part of it hangs, and has not answered `{what}` for {seconds:g} s")
+            ) from None
 
     def _refuse_missing(
         self, what: str, asked: float, need: str, way: str, used: float | None = None
@@ -282,13 +331,31 @@ class Cluster:
         while self._waiting:
             self._waiting.popitem()[1].set_exception(ActorError(reason))
 
+    def _last_words(self) -> str:
+        """Return the last line that the broker has printed."""
+        with (self._logs / _LOG).open("rb") as log:
+            log.seek(self._begin_of_log)
+            lines = log.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "Ray ended without a word")
+
     def _ended(self, reason: str) -> str:
         if self._end is None:
             self._end = (
-                f"the Ray cluster of this run has ended: {reason} ({self._logs / 'cluster.log'}); the run "
+                f"the Ray cluster of this run has ended: {reason} ({self._logs / _LOG}); the run "
                 "continues with the same command"
             )
         return self._end
+
+
+_open = WeakSet[Cluster]()
+
+
+def _let_go() -> None:
+    for cluster in _open:
+        cluster.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class Reservation:
@@ -341,14 +408,17 @@ class RayRemote:
 
     def call(self, what: str, data: Any) -> Pending:
         future = self._cluster.call(self._number, data)
+        seconds, named = self._deadline_s, " (compute.deadline_s)"
+        if what == "prepare" and seconds > _START_S:
+            seconds, named = _START_S, ", since it has not started"
 
         def wait() -> memoryview:
             try:
-                return future.result(self._deadline_s)
+                return future.result(seconds)
             except FutureTimeoutError:
+                self._cluster.refuse_hanging()
                 raise LostError(
-                    f"{self.name} has not answered the call `{what}` within {self._deadline_s:g} s "
-                    "(compute.deadline_s)"
+                    f"{self.name} has not answered the call `{what}` within {seconds:g} s{named}"
                 ) from None
             except LostError as lost:
                 raise LostError(f"{self.name} has ended in the call `{what}` ({lost})") from None
@@ -363,55 +433,19 @@ class RayRemote:
 class RayLauncher:
     """Starts processes on a cluster (`crew.Launcher`); see `Cluster.launcher`."""
 
-    def __init__(self, cluster: Cluster, cpus: float, deadline_s: float, places: tuple[int, str] | None):
-        self._cluster, self._deadline_s = cluster, deadline_s
-        self._cpus, self._places = cpus, places
+    def __init__(self, cluster: Cluster, cpus: float, places: tuple[int, str] | None):
+        self._cluster, self._cpus, self._places = cluster, cpus, places
 
     def start(self, name: str) -> RayRemote:
         number = self._cluster.start(name, self._cpus, self._places)
-        return RayRemote(self._cluster, name, number, self._deadline_s)
+        return RayRemote(self._cluster, name, number, self._cluster.deadline_s)
+
+    @property
+    def room(self) -> int:
+        if self._places is not None:  # in the reservation
+            return 1
+        _, free = self._cluster.ask("resources")
+        return int((free.get("CPU", 0.0) + _LEAST_SHARE) / self._cpus)
 
     def shared(self, parts: Sequence[bytes | memoryview]) -> Shared:
         return self._cluster.share(parts)
-
-
-def _refuse_taken_port() -> None:
-    """Refuse to start a cluster at a port that is taken. Ray itself would try for 40 seconds. Unless the
-    environment fixes one, Ray takes ports that are free.
-
-    Raises:
-        ConfigError: the port is no number, or another process has it.
-    """
-    port = os.environ.get(_PORT)
-    if not port:
-        return
-    try:
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(("", int(port)))
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"the environment variable {_PORT} is {port}, and no cluster can be started at this port "
-            f"({error}); end the process that has it, or remove the variable: Ray then takes a free port"
-        ) from None
-
-
-def _refuse_silent(address: str) -> None:
-    """Refuse an address at which nothing answers. Ray itself would try for minutes.
-
-    Raises:
-        ConfigError: there is no such address, or nothing answers.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        raise no_cluster(address, error) from None
-
-
-def no_cluster(where: str, error: Exception) -> ConfigError:
-    """Return the error that no cluster can be used."""
-    return ConfigError(
-        f"no Ray cluster can be used at {where} ({error}); start one with `ray start --head`, give its "
-        "address as host:port and its token in RAY_AUTH_TOKEN, or remove compute.address"
-    )

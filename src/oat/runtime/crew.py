@@ -1,13 +1,18 @@
 """Processes that work for a run. A process that ends, or hangs, is replaced."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from typing import Any, Protocol
 
-from oat.errors import ActorError, LostError, warn
+from oat.errors import ActorError, ConfigError, LostError, OatError, warn
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.worker import surroundings, versions
 
+_ROOM_S = 10.0
+"""Longest time in seconds until what a lost process had counts as free."""
+_PAUSE_S = 0.2
+"""Time in seconds between two looks whether there is room."""
 Pending = Callable[[], bytes | memoryview]
 """Waits for the reply to a call, and returns it."""
 
@@ -40,6 +45,10 @@ class Launcher(Protocol):
     def start(self, name: str) -> Remote:
         """Start a process, and return at once."""
 
+    @property
+    def room(self) -> int:
+        """How many further processes can start now."""
+
     def shared(self, parts: Sequence[bytes | memoryview]) -> Any:
         """Return a handle of a call that is sent to several processes. The parts of the call may change when
         this function has returned."""
@@ -57,8 +66,11 @@ class Restarts:
         self.count = 0
         self._lock = RLock()
 
-    def use(self, lost: LostError) -> None:
+    def use(self, lost: OatError, then: str = "it is replaced") -> None:
         """Count a process that will be replaced.
+
+        Args:
+            then: what the run does, for the warning.
 
         Raises:
             ActorError: no further process may be replaced.
@@ -70,7 +82,40 @@ class Restarts:
                     "processes end. The run continues with the same command"
                 ) from None
             self.count += 1
-        warn(f"{lost}; it is replaced ({self.count} of compute.max_restarts {self.most})")
+            count = self.count
+        warn(f"{lost}; {then} ({count} of compute.max_restarts {self.most})")
+
+
+class UserFiles:
+    """The user's own files that the processes of a run have imported. All of them must have imported the same
+    content, also those that start late."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def take(self, who: str, found: Mapping[str, str]) -> None:
+        """Note the files of a process (`loading.own_files`).
+
+        Raises:
+            ConfigError: another process has imported other content of one of them.
+        """
+        changed = [name for name, digest in found.items() if self._known.setdefault(name, digest) != digest]
+        if changed:
+            raise ConfigError(
+                f"{who} has imported code that was edited while the run works, or that differs between "
+                f"machines: {', '.join(changed[:3])}; put back what this run began with"
+            )
+
+
+class Life:
+    """What one process keeps of a run, also if it opens the run again.
+
+    Args:
+        most: how many processes may be replaced.
+    """
+
+    def __init__(self, most: int):
+        self.restarts, self.files = Restarts(most), UserFiles()
 
 
 class Member:
@@ -88,9 +133,14 @@ class Member:
         pending = self.remote.call(what, data)
         return lambda: value_of(pending(), self.name)
 
-    def order(self, what: str, data: bytes) -> None:
-        """Send a call whose reply only `ready` waits for."""
-        self._ordered.append(self.ask(what, data))
+    def order(self, what: str, data: bytes, take: Callable[[str, Any], None]) -> None:
+        """Send a call whose reply only `ready` waits for.
+
+        Args:
+            take: function that gets the name of the process and the reply.
+        """
+        reply = self.ask(what, data)
+        self._ordered.append(lambda: take(self.name, reply()))
 
     def ready(self) -> None:
         """Wait until the process has done what it was ordered.
@@ -112,6 +162,7 @@ class Crew:
         size: number of processes.
         standby: number of further processes that wait until one is lost.
         parts: names of the user's parts that each of them needs (`worker.prepared`).
+        files: the files of all processes of the run; None: those of this crew are compared with each other.
 
     Attributes:
         members: the processes that work.
@@ -125,11 +176,12 @@ class Crew:
         size: int,
         standby: int = 0,
         parts: Sequence[str] = (),
+        files: UserFiles | None = None,
     ):
         self.launcher, self.restarts, self._kind = launcher, restarts, kind
-        self._orders: list[tuple[str, bytes]] = [
-            ("prepare", call_of("prepare", versions(), list(parts), *surroundings()))
-        ]
+        self._files = files or UserFiles()
+        prepare = call_of("prepare", versions(), list(parts), *surroundings())
+        self._orders: list[tuple[str, bytes, Callable[[str, Any], None]]] = [("prepare", prepare, _ignore)]
         self._lock = RLock()
         self._is_closed = False
         self._hired = 0
@@ -141,8 +193,8 @@ class Crew:
         with self._lock:
             member = Member(self.launcher.start(f"{self._kind} {self._hired}"))
             self._hired += 1
-            for what, data in self._orders:
-                member.order(what, data)
+            for order in self._orders:
+                member.order(*order)
             return member
 
     def make(self, symbol: str, plan: bytes) -> None:
@@ -152,7 +204,7 @@ class Crew:
             symbol: the class of the box (`worker.Box`), as `package.module:Name`.
             plan: its argument.
         """
-        self._orders.append(("make", call_of("make", symbol, plan)))
+        self._orders.append(("make", call_of("make", symbol, plan), self._files.take))
         for member in [*self.members, *self._standbys]:
             member.order(*self._orders[-1])
 
@@ -172,19 +224,23 @@ class Crew:
         """End a process that was lost, and return the one that takes its place.
 
         Raises:
-            ActorError: no further process may be replaced, or the crew is closed.
-            OatError: a new process cannot do what it is ordered.
+            ActorError: no further process may be replaced, there is no room for one, a new one cannot do what
+                it is ordered, or the crew is closed.
         """
         with member.lock:
             if member.successor is None:
                 member.remote.close()
+                self._refuse_closed(member)
                 self.restarts.use(lost)
+                self._await_room(lost)
                 member.successor = self._succeeded(member)
             successor = member.successor
         try:
             successor.ready()
         except LostError as error:
             return self.replace(successor, error)
+        except OatError as error:
+            raise ActorError(f"{error}. The run continues with the same command") from None
         return successor
 
     def remove(self, member: Member) -> None:
@@ -202,8 +258,7 @@ class Crew:
     def _succeeded(self, member: Member) -> Member:
         """Put another process in the place of a member, and return it."""
         with self._lock:
-            if self._is_closed:
-                raise ActorError(f"{member.name} has ended, and so has the run")
+            self._refuse_closed(member)
             place = self.members if member in self.members else self._standbys
             has_standby = place is self.members and bool(self._standbys)
             new = self._standbys.pop(0) if has_standby else self.hire()
@@ -211,3 +266,26 @@ class Crew:
             if has_standby:
                 self._standbys.append(self.hire())
             return new
+
+    def _refuse_closed(self, member: Member) -> None:
+        if self._is_closed:
+            raise ActorError(f"{member.name} has ended, and so has the run")
+
+    def _await_room(self, lost: LostError) -> None:
+        """Wait until a further process can start, unless one is on standby.
+
+        Raises:
+            ActorError: no room has come up in `_ROOM_S` seconds.
+        """
+        until = time.monotonic() + _ROOM_S
+        while not (self._standbys or self._is_closed or self.launcher.room):
+            if time.monotonic() > until:
+                raise ActorError(
+                    f"{lost}; the cluster has no room for another process in its place. The run continues "
+                    "with the same command, when there is room"
+                )
+            time.sleep(_PAUSE_S)
+
+
+def _ignore(who: str, reply: Any) -> None:
+    """Do nothing with a reply."""

@@ -1,10 +1,12 @@
 """Ends the processes of a cluster when the process that started it has ended, even if that was killed.
 
-This file is run as a program of its own: `python guard.py FOLDER`. Its standard input has the number of a
-session. When the input ends, it kills every process of this session, and removes FOLDER.
+This file is run as a program of its own: `python guard.py FOLDER PARENT`. Its standard input has a line with
+the number of a session. When more of the input comes, or the input or the process PARENT ends, it kills every
+process of this session, and removes FOLDER.
 """
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PATIENCE_S = 5.0
+_WATCH_S = 0.5
+"""Time in seconds between two looks whether the parent is there."""
 
 
 class Process(NamedTuple):
@@ -38,12 +42,24 @@ def processes() -> Iterator[Process]:
                     yield Process(int(place.name), name, int(parent), int(session))
 
 
+def _waited(parent: int) -> bytes:
+    """Wait for input, and return it; b"" if the input or the parent has ended. A forked child of the parent
+    may keep the input open."""
+    while os.getppid() == parent:
+        if select.select([0], [], [], _WATCH_S)[0]:
+            return os.read(0, 100)
+    return b""
+
+
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    session = sys.stdin.read()
-    until = time.monotonic() + _PATIENCE_S
-    while session and time.monotonic() < until:
+    folder, parent = sys.argv[1], int(sys.argv[2])
+    session, until = _waited(parent), 0.0
+    if session:
+        _waited(parent)
+        until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
         found = [process.number for process in processes() if process.session == int(session)]
         if not found:
             break
@@ -51,7 +67,7 @@ def main() -> None:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from oat.errors import ActorError, LostError, WeightsError, warn
+from oat.errors import LostError, OatError, WeightsError, warn
 from oat.runtime.calls import call_of, parts_of
 from oat.runtime.crew import Crew, Member
 from oat.runtime.transfer import loaded_with
@@ -50,7 +50,7 @@ class ActorPool:
         self.versions: dict[str, int] = {}
         self._wanted = wanted
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "actors")
-        self._coming: list[Future[Member]] = []
+        self._coming: dict[Member, Future[None]] = {}
         self._refused: int | None = None
         self._load: Counter[Member] = Counter()
         self._lock = Lock()
@@ -102,7 +102,8 @@ class ActorPool:
 
     def close(self) -> None:
         self.crew.close()
-        self._threads.shutdown(cancel_futures=True)
+        # threads that wait for a process end when the cluster is closed
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def transfer(self, slot: str, what: str, *arguments: Any) -> None:
         """Send a call of a transfer of weights to all actors. It stays at hand for actors that come later."""
@@ -175,29 +176,50 @@ class ActorPool:
 
     def _follow_wanted(self) -> None:
         """Begin to use the actors that were added and are ready, and end those that are not wanted. Further
-        ones are started, and are used when they are ready."""
+        ones are started if there is room, and are used when they are ready."""
         wanted = self._wanted() if self._wanted is not None else len(self.crew.members)
-        for coming in [each for each in self._coming if each.done()]:
-            self._coming.remove(coming)
-            try:
-                self._give(coming.result())
-                self.crew.members.append(coming.result())
-            except ActorError as error:
-                warn(f"{error}; the run goes on with {len(self.crew.members)} actors")
-                self._refused = wanted
+        self._refused = wanted if wanted == self._refused else None
+        for coming in [each for each, ready in self._coming.items() if ready.done()]:
+            self._welcome(coming, self._coming.pop(coming), wanted)
+        while len(self.crew.members) + len(self._coming) > wanted:
+            self._dismiss()
         missing = wanted - len(self.crew.members) - len(self._coming)
-        if wanted == self._refused:
-            return
-        for _ in range(missing):
-            self._coming.append(self._threads.submit(self._hired))
-        for _ in range(-missing if not self._coming else 0):
+        if missing > 0 and self._refused is None:
+            room = self.crew.launcher.room
+            for _ in range(min(missing, room)):
+                hired = self.crew.hire()
+                self._coming[hired] = self._threads.submit(hired.ready)
+            if missing > room:
+                self._refuse(wanted, "the cluster has no room for more actors")
+
+    def _welcome(self, coming: Member, ready: Future[None], wanted: int) -> None:
+        """Begin to use an actor that has done what it was ordered, or failed to."""
+        error = ready.exception()
+        try:
+            if error is None:
+                self._give(coming)
+                self.crew.members.append(coming)
+                return
+        except LostError as lost:
+            error = lost
+        if not isinstance(error, OatError):
+            raise error
+        coming.remote.close()
+        self._refuse(wanted, str(error))
+
+    def _dismiss(self) -> None:
+        """End an actor: one that is not ready yet, if there is one."""
+        if self._coming:
+            coming, _ = self._coming.popitem()
+            coming.remote.close()
+        else:
             self._forget(self.crew.members[-1])
             self.crew.remove(self.crew.members[-1])
 
-    def _hired(self) -> Member:
-        member = self.crew.hire()
-        member.ready()
-        return member
+    def _refuse(self, wanted: int, why: str) -> None:
+        """Start no further actors until another number is wanted."""
+        warn(f"{why}; the run goes on with {len(self.crew.members) + len(self._coming)} of {wanted} actors")
+        self._refused = wanted
 
     def _shares(self, count: int, weight: int) -> list[tuple[Member, list[int]]]:
         """Share out items: each goes to the actor with the smallest load.

@@ -10,6 +10,7 @@ and so do errors.
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -25,14 +26,14 @@ import numpy as np
 
 from oat import wire
 from oat.errors import ConfigError, LostError, OatError
-from oat.runtime.cluster import no_cluster
 from oat.runtime.gpus import Places, ReservedGpus
 from oat.runtime.guard import processes
 from oat.runtime.pipe import Pipe
+from oat.runtime.places import NO_RAY, no_cluster
 from oat.runtime.worker import Worker
 
 _LOOPBACK = "127.0.0.1"
-_ANSWERED = ("connect", "resources", "reserve", "hold", "start")
+_ANSWERED = ("connect", "resources", "reserve", "hold", "start", "store_some")
 """The requests that are answered at once."""
 _WATCH_S = 0.5
 """Seconds between two looks whether the parts of an own cluster are still there."""
@@ -48,6 +49,7 @@ class Broker:
     def __init__(self, pipe: Pipe):
         self._pipe, self._lock = pipe, threading.Lock()
         self._ray: Any = None
+        self._folder = ""
         self._processes: dict[int, Any] = {}
         self._shared: dict[int, Any] = {}
         self._gpus: dict[int, ReservedGpus] = {}
@@ -67,6 +69,8 @@ class Broker:
         except (EOFError, OSError):
             if self._ray is not None:
                 self._ray.shutdown()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _answer(self, what: str, number: int, *arguments: Any) -> None:
         try:
@@ -75,12 +79,18 @@ class Broker:
             self._reply(number, error)
 
     def _connect(self, address: str | None, folder: str) -> None:
+        self._folder = folder
         self._ray = _connected(address, folder)
         if address is None:
             threading.Thread(target=self._watch, args=[_parts()], daemon=True).start()
 
     def _resources(self) -> tuple[dict[str, float], dict[str, float]]:
         return dict(self._ray.cluster_resources()), dict(self._ray.available_resources())
+
+    def _store_some(self) -> None:
+        """Store a megabyte, which only a cluster does in which no part hangs."""
+        data = np.zeros(2**20, np.uint8)
+        self._ray.put(data)
 
     def _reserve(self, reservation: int, actors: Sequence[int], learner: int, cpus: float) -> None:
         self._gpus[reservation] = ReservedGpus(self._ray, actors, learner, cpus)
@@ -152,9 +162,7 @@ def _connected(address: str | None, folder: str) -> ModuleType:
     try:
         import ray
     except ImportError:
-        raise ConfigError(
-            "compute.runtime ray needs the package ray, which is not installed; pip install 'oat-align[ray]'"
-        ) from None
+        raise ConfigError(NO_RAY) from None
     own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": folder}
     try:
         ray.init(
@@ -164,7 +172,7 @@ def _connected(address: str | None, folder: str) -> ModuleType:
             **({} if address else own),
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise no_cluster(address or "this machine", error) from None
+        raise no_cluster(address, error) from None
     where = ray.util.get_node_ip_address()
     if address is None and where != _LOOPBACK:
         raise ConfigError(
@@ -172,6 +180,14 @@ def _connected(address: str | None, folder: str) -> ModuleType:
             "version of ray that this version of oat was tested with (constraints.txt)"
         )
     return ray
+
+
+def _leave_folder() -> None:
+    """Work in the root of the file system. Ray lets all processes look for modules in the broker's folder
+    first, and a file of the user there may have the name of a module that they need."""
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
+    os.chdir("/")
 
 
 def _parts() -> dict[int, str]:
@@ -187,4 +203,5 @@ def _reason(error: BaseException) -> str:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _leave_folder()
     Broker(Pipe(socket.socket(fileno=int(sys.argv[1])))).serve()

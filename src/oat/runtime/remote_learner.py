@@ -89,7 +89,7 @@ class RemoteLearner:
         try:
             return self._member.ask(what, call_of(what, *arguments))()
         except LostError as lost:
-            raise LearnerLostError(f"{lost}; the run begins again from its newest checkpoint") from None
+            raise LearnerLostError(str(lost)) from None
 
 
 class RemoteState(Mapping[str, Any]):

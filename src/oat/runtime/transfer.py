@@ -5,6 +5,7 @@ which a bucket is lost or damaged, leaves the old version answering.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
 from torch import Tensor
@@ -119,10 +120,13 @@ def loaded_with(slot: str, shared: Sequence[Collection[str]]) -> Collection[str]
 def buckets(
     slot: str, version: int, tensors: Mapping[str, Tensor], most_bytes: int = BUCKET_BYTES
 ) -> Iterator[Bucket]:
-    """Yield the tensors in buckets of at most `most_bytes`, in their order, each with its checksum."""
-    for names in in_shares([(name, tensor.nbytes) for name, tensor in tensors.items()], most_bytes):
-        some = {name: tensors[name] for name in names}
-        yield Bucket(slot, version, some, checksums(some))
+    """Yield the tensors in buckets of at most `most_bytes`, in their order, each with its checksum. A thread
+    computes the checksums of the next buckets while the caller works with one."""
+    shares = in_shares([(name, tensor.nbytes) for name, tensor in tensors.items()], most_bytes)
+    contents = [{name: tensors[name] for name in names} for names in shares]
+    with ThreadPoolExecutor(1, "checksums") as thread:
+        for content, sums in zip(contents, thread.map(checksums, contents), strict=True):
+            yield Bucket(slot, version, content, sums)
 
 
 def in_shares(sizes: Iterable[tuple[str, int]], most_bytes: int = BUCKET_BYTES) -> Iterator[list[str]]:

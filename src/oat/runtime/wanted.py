@@ -1,5 +1,6 @@
 """How many actors a run shall have, which may change while it works."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from oat.errors import ConfigError
@@ -15,18 +16,18 @@ class Wanted:
     Args:
         run_dir: directory of the run.
         first: the number with which the process of the run begins.
+        is_new: False: this process has opened the run before, and goes on with what it was asked for.
     """
 
-    def __init__(self, run_dir: Path, first: int):
+    def __init__(self, run_dir: Path, first: int, *, is_new: bool = True):
         self._file, self._number = run_dir / FILE, first
-        self._file.unlink(missing_ok=True)
+        if is_new:
+            self._file.unlink(missing_ok=True)
 
     def __call__(self) -> int:
         """Return the number that was asked for last."""
-        try:
-            self._number = int(self._file.read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return self._number
+        with suppress(OSError, ValueError):
+            self._number = max(1, int(self._file.read_text(encoding="ascii")))
         return self._number
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from oat.errors import ConfigError, OatWarning
 from oat.files import seen
-from oat.plugins.loading import load_symbol
+from oat.plugins.loading import load_symbol, own_files
 from oat.runtime.calls import answered
 
 _COMPARED = ("torch", "transformers", "numpy")
@@ -43,7 +43,8 @@ class Worker:
         warnings.showwarning = self._note  # type: ignore[assignment]
 
     def call(self, data: bytes | np.ndarray) -> bytes:
-        """Answer a call: `prepare`, then `make`, then the calls of the box that was made.
+        """Answer a call: `prepare`, then `make`, then the calls of the box that was made. The reply to `make`
+        has the user's own files that this process has imported (`loading.own_files`).
 
         Args:
             data: the bytes of the call, also as an array.
@@ -57,7 +58,7 @@ class Worker:
         if name == "make":
             symbol, plan = arguments
             self._box = load_symbol(symbol)(plan)
-            return None
+            return own_files(Path.cwd())
         assert self._box is not None, "the box is made before it is called"
         return self._box.call(name, arguments)
 
@@ -113,8 +114,8 @@ def prepared(
     ]
     if wrong:
         raise ConfigError(
-            f"the machine {machine} has {', '.join(wrong)}; install the same versions on every machine of "
-            "the cluster"
+            f"the machine {machine} has {', '.join(wrong)} (oat is in {_SOURCES}); install the same versions "
+            "on every machine of the cluster"
         )
     for part in parts:
         try:
