@@ -274,13 +274,18 @@ def publish_weights(run: Run, row: Row) -> None:
     If a transfer is due or the weights were rolled back, load the policy into `sampler` and the ensemble's
     networks into `ensemble`. If the reference has changed, load it into `reference`.
 
-    If a process is lost for good, save the state in which these weights are still to be loaded.
+    If a process is lost for good, or a signal ends the run, save the state in which these weights are still
+    to be loaded.
     """
+    is_due = row.is_rolled_back or run.weights.due(row.step)
+    if is_due:
+        run.weights.take(run.learner, version=row.number)
     try:
-        if row.is_rolled_back or run.weights.due(row.step):
-            run.weights.sync(run.learner, version=row.number)
-        run.weights.follow(run.learner)
-    except ActorError:
+        with run.interruption.at_once():
+            if is_due:
+                run.weights.load(run.learner)
+            run.weights.follow(run.learner)
+    except (Interrupted, ActorError):
         count(run, row)
         save(run, row.number, states(run), row=row.metrics.values, is_last=True)
         raise

@@ -278,8 +278,12 @@ class Weights(Protocol):
     def due(self, step: int) -> bool:
         """Return True if the sampler gets new weights after this step."""
 
-    def sync(self, learner: Learner, version: int) -> None:
-        """Load the learner's weights, as `version`, into every slot except `policy` and `reference`."""
+    def take(self, learner: Learner, version: int) -> None:
+        """Take the learner's weights, as `version`, for every slot except `policy` and `reference`. The state
+        then says that these slots get them."""
+
+    def load(self, learner: Learner) -> None:
+        """Load the weights that were taken."""
 
     def push(self, slot: str, version: int, learner: Learner) -> None:
         """Load the learner's weights of the slot's model, as `version`, into the slot."""

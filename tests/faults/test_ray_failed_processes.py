@@ -6,12 +6,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from apart_runs import Pair, pair
+from apart_runs import ACTORS, Pair, pair
 from failures import AT_ONCE_S, PHASES, SETTINGS, ends, strike
-from fixtures import Finished, forked, named
+from fixtures import Finished, forked, named, oat
 from ray_runs import RayStrikes, gone, part
 
 pytestmark = [pytest.mark.fault("R18-ray"), pytest.mark.large]
@@ -111,6 +112,33 @@ def test_a_part_of_the_cluster_fails(
     goes_on(run, strikes, figure)
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("name", ["the raylet", "the broker"])
+def test_a_part_of_the_cluster_hangs(
+    name: str,
+    call: tuple[str, int],
+    finished: Finished,
+    tmp_path: Path,
+    strikes: RayStrikes,
+    capsys: pytest.CaptureFixture[str],
+    figure: Callable[[str], None],
+) -> None:
+    """The run ends at a deadline, and blames no actor that does not hang."""
+    run = pair(finished, "grpo", tmp_path, {}, {**ACTORS, "compute.deadline_s": strikes.deadline_s})
+    strikes.doing[call] = lambda: os.kill(part(strikes, PARTS[name]), signal.SIGSTOP)
+    capsys.readouterr()
+    assert run.train() == 1
+    seconds = time.monotonic() - strikes.struck_at - strikes.deadline_s
+    assert (strikes.left(), strikes.files_left()) == ([], [])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, said
+    assert "the Ray cluster of this run has ended: " in said[0]
+    assert run.saved >= run.rows - 1
+    figure(f"at most {seconds:.1f} s from the deadline of a part that hangs to the end of the run")
+    assert seconds < AT_ONCE_S
+    goes_on(run, strikes, figure)
+
+
 def struck(run: Pair, moment: tuple[str, int, float], number: int, at: Path) -> int:
     """Make a run in a process group of its own, which gets a signal at a moment."""
     os.setsid()
@@ -147,6 +175,7 @@ def test_a_signal_ends_the_run(
     assert forked(lambda: struck(run, moment, number, at), log) == CODES[signal.Signals(number)], (
         log.read_text()
     )
+    assert "it is replaced" not in log.read_text()
     is_gone = gone(lambda: [*strikes.left(), *strikes.files_left()], AT_ONCE_S)
     seconds = time.monotonic() - float(at.read_text())
     assert is_gone, (strikes.left(), strikes.files_left())
@@ -156,3 +185,67 @@ def test_a_signal_ends_the_run(
     if number != signal.SIGKILL:
         assert "Traceback" not in log.read_text()
     goes_on(run, strikes, figure)
+
+
+@pytest.mark.parametrize("name", ["the raylet", "the broker"])
+def test_a_signal_ends_a_run_whose_cluster_hangs(
+    name: str, finished: Finished, tmp_path: Path, strikes: RayStrikes, figure: Callable[[str], None]
+) -> None:
+    run, at, log = pair(finished, "grpo", tmp_path, {}), tmp_path / "at", tmp_path / "log"
+
+    def send() -> None:
+        at.write_text(f"{time.monotonic()}")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def stop() -> None:
+        os.kill(part(strikes, PARTS[name]), signal.SIGSTOP)
+        threading.Timer(1.0, send).start()
+
+    strikes.doing["sample", 6] = stop
+    assert forked(run.train, log) == 130, log.read_text()
+    assert gone(lambda: [*strikes.left(), *strikes.files_left()], AT_ONCE_S), strikes.left()
+    seconds = time.monotonic() - float(at.read_text())
+    figure(f"at most {seconds:.1f} s from a signal until nothing is left of run and cluster")
+    assert seconds < AT_ONCE_S
+    goes_on(run, strikes, figure)
+
+
+FORKING = """
+import os
+import time
+from pathlib import Path
+
+noted = Path(__file__).with_name("child")
+
+
+def rule(prompts, completions, **columns):
+    if not noted.exists() and (child := os.fork()) == 0:
+        time.sleep(100)
+        os._exit(0)
+    elif not noted.exists():
+        noted.write_text(str(child))
+    return [len(text) % 7 / 7 for text in completions]
+"""
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is killed"])
+def test_a_reward_that_leaves_a_child(
+    how: str, finished: Finished, tmp_path: Path, strikes: RayStrikes, figure: Callable[[str], None]
+) -> None:
+    """The child of the run's own process lives longer than the run. The cluster ends with the run."""
+    (tmp_path / "rule.py").write_text(FORKING, encoding="utf-8")
+    changes = {**ACTORS, "oracle": {"name": f"{tmp_path / 'rule.py'}:rule"}, "evaluation": None}
+    config = finished.world.config("grpo", tmp_path, {**changes, "stop.max_steps": 3})
+    if how == "it is killed":
+        strikes.doing["sample", 4] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    log, begin = tmp_path / "log", time.monotonic()
+    code = forked(lambda: oat("train", config), log)
+    try:
+        assert code == (0 if how == "it ends" else -signal.SIGKILL), log.read_text()
+        is_gone = gone(lambda: [*strikes.left(), *strikes.files_left()], AT_ONCE_S)
+        assert is_gone, (strikes.left(), strikes.files_left())
+        assert time.monotonic() - begin < 90
+        figure("1 of 1 clusters ended with a run that left a forked child")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)

@@ -40,7 +40,7 @@ _START_S = 120.0
 """Longest time in seconds until a cluster, or a process of it, has started."""
 _LEAST_SHARE = 1e-4
 """The smallest share of a logical CPU that Ray counts."""
-_ALIVE_S = 10.0
+_ALIVE_S = 5.0
 """Longest time in seconds until a cluster in which nothing hangs has stored some bytes."""
 _END_S = 5.0
 """Longest time in seconds until the broker has left a cluster that goes on."""

@@ -71,14 +71,22 @@ class Weights:
         """Return True if all slots except `policy` and `reference` get new weights after this step."""
         return (step + 1) % self.sync_every == 0
 
-    def sync(self, learner: Learner, version: int) -> None:
-        """Load the learner's weights into every synced slot, as version `version`. If a load fails, `state`
-        already says that the slots get them."""
+    def take(self, learner: Learner, version: int) -> None:
+        """Take the learner's weights, as version `version`, for every synced slot. From here on `state` says
+        that the slots get them; `load` loads them."""
         self.sampler_version = version
         if self.sync_every > 1:
             self.kept = {slot: _trained(learner, MODEL_OF_SLOT[slot]) for slot in self.synced}
+
+    def load(self, learner: Learner) -> None:
+        """Load the learner's weights, which `take` took, into every synced slot."""
         for slot in self.synced:
-            self.push(slot, version, learner)
+            self.push(slot, self.sampler_version, learner)
+
+    def sync(self, learner: Learner, version: int) -> None:
+        """Load the learner's weights into every synced slot, as version `version`."""
+        self.take(learner, version)
+        self.load(learner)
 
     def follow(self, learner: Learner) -> None:
         """If the version of the learner's reference has changed, by an update or by a roll back, load the
