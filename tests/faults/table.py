@@ -75,7 +75,7 @@ ROWS = {
         "fast actors and a stalled learner: what waits between them is bounded, and memory grows by less "
         "than 5 %"
     ),
-    "R17-ray": "R17 on a Ray cluster, whose store does not fill",
+    "R17-ray": "R17 on a Ray cluster, whose store does not fill, and whose raylet grows by less than 10 MB",
     "R18": (
         "a failure in each component at each phase is mended, or ends the run with one message, within 10 s; "
         "every wait ends at its deadline, with the name of who hangs"

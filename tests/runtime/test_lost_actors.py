@@ -95,6 +95,17 @@ def test_a_standby_takes_the_place(
     assert digest_run(tmp_path / "run") == local["grpo"]
 
 
+def test_the_work_of_a_lost_actor_stays_counted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, work = [], ActorPool.work
+    monkeypatch.setattr(ActorPool, "work", lambda pool: found.append(work(pool)) or found[-1])
+    assert train(world, tmp_path, monkeypatch, ForkedCluster([Kill("sample", 9)]), compute__actors=1) == 0
+    keys = [each.keys for each in found]
+    assert keys == sorted(keys)
+    assert keys[0] < keys[-1]
+
+
 def test_a_run_ends_when_no_process_may_be_replaced_any_more(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, local: Any
 ) -> None:
