@@ -33,6 +33,8 @@ FREED_S = 1.5
 LAST = 100_000
 """Steps of a run that is not brought to its end."""
 WARM_UP = 2
+OF_TRANSFERS = 20
+"""Transfers of a row. One takes a tenth of a second, and what else the machine does changes it much."""
 OF_KILL = 30
 """Steps in which an actor is killed."""
 
@@ -122,7 +124,7 @@ def rows(repetitions: int) -> Iterator[list[str]]:
         both = f"{seconds['ray']:.2f}, {seconds['local']:.2f}"
         yield [f"a step, {size}: Ray, local", both, _shown(row), f"at most {target}", same, _with(row)]
     for actors in (1, 2):
-        row = transfer("50M", repetitions, actors)
+        row = transfer("50M", OF_TRANSFERS, actors)
         for proof, ratio in row["ratios"].items():
             both = f"{row['seconds'][proof]:.3f}, {row['seconds']['broadcast']:.3f}"
             what = f"new weights ({row['bytes'] / 1e6:.0f} MB), proof `{proof}`: transfer, broadcast"
@@ -175,7 +177,7 @@ def main() -> None:
     size, repetitions = options.size, options.repetitions
     print(json.dumps(steps(size, repetitions, 1 if size == "50M" else 10)), flush=True)
     for actors in (1, 2):
-        print(json.dumps(transfer(size, repetitions, actors)), flush=True)
+        print(json.dumps(transfer(size, OF_TRANSFERS, actors)), flush=True)
     for standby in (1, 0):
         print(json.dumps(kills("quickstart", repetitions, standby, 60)), flush=True)
 

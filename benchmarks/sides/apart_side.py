@@ -155,7 +155,8 @@ def _sizes(run: Run) -> list[int]:
 
 
 def digest() -> dict[str, Any]:
-    """Return the digests of the run, which has made its last step."""
+    """End the run, which has made its last step, and return its digests."""
+    held["paced"].finish()
     return digest_run(held["directory"])
 
 

@@ -206,6 +206,11 @@ class Paced:
         self.go.put(False)
         self.thread.join()
 
+    def finish(self) -> None:
+        """Let the thread do its last work, after its last piece."""
+        self.go.put(True)
+        self.thread.join()
+
     def _wait(self) -> None:
         error = self.done.get()
         if error is not None:
