@@ -106,7 +106,7 @@ def name_boxes(run: Run, within: Callable[[str], Any]) -> None:
         (run.ledger, "take_feedback", "take"),
         *((objective, "prepare", "prepare") for objective in run.objectives),
         (run.learner, "update", "update"),
-        (run.weights, "sync", "sync"),
+        (run.weights, "load", "sync"),
         *([(run.evaluation, "run", "evaluate")] if run.evaluation is not None else []),
         (run.checkpoints, "save", "save"),
     ]
