@@ -16,7 +16,7 @@ from ray_runs import RayStrikes, part
 from oat.runtime import cluster
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.cluster import Cluster
-from oat.runtime.worker import versions
+from oat.runtime.worker import surroundings, versions
 
 pytestmark = [pytest.mark.fault("R30"), pytest.mark.large]
 
@@ -38,7 +38,7 @@ def own(tmp_path: Path, strikes: RayStrikes) -> Iterator[Cluster]:
     """A cluster with an actor."""
     made = Cluster(None, tmp_path, 60.0)
     actor = made.launcher(0.5).start("actor 0")
-    value_of(actor.call("prepare", call_of("prepare", versions(), []))(), "actor 0")
+    value_of(actor.call("prepare", call_of("prepare", versions(), [], *surroundings()))(), "actor 0")
     yield made
     made.close()
 

@@ -29,8 +29,8 @@ from oat.oracles.base import Oracle
 from oat.plugins.loading import own_files, travelling
 from oat.runtime.clients import Clients
 from oat.runtime.cluster import FEWER_CPUS, Cluster
+from oat.runtime.cluster_checks import NO_RAY
 from oat.runtime.crew import Crew, Life
-from oat.runtime.places import NO_RAY
 from oat.runtime.pool import ActorPool
 from oat.runtime.wanted import Wanted
 from oat.types import ENSEMBLE

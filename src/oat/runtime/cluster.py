@@ -31,10 +31,10 @@ from weakref import WeakSet
 from oat import errors, wire
 from oat.errors import ActorError, ConfigError, LostError
 from oat.runtime import guard
+from oat.runtime.cluster_checks import no_cluster, refuse_silent, refuse_taken_port
 from oat.runtime.crew import Pending
 from oat.runtime.gpus import own_index
 from oat.runtime.pipe import Pipe
-from oat.runtime.places import no_cluster, refuse_silent, refuse_taken_port
 
 _START_S = 120.0
 """Longest time in seconds until a cluster, or a process of it, has started."""

@@ -231,8 +231,8 @@ class Crew:
             if member.successor is None:
                 member.remote.close()
                 self._refuse_closed(member)
-                self.restarts.use(lost)
                 self._await_room(lost)
+                self.restarts.use(lost)
                 member.successor = self._succeeded(member)
             successor = member.successor
         try:

@@ -26,10 +26,10 @@ import numpy as np
 
 from oat import wire
 from oat.errors import ConfigError, LostError, OatError
+from oat.runtime.cluster_checks import NO_RAY, no_cluster
 from oat.runtime.gpus import Places, ReservedGpus
 from oat.runtime.guard import processes
 from oat.runtime.pipe import Pipe
-from oat.runtime.places import NO_RAY, no_cluster
 from oat.runtime.worker import Worker
 
 _LOOPBACK = "127.0.0.1"
