@@ -179,7 +179,7 @@ def main() -> None:
     for actors in (1, 2):
         print(json.dumps(transfer(size, OF_TRANSFERS, actors)), flush=True)
     for standby in (1, 0):
-        print(json.dumps(kills("quickstart", repetitions, standby, 60)), flush=True)
+        print(json.dumps(kills("quickstart", repetitions, standby, OF_KILL)), flush=True)
 
 
 if __name__ == "__main__":

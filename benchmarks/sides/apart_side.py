@@ -78,7 +78,7 @@ def train_(
     file = Path(folder) / f"{name}.yaml"
     file.write_text(json.dumps(tree), encoding="utf-8")
     metrics, paced = paced_run(file, lambda run: held.update(run=run))
-    held.update(metrics=metrics, paced=paced, version=0, directory=Path(tree["run_dir"]))
+    held.update(metrics=metrics, paced=paced, directory=Path(tree["run_dir"]))
     return {"oat": version("oat-align"), "torch": torch.__version__}
 
 

@@ -2,6 +2,7 @@
 the run began with. Whatever is wrong with it, the run is saved, and the same command continues it."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from fixtures import World, oat
 from forked_cluster import ForkedCluster, Kill
 
 from oat.commands.export import digest_run
+from oat.runtime.calls import call_of
 from oat.runtime.crew import Crew
 from oat.runtime.pool import ActorPool
+from oat.runtime.worker import surroundings
 
 ENVIRONMENT = """
 from helper import BONUS
@@ -86,7 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(__import__("sys").modules, "helper", raising=False)
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
     return tmp_path
 
 
@@ -159,13 +162,8 @@ def test_a_process_that_is_not_fit(
 
     def unfit(crew: Crew) -> Any:
         if crew._hired == 2:
-            monkeypatch.setattr("oat.runtime.worker.versions", lambda: {})
             what, _, take = crew._orders[0]
-            other = {"torch": "9.9"}
-            from oat.runtime.calls import call_of
-            from oat.runtime.worker import surroundings
-
-            crew._orders[0] = what, call_of("prepare", other, [], *surroundings()), take
+            crew._orders[0] = what, call_of(what, {"torch": "9.9"}, [], *surroundings()), take
         return hire(crew)
 
     monkeypatch.setattr(Crew, "hire", unfit)

@@ -95,7 +95,7 @@ class Cluster:
         with theirs:
             self._broker = self._started(theirs.fileno(), is_own=address is None)
         if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.write(str(self._broker.pid).encode())
+            self._guard.stdin.write(f"{self._broker.pid}\n".encode())
             self._guard.stdin.flush()
         self._pipe = Pipe(self._socket.dup())
         _open.add(self)

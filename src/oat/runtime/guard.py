@@ -45,21 +45,23 @@ def processes() -> Iterator[Process]:
 def _waited(parent: int) -> bytes:
     """Wait for input, and return it; b"" if the input or the parent has ended. A forked child of the parent
     may keep the input open."""
-    while os.getppid() == parent:
-        if select.select([0], [], [], _WATCH_S)[0]:
+    while True:
+        is_there = os.getppid() == parent
+        if select.select([0], [], [], _WATCH_S if is_there else 0.0)[0]:
             return os.read(0, 100)
-    return b""
+        if not is_there:
+            return b""
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     folder, parent = sys.argv[1], int(sys.argv[2])
-    session, until = _waited(parent), 0.0
-    if session:
+    session, _, more = _waited(parent).partition(b"\n")
+    if session and not more:
         _waited(parent)
-        until = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until:
+    until = time.monotonic() + _PATIENCE_S
+    while session and time.monotonic() < until:
         found = [process.number for process in processes() if process.session == int(session)]
         if not found:
             break
