@@ -50,7 +50,10 @@ def test_every_command_has_its_section() -> None:
 def test_a_section_has_the_arguments_and_flags_of_its_command(name: str) -> None:
     actions = [action for action in commands()[name]._actions if not isinstance(action, argparse._HelpAction)]
     arguments, text = sections()[name]
-    assert arguments == " ".join(str(action.metavar) for action in actions if not action.option_strings)
+    positional = [action for action in actions if not action.option_strings]
+    assert arguments == " ".join(
+        f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar) for action in positional
+    )
     flags = {action.option_strings[0]: action.metavar for action in actions if action.option_strings}
     written = dict(re.findall(r"^\| `(--\S+?)(?: (\S+))?` \|", text, flags=re.MULTILINE))
     assert written.keys() == flags.keys()

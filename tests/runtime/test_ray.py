@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -111,12 +112,36 @@ def test_a_run_goes_on_although_an_oracle_client_was_killed(world: World, tmp_pa
     assert digest_run(run_dir) == digest_run(tmp_path / "local")
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "refused"),
+        ("127.0.0.1:99999", "no address of the form host:port"),
+        ("127.0.0.1", "no address of the form host:port"),
+        (":6379", "no address of the form host:port"),
+    ],
+)
 def test_no_cluster_answers_at_the_address(
+    address: str, why: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"compute.runtime": "ray", "compute.address": address}
+    assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    said = capsys.readouterr().err
+    assert f"no Ray cluster can be used at {address} (" in said
+    assert why in said
+
+
+@pytest.mark.slow
+def test_something_else_answers_at_the_address(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {"compute.runtime": "ray", "compute.address": "127.0.0.1:1"}
-    assert oat("train", world.config("grpo", tmp_path, changes)) == 2
-    assert "no Ray cluster can be used at 127.0.0.1:1" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        changes = {"compute.runtime": "ray", "compute.address": address}
+        assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    said = capsys.readouterr().err
+    assert f"something answers at {address}, but no Ray cluster lets this process in (" in said
+    assert ".h:" not in said
 
 
 def test_settings_of_a_cluster_without_one(

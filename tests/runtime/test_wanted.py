@@ -27,13 +27,14 @@ APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
 class Asking:
     """Runs `oat actors` at some calls for samples, and notes how many actors then sample."""
 
-    def __init__(self, run_dir: Path, plan: dict[int, int], monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, run_dir: Path, plan: dict[int, int | None], monkeypatch: pytest.MonkeyPatch):
         self.counts: list[int] = []
         sample = ActorPool.sample
 
         def noted(pool: ActorPool, *arguments: Any) -> Any:
             if len(self.counts) in plan:
-                assert oat("actors", run_dir, plan[len(self.counts)]) == 0
+                number = plan[len(self.counts)]
+                assert oat("actors", run_dir, *([] if number is None else [number])) == 0
             time.sleep(0.1)
             found = sample(pool, *arguments)
             self.counts.append(len(pool.crew.members))
@@ -52,7 +53,7 @@ def test_actors_come_and_go(
 ) -> None:
     assert train(world, tmp_path, "local") == 0
     monkeypatch.setattr("oat.build.apart.Cluster", cluster := ForkedCluster([Kill("sample", 20)]))
-    asking = Asking(tmp_path / "apart", {4: 4, 16: 1, 22: 2}, monkeypatch)
+    asking = Asking(tmp_path / "apart", {2: None, 4: 4, 16: 1, 20: None, 22: 2}, monkeypatch)
     assert train(world, tmp_path, "apart", **APART) == 0
     assert asking.counts[0] == 2
     assert max(asking.counts) == 4
@@ -60,7 +61,11 @@ def test_actors_come_and_go(
     assert asking.counts[-1] == 2
     assert cluster.killed
     assert digest_run(tmp_path / "apart") == digest_run(tmp_path / "local")
-    assert "the run takes 4 actors from its next sampling on" in capsys.readouterr().out
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the run shall")]
+    assert [line.split()[5] for line in said] == ["2", "4", "1", "1", "2"]
+    assert said[0] == (
+        "the run shall sample with 2 actors; when the run is continued, it begins with compute.actors (2)"
+    )
 
 
 def test_an_actor_that_cannot_be_started_is_not_used(

@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -169,15 +169,29 @@ def _hired(
 
 def cpus_of(compute: ComputeConfig) -> tuple[float, str]:
     """Return how many logical CPUs of the cluster a run takes, and its processes in words."""
-    parts = [
+    kinds = _kinds(compute)
+    named = ", ".join(f"{many(count, what)} at {cpus:g}" for count, what, cpus in kinds)
+    return sum(count * cpus for count, _, cpus in kinds), named
+
+
+def process_notes(config: Config) -> Iterator[str]:
+    """Yield a sentence for people about the processes beside the run's own."""
+    if config.compute.runtime != "local":
+        named = ", ".join(many(count, what) for count, what, _ in _kinds(config.compute))
+        where = f"the Ray cluster {config.compute.address}" if config.compute.address else "a Ray cluster"
+        yield f"{named} on {where}; what each of them prints is in {Path(config.run_dir) / LOGS}"
+
+
+def _kinds(compute: ComputeConfig) -> list[tuple[int, str, float]]:
+    """Return, for each kind of process beside the run's own, how many there are, its name, and the logical
+    CPUs of each."""
+    kinds = [
         (compute.actors, "actor", compute.actor_cpus),
         (compute.standby, "standby", compute.actor_cpus),
         (compute.oracle_clients, "oracle client", compute.oracle_cpus),
         (int(compute.learner == "actor"), "learner", compute.learner_cpus),
     ]
-    some = [(count, what, cpus) for count, what, cpus in parts if count]
-    named = ", ".join(f"{many(count, what)} at {cpus:g}" for count, what, cpus in some)
-    return sum(count * cpus for count, _, cpus in some), named
+    return [kind for kind in kinds if kind[0]]
 
 
 def refuse_without_cluster(resolved: Resolved) -> None:

@@ -115,7 +115,8 @@ def _asked(config: Config, oracle: Oracle) -> str:
 
 
 def _cluster(config: Config) -> str:
-    return f"the Ray cluster {config.compute.address}" if config.compute.address else "a Ray cluster"
+    address = config.compute.address
+    return f"the Ray cluster {address}, which is not asked here" if address else "a Ray cluster"
 
 
 def default_lines(resolved: Resolved) -> Lines:

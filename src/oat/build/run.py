@@ -14,7 +14,7 @@ import torch
 from oat import protocols as boxes
 from oat.algorithms.base import Objective, usable_by
 from oat.build.actor_side import ActorPlan, ActorSide, make_actor_side
-from oat.build.apart import Processes, hire_processes, oracles_of
+from oat.build.apart import Processes, hire_processes, oracles_of, process_notes
 from oat.build.directory import Home, unlocked_home
 from oat.build.engine import engine_notes, weights_proof
 from oat.build.ensemble import ensemble_learning
@@ -411,4 +411,4 @@ def _notes(resolved: Resolved, run_inputs: RunInputs) -> tuple[str, ...]:
     config = resolved.config
     of_data = dict.fromkeys(note for source in run_inputs.sources for note in source.notes)
     of_devices = (*device_notes(config.compute.profile), *placement_notes(config.compute))
-    return (*of_devices, *engine_notes(resolved), *of_data)
+    return (*process_notes(config), *of_devices, *engine_notes(resolved), *of_data)

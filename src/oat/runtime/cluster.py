@@ -10,6 +10,7 @@ A thread sends the messages: so an interrupted run leaves no message half sent, 
 """
 
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -50,11 +51,14 @@ _LOG = "cluster.log"
 """The file of what the broker prints."""
 _TOKEN = secrets.token_hex(32)
 """The token of the clusters that this process starts."""
+_HEAD = re.compile(r"^\[[^\]]*\] \S+:\d+: ")
+"""How a line of Ray's log begins: the time, the processes, and the place in Ray's sources."""
 _SHORT = "/tmp"
 """Where the files of such a cluster lie. The names of Ray's sockets have no room for a long path."""
-
-
-FEWER_CPUS = "lower their number, or the CPUs of each (compute.actor_cpus; a fraction shares one)"
+FEWER_CPUS = (
+    "lower their number, or the CPUs of each (compute.actor_cpus, compute.learner_cpus, compute.oracle_cpus; "
+    "a fraction shares one)"
+)
 """What to do about too few logical CPUs."""
 
 
@@ -332,11 +336,12 @@ class Cluster:
             self._waiting.popitem()[1].set_exception(ActorError(reason))
 
     def _last_words(self) -> str:
-        """Return the last line that the broker has printed."""
+        """Return the last line that the broker has printed, without the head of a line of Ray's log."""
         with (self._logs / _LOG).open("rb") as log:
             log.seek(self._begin_of_log)
             lines = log.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "Ray ended without a word")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "Ray ended without a word")
+        return _HEAD.sub("", last)
 
     def _ended(self, reason: str) -> str:
         if self._end is None:

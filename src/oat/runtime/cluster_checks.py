@@ -37,20 +37,22 @@ def refuse_silent(address: str) -> None:
     """Refuse an address at which nothing answers. Ray itself would try for minutes.
 
     Raises:
-        ConfigError: there is no such address, or nothing answers.
+        ConfigError: it is no address, or nothing answers.
     """
     host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise _silent(address, "this is no address of the form host:port")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        raise no_cluster(address, error) from None
+    except OSError as error:
+        raise _silent(address, error) from None
 
 
 def no_cluster(address: str | None, why: Exception | str) -> ConfigError:
     """Return the error that no cluster can be used.
 
     Args:
-        address: of a running cluster; None: one was to be started on this machine.
+        address: at which something answers, as host:port; None: a cluster was to be started on this machine.
     """
     if address is None:
         return ConfigError(
@@ -58,7 +60,14 @@ def no_cluster(address: str | None, why: Exception | str) -> ConfigError:
             "local"
         )
     return ConfigError(
+        f"something answers at {address}, but no Ray cluster lets this process in ({why}); give the address "
+        "with which the other machines joined the cluster, its token in RAY_AUTH_TOKEN, with "
+        "RAY_AUTH_MODE=token, and install its version of Ray; or remove compute.address"
+    )
+
+
+def _silent(address: str, why: Exception | str) -> ConfigError:
+    return ConfigError(
         f"no Ray cluster can be used at {address} ({why}); start one with `ray start --head`, and give its "
-        "address as host:port and its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token; or remove "
-        "compute.address"
+        "address as host:port; or remove compute.address"
     )

@@ -78,8 +78,8 @@ class Restarts:
         with self._lock:
             if self.count == self.most:
                 raise ActorError(
-                    f"{lost}; compute.max_restarts ({self.most}) allows no further replacement; see why "
-                    "processes end. The run continues with the same command"
+                    f"{lost}; compute.max_restarts ({self.most}) allows no further replacement; the "
+                    "folder `logs` of the run may say why it ended. The run continues with the same command"
                 ) from None
             self.count += 1
             count = self.count

@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,8 +32,9 @@ class Worker:
     """Works for a run in a process of its own.
 
     Args:
-        log: path of a file to which this process then writes what it would print. If its directory is not
-            there, as on another machine, the output stays where it is. "": it stays.
+        log: path of a file to which this process then writes what it would print, after its number and its
+            machine. If the directory is not there, as on another machine, the output stays where it is. "":
+            it stays.
     """
 
     def __init__(self, log: str = ""):
@@ -40,6 +42,7 @@ class Worker:
         self._warned: list[str] = []
         if log and Path(log).parent.is_dir():
             _write_to(log)
+            print(f"{time.strftime('%F %T')} process {os.getpid()} on {socket.gethostname()}", flush=True)
         warnings.showwarning = self._note  # type: ignore[assignment]
 
     def call(self, data: bytes | np.ndarray) -> bytes:
