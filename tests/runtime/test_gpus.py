@@ -74,19 +74,17 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
 
 @pytest.mark.slow
 def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.refuse_too_many(4, 1.0, {})
+    cluster.refuse_too_many(4.0, "4 actors at 1")
     others = started(cluster.launcher(1.0), 3)
     for other in others:
         value_of(other.call("make", call_of("make", VISIBLE, b""))(), other.name)
-    with pytest.raises(ConfigError, match="need 4, and of the 4 CPUs of the cluster 1 are free; wait until"):
-        cluster.refuse_too_many(4, 1.0, {})
+    with pytest.raises(ConfigError, match="of the 4 CPUs of the cluster 1 are free; wait until"):
+        cluster.refuse_too_many(4.0, "4 actors at 1")
     for other in others:
         other.close()
-    cluster.refuse_too_many(4, 1.0, {})
-    with pytest.raises(
-        ConfigError, match="5 actors of 1 logical CPUs each need 5, and the cluster has 4 CPUs"
-    ):
-        cluster.refuse_too_many(5, 1.0, {})
+    cluster.refuse_too_many(4.0, "4 actors at 1")
+    with pytest.raises(ConfigError, match="5 actors at 1 need 5 logical CPUs, and the cluster has 4 CPUs"):
+        cluster.refuse_too_many(5.0, "5 actors at 1")
 
 
 @pytest.mark.slow
@@ -100,7 +98,7 @@ def test_an_actor_without_a_device_ends_the_start(
 ) -> None:
     """Ray promises a GPU, and the actor finds none. The run is refused by the name of the actor, and its GPUs
     are free again."""
-    monkeypatch.setattr("oat.build.apart.Cluster", lambda address, logs: cluster)
+    monkeypatch.setattr("oat.build.apart.Cluster", lambda address, logs, deadline_s: cluster)
     monkeypatch.setattr(cluster, "close", lambda: None)
     changes = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 5}
     with pretended_gpu():
