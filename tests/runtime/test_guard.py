@@ -4,6 +4,7 @@ when its parent has ended although somebody keeps its input open."""
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ subprocess.Popen(command, stdin=int(sys.argv[3]))
 
 
 @pytest.fixture
-def session() -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(["sleep", "60"], start_new_session=True)
+def session() -> "Iterator[subprocess.Popen[bytes]]":
+    made = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield made
+    made.kill()
+    made.wait()
 
 
 def test_it_is_told_before_it_has_read(session: "subprocess.Popen[bytes]", tmp_path: Path) -> None:

@@ -178,8 +178,13 @@ def process_notes(config: Config) -> Iterator[str]:
     """Yield a sentence for people about the processes beside the run's own."""
     if config.compute.runtime != "local":
         named = ", ".join(many(count, what) for count, what, _ in _kinds(config.compute))
-        where = f"the Ray cluster {config.compute.address}" if config.compute.address else "a Ray cluster"
-        yield f"{named} on {where}; what each of them prints is in {Path(config.run_dir) / LOGS}"
+        logs = Path(config.run_dir) / LOGS
+        yield f"{named} on {cluster_of(config.compute)}; what each of them prints is in {logs}"
+
+
+def cluster_of(compute: ComputeConfig) -> str:
+    """Return the cluster of a run, in words."""
+    return f"the Ray cluster {compute.address}" if compute.address else "a Ray cluster"
 
 
 def _kinds(compute: ComputeConfig) -> list[tuple[int, str, float]]:

@@ -3,6 +3,7 @@ disk."""
 
 from pathlib import Path
 
+from oat.build.apart import cluster_of
 from oat.build.arithmetic import Lines
 from oat.build.defaults import derived
 from oat.build.fork import Origin
@@ -77,7 +78,8 @@ def place_lines(resolved: Resolved, learner: Learner, run_inputs: RunInputs) -> 
 
     synced = f"new weights every {many(c.sync_every, 'step')}"
     if config.compute.runtime == "ray":
-        synced += f"; {many(config.compute.actors, 'actor')} on {_cluster(config)}"
+        synced += f"; {many(config.compute.actors, 'actor')} on {cluster_of(config.compute)}"
+        synced += ", to which `oat check` does not connect" if config.compute.address else ""
     yield (
         "engine",
         (
@@ -110,13 +112,8 @@ def _asked(config: Config, oracle: Oracle) -> str:
     """Return where the oracle of training answers, and who asks it, in words."""
     if not config.compute.oracle_clients or isinstance(oracle, KnownOracle):
         return oracle.where_asked
-    asked = f"asked by {many(config.compute.oracle_clients, 'client')} on {_cluster(config)}"
+    asked = f"asked by {many(config.compute.oracle_clients, 'client')} on {cluster_of(config.compute)}"
     return asked if oracle.where_asked == Oracle.where_asked else f"{oracle.where_asked}, {asked}"
-
-
-def _cluster(config: Config) -> str:
-    address = config.compute.address
-    return f"the Ray cluster {address}, which is not asked here" if address else "a Ray cluster"
 
 
 def default_lines(resolved: Resolved) -> Lines:

@@ -27,7 +27,7 @@ COMMANDS = {
     "chat": "talk to a run's policy, or to a model; through a pipe, lines in and answers out",
     "samples": "show prompts, responses and the oracle's answers about them, newest first",
     "ledger": "say what a run asked, of whom, and what came back; or write its answers as a data set",
-    "actors": "change the number of actors of a run on a cluster while it works",
+    "actors": "say or change the number of actors of a run on a cluster while it works",
     "plot": "plot a metric of runs; runs that differ only in their seed become one line with a band",
     "digest": "print hashes of a run; two runs with equal hashes are equal",
     "bench": "measure bandwidth and matrix products of this machine, and compute the limits of a model on it",

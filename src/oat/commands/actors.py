@@ -26,4 +26,4 @@ def want_actors(run_dir: Path, number: int | None) -> str:
     if number is None:
         return f"the run shall sample with {many(Wanted(directory, first, is_new=False)(), 'actor')}; {later}"
     want(directory, number)
-    return f"the run shall sample with {many(number, 'actor')}, as soon as they are ready; {later}"
+    return f"the run shall sample with {many(number, 'actor')}, as soon as it can; {later}"
