@@ -70,6 +70,16 @@ def test_it_listens_on_the_loopback_interface_only(
     assert outside == []
 
 
+@pytest.mark.usefixtures("own")
+def test_nobody_else_can_enter_its_folder(strikes: RayStrikes, figure: Callable[[str], None]) -> None:
+    """Sockets and logs are in it, and Ray lets everybody write beside them."""
+    (folder,) = strikes.temporary.iterdir()
+    assert list(folder.rglob("sockets/*"))
+    others = folder.stat().st_mode & 0o077
+    figure(f"{int(bool(others))} of 1 folders of a cluster can be entered by other users")
+    assert others == 0
+
+
 def entered(address: str, home: Path, token: str | None) -> subprocess.CompletedProcess[str]:
     """Try to enter a cluster from another process, which looks for it on the loopback interface."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}

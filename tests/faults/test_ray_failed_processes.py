@@ -15,6 +15,7 @@ from failures import AT_ONCE_S, PHASES, SETTINGS, ends, strike
 from fixtures import Finished, forked, named, oat
 from ray_runs import RayStrikes, gone, part
 
+from oat.runtime import guard
 from oat.runtime.cluster import Cluster
 
 pytestmark = [pytest.mark.fault("R18-ray"), pytest.mark.large]
@@ -207,7 +208,7 @@ def test_a_signal_ends_the_run(
     goes_on(run, strikes, figure)
 
 
-@pytest.mark.parametrize("name", ["the raylet", "the broker"])
+@pytest.mark.parametrize("name", ["the raylet", "the broker", "the guard"])
 def test_a_signal_ends_a_run_whose_cluster_hangs(
     name: str, finished: Finished, tmp_path: Path, strikes: RayStrikes, figure: Callable[[str], None]
 ) -> None:
@@ -218,8 +219,8 @@ def test_a_signal_ends_a_run_whose_cluster_hangs(
         os.kill(os.getpid(), signal.SIGINT)
 
     def stop() -> None:
-        os.kill(part(strikes, PARTS[name]), signal.SIGSTOP)
-        threading.Timer(1.0, send).start()
+        os.kill(part(strikes, {**PARTS, "the guard": guard.__file__}[name]), signal.SIGSTOP)
+        threading.Timer(0.0 if name == "the guard" else 1.0, send).start()
 
     strikes.doing["sample", 6] = stop
     assert forked(run.train, log) == 130, log.read_text()

@@ -32,8 +32,12 @@ class Nodes:
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
-    def start(self, name: str, cpus: int) -> None:
-        """Start a node, and wait until it is there. The first one is the head."""
+    def start(self, name: str, cpus: int, modules: str = "") -> None:
+        """Start a node, and wait until it is there. The first one is the head.
+
+        Args:
+            modules: a folder in which its processes look for modules first.
+        """
         log, where = Path(f"{name}.log"), ["--head", "--port=0", "--include-dashboard=false"]
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--num-cpus={cpus}", "--block"]
         command += [f"--address={self.address}"] if self.address else where
@@ -45,7 +49,12 @@ class Nodes:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env={**os.environ, MARK: name, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},
+                env={
+                    **os.environ,
+                    **({"PYTHONPATH": modules} if modules else {}),
+                    MARK: name,
+                    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+                },
             )
         until = time.monotonic() + 60
         while "Ray runtime started" not in log.read_text() and time.monotonic() < until:
@@ -127,3 +136,35 @@ def test_a_node_is_lost_and_there_is_no_room(
     assert run.train() == 0
     figure(f"{int(run.is_equal)} of 1 runs that lost a node equal the local one bitwise")
     assert run.is_equal
+
+
+def refused(
+    finished: Finished, tmp_path: Path, nodes: Nodes, cpus: float, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Begin a run that the cluster cannot do, and return the only line that it says."""
+    run = pair(finished, "grpo", tmp_path, {}, on(nodes, cpus, 10))
+    capsys.readouterr()
+    assert run.train() == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, said
+    return said[0]
+
+
+def test_machines_that_are_too_small(
+    finished: Finished, tmp_path: Path, nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Together they have the CPUs of the actors, and none has those of an actor."""
+    for number in range(4):
+        nodes.start(f"{tmp_path}/node{number}", 1)
+    said = refused(finished, tmp_path, nodes, 2, capsys)
+    assert "2 actors at 2 need 4 logical CPUs, and 0 of the 2 processes with 2 or more have room on" in said
+
+
+def test_a_machine_with_an_oat_that_has_no_workers(
+    finished: Finished, tmp_path: Path, nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old" / "oat").mkdir(parents=True)
+    (tmp_path / "old" / "oat" / "__init__.py").touch()
+    nodes.start(f"{tmp_path}/head", 2, str(tmp_path / "old"))
+    said = refused(finished, tmp_path, nodes, 1, capsys)
+    assert "a machine of the cluster cannot start a process of oat (ModuleNotFoundError: " in said

@@ -45,7 +45,7 @@ def test_a_cluster_with_too_few_gpus(cluster: Cluster) -> None:
     with pytest.raises(
         ConfigError, match=r"compute\.gpus is 6, and the cluster has 5 GPUs; lower compute.gpus"
     ):
-        cluster.reserve(6, placed.actors, placed.learner, 1.0)
+        cluster.reserve(6, placed.actors, placed.learner, 1.0, 0.0)
 
 
 @pytest.mark.sample("False", seconds=15)
@@ -54,7 +54,7 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
     """No two actors see the same GPU, and an actor sees that of the learner only if they share it. An actor
     that takes the place of a lost one sees the GPU of the lost one. Others' GPUs are not free."""
     placed = placement(4 if collocate else 3, collocate=collocate)
-    gpus = cluster.reserve(len(placed.actors), placed.actors, placed.learner, 0.5)
+    gpus = cluster.reserve(len(placed.actors), placed.actors, placed.learner, 0.5, 0.0)
     try:
         own = gpus.hold()
         launcher = cluster.launcher(0.5, gpus.actors)
@@ -67,24 +67,39 @@ def test_each_actor_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, collo
         remotes[1].close()
         assert visible(launcher.start("actor 10")) == seen[1]
         with pytest.raises(ConfigError, match=r"of the 5 GPUs of the cluster \d are free; wait until others"):
-            cluster.reserve(3, (0, 1, 2), 2, 0.5)
+            cluster.reserve(3, (0, 1, 2), 2, 0.5, 0.0)
+    finally:
+        gpus.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collocate", [False, True])
+def test_a_learner_in_a_process_of_the_cluster_has_its_gpu(cluster: Cluster, collocate: bool) -> None:
+    """The GPU of the learner comes with the CPUs that its process takes. It sees the GPU of an actor only if
+    they share it."""
+    placed = placement(2, collocate=collocate)
+    gpus = cluster.reserve(2, placed.actors, placed.learner, 0.5, 1.0)
+    try:
+        actors = started(cluster.launcher(0.5, gpus.actors), len(placed.actors))
+        learner = cluster.launcher(1.0, gpus.learner).start("learner 0")
+        assert (visible(learner) in [visible(actor) for actor in actors]) == collocate
     finally:
         gpus.close()
 
 
 @pytest.mark.slow
 def test_actors_that_others_leave_no_cpus_for(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.refuse_too_many(4.0, "4 actors at 1")
+    cluster.refuse_too_many([1.0] * 4, "4 actors at 1")
     others = started(cluster.launcher(1.0), 3)
     for other in others:
         value_of(other.call("make", call_of("make", VISIBLE, b""))(), other.name)
     with pytest.raises(ConfigError, match="of the 4 CPUs of the cluster 1 are free; wait until"):
-        cluster.refuse_too_many(4.0, "4 actors at 1")
+        cluster.refuse_too_many([1.0] * 4, "4 actors at 1")
     for other in others:
         other.close()
-    cluster.refuse_too_many(4.0, "4 actors at 1")
+    cluster.refuse_too_many([1.0] * 4, "4 actors at 1")
     with pytest.raises(ConfigError, match="5 actors at 1 need 5 logical CPUs, and the cluster has 4 CPUs"):
-        cluster.refuse_too_many(5.0, "5 actors at 1")
+        cluster.refuse_too_many([1.0] * 5, "5 actors at 1")
 
 
 @pytest.mark.slow
@@ -104,7 +119,7 @@ def test_an_actor_without_a_device_ends_the_start(
     with pretended_gpu():
         assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     assert "actor 0: compute.profile is 'gpu', and torch finds no CUDA device" in capsys.readouterr().err
-    cluster.reserve(5, range(5), 0, 0.5).close()
+    cluster.reserve(5, range(5), 0, 0.5, 0.0).close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The guard, run as a program: it ends a session when it is told to, also before it has read anything, and
+"""The guard, run as a program: it ends a session when its input ends, also before it has read anything, and
 when its parent has ended although somebody keeps its input open."""
 
 import os
@@ -26,11 +26,11 @@ def session() -> "Iterator[subprocess.Popen[bytes]]":
     made.wait()
 
 
-def test_it_is_told_before_it_has_read(session: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+def test_its_input_ends_before_it_has_read(session: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     command = [sys.executable, "-I", guard.__file__, str(tmp_path / "files"), str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as own:
-        own.communicate(f"{session.pid}\nend".encode(), timeout=20)
+        own.communicate(f"{session.pid}\n".encode(), timeout=20)
     assert session.wait(10) == -9
     assert not (tmp_path / "files").exists()
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from oat.algorithms.group import GRPO
 from oat.build.actor_side import ActorWorker
 from oat.commands.export import digest_run
 from oat.errors import ConfigError
+from oat.runtime.crew import Crew, Restarts
 from oat.runtime.pool import ActorPool
 from oat.runtime.transfer import Inbox
 from oat.runtime.worker import versions
 from oat.trainer import Trainer
-from oat.types import Receipt
+from oat.types import Receipt, Trajectory
 
 CHANGES: dict[str, Any] = {"engine.deterministic": True, "engine.threads": 1, "stop.max_steps": 6}
 APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
@@ -165,6 +167,103 @@ def test_a_stale_actor_is_found_at_its_first_completion(
     evaluation, first, second = 2 * 2, 2, 2  # calls of two actors; the evaluation has two modes
     assert cluster.calls["sample"] == evaluation + first + second
     figure("1 of 1 actors with stale weights found at the first completion")
+
+
+class OtherLoads(ActorWorker):
+    """An actor whose engine, in processes from the third on, loads other weights than arrive."""
+
+    def __init__(self, plan: bytes):
+        super().__init__(plan)
+        number = Path("/proc/self/fd/1").resolve().stem
+        if number >= "actor-2":
+            self._load(self._side.inboxes["sampler"].holder)
+
+    def _load(self, holder: Any) -> None:
+        load = holder.load
+
+        def other(slot: str, version: int, tensors: Any) -> None:
+            load(slot, version, {name: tensor + 0.5 for name, tensor in tensors.items()})
+
+        holder.load = other
+
+
+@pytest.mark.parametrize("number", [12, 24])
+def test_an_actor_that_comes_late_proves_its_weights(
+    number: int,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    local: Any,
+) -> None:
+    """It takes the place of one that was lost while it sampled to learn (12), or in an evaluation (24). It
+    has other weights; so nothing is learned from it, and the same command continues the run."""
+    with monkeypatch.context() as patched:
+        patched.setattr("oat.build.apart._ACTOR", f"{__file__}:OtherLoads")
+        cluster = ForkedCluster([Kill("sample", number)])
+        assert train(world, tmp_path, patched, cluster) == 1
+    assert len(cluster.remotes) == 3
+    assert ": actor 2 has other weights than another actor" in capsys.readouterr().err
+    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert digest_run(tmp_path / "run") == local["grpo"]
+
+
+class OtherReceipt(ActorWorker):
+    """Actor 1 computes with other weights than actor 0, and says so."""
+
+    def call(self, name: str, arguments: Any) -> Any:
+        found = super().call(name, arguments)
+        if name == "commit" and Path("/proc/self/fd/1").resolve().stem == "actor-1":
+            return Receipt(found.slot, found.version, {**found.checksums, "other": 1})
+        return found
+
+
+def test_two_actors_with_different_weights(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:OtherReceipt")
+    cluster = ForkedCluster()
+    assert train(world, tmp_path, monkeypatch, cluster) == 1
+    assert "actor 1 has other weights than another actor" in capsys.readouterr().err
+    assert cluster.calls["sample"] == 0
+
+
+class Unversioned(ActorWorker):
+    """An actor whose responses do not say with which weights they were sampled."""
+
+    def call(self, name: str, arguments: Any) -> Any:
+        found = super().call(name, arguments)
+        if name != "sample":
+            return found
+        return [
+            replace(group, trajectories=tuple(map(_without_versions, group.trajectories))) for group in found
+        ]
+
+
+def _without_versions(trajectory: Trajectory) -> Trajectory:
+    segments = tuple(replace(segment, versions=None) for segment in trajectory.segments)
+    return replace(trajectory, segments=segments)
+
+
+def test_a_response_without_its_version_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oat.build.apart._ACTOR", f"{__file__}:Unversioned")
+    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 1
+    assert "an actor answered with no version of the weights" in capsys.readouterr().err
+
+
+def test_the_actor_with_the_smallest_load_gets_the_next_prompt() -> None:
+    """Loads that calls have left behind count, and go when their calls are answered."""
+    launcher = ForkedCluster()
+    pool = ActorPool(Crew(launcher, Restarts(0), "actor", 2))
+    try:
+        first, second = pool.crew.members
+        assert dict(pool._shares(3, 4)) == {first: [0, 2], second: [1]}
+        assert dict(pool._shares(2, 1)) == {second: [0, 1]}
+    finally:
+        pool.close()
+        launcher.close()
 
 
 def test_no_prompt_is_missing_or_twice_and_the_least_loaded_get_the_next(

@@ -1,6 +1,7 @@
 """Runs whose responses are sampled in processes of a Ray cluster are bitwise the local ones."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -77,6 +78,27 @@ def test_more_oracle_clients_than_the_cluster_has_room_for(
     error = capsys.readouterr().err
     assert "1 actor at 1, 999 oracle clients at 0.5 need 500.5 logical CPUs, and the" in error
     assert "lower their number, or the CPUs of each" in error
+
+
+@pytest.mark.slow
+def test_a_refusal_when_the_cluster_works_already_is_a_message(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference was changed after the run had begun, which is seen when it is loaded."""
+    model = tmp_path / "model"
+    shutil.copytree(world.folder / "model", model)
+    changes = {"model.path": str(model), "algorithm.kl_coef": 0.1, "stop.max_steps": 1, "evaluation": None}
+    changes |= {"compute.runtime": "ray", "compute.actor_cpus": 0.5}
+    config = world.config("grpo", tmp_path, changes)
+    assert oat("train", config) == 0
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-500] + bytes(500))
+    capsys.readouterr()
+    assert oat("train", config, "--stop.max_steps", "2") == 2
+    said = capsys.readouterr().err
+    assert "put the files back as they were, or begin a new run" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

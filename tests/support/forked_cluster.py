@@ -169,10 +169,12 @@ class ForkedCluster:
         self._logs = logs
         return self
 
-    def refuse_too_many(self, cpus: float, whose: str) -> None:
-        assert cpus <= self.cpus, whose
+    def refuse_too_many(self, cpus: Sequence[float], whose: str) -> None:
+        assert sum(cpus) <= self.cpus, whose
 
-    def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "ForkedGpus":
+    def reserve(
+        self, gpus: int, actors: Sequence[int], learner: int, cpus: float, learner_cpus: float
+    ) -> "ForkedGpus":
         assert self.has_gpus
         return ForkedGpus()
 

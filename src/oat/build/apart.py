@@ -144,7 +144,9 @@ def _hired(
         cluster.refuse_too_many(*cpus_of(compute))
     if (placed := placement_of(compute)) is not None and compute.gpus is not None:
         with resolved.blame("compute.gpus"):
-            gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, compute.actor_cpus)
+            learner_cpus = compute.learner_cpus if is_apart else 0.0
+            cpus = compute.actor_cpus, learner_cpus
+            gpus = cluster.reserve(compute.gpus, placed.actors, placed.learner, *cpus)
             if not is_apart:
                 torch.cuda.set_device(gpus.hold())
     life = home.life or Life(compute.max_restarts)
@@ -167,11 +169,11 @@ def _hired(
     return Processes(cluster, actors, learner, clients, wanted, [gpus.close] if gpus else [])
 
 
-def cpus_of(compute: ComputeConfig) -> tuple[float, str]:
-    """Return how many logical CPUs of the cluster a run takes, and its processes in words."""
+def cpus_of(compute: ComputeConfig) -> tuple[list[float], str]:
+    """Return how many logical CPUs of the cluster each process of a run takes, and the processes in words."""
     kinds = _kinds(compute)
     named = ", ".join(f"{many(count, what)} at {cpus:g}" for count, what, cpus in kinds)
-    return sum(count * cpus for count, _, cpus in kinds), named
+    return [cpus for count, _, cpus in kinds for _ in range(count)], named
 
 
 def process_notes(config: Config) -> Iterator[str]:
@@ -212,7 +214,8 @@ def refuse_without_cluster(resolved: Resolved) -> None:
     with resolved.blame("compute.runtime"):
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(NO_RAY)
-    (cpus, whose), has = cpus_of(compute), os.cpu_count() or 1
+    (each, whose), has = cpus_of(compute), os.cpu_count() or 1
+    cpus = sum(each)
     with resolved.blame("compute.actors"):
         if compute.address is None and cpus > has:
             raise ConfigError(f"{whose} need {cpus:g} logical CPUs, and this machine has {has}; {FEWER_CPUS}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from oat.config.ranges import Count, Positive, Whole
+from oat.config.ranges import Count, CpuShare, Positive, Whole
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ComputeConfig:
     (`ray`)."""
     actors: Count = 1
     """Number of processes that sample. Only with runtime: ray. With gpus: one for each GPU of the actors."""
-    actor_cpus: Positive = 1.0
+    actor_cpus: CpuShare = 1.0
     """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
     gpus: Count | None = None
     """Number of GPUs of the cluster that the run uses, with runtime: ray and profile: gpu. One half, and the
@@ -30,7 +30,7 @@ class ComputeConfig:
     oracle_clients: Whole = 0
     """Number of processes of the cluster that ask the oracles; 0: the run's own process asks them. Only with
     runtime: ray."""
-    oracle_cpus: Positive = 1.0
+    oracle_cpus: CpuShare = 1.0
     """Logical CPUs of the cluster that each of them takes; a fraction shares one."""
     address: str | None = None
     """Address of a running Ray cluster, as host:port. None: a cluster is started on this machine, and ends
@@ -38,7 +38,7 @@ class ComputeConfig:
     learner: Literal["driver", "actor"] = "driver"
     """Where the run learns: in its own process (`driver`), or in a process of the cluster (`actor`). If that
     process ends, the run begins again from its newest checkpoint."""
-    learner_cpus: Positive = 1.0
+    learner_cpus: CpuShare = 1.0
     """Logical CPUs of the cluster that the learner's process takes. Only with learner: actor."""
     standby: Whole = 0
     """Number of further processes that wait, with models loaded, until one that samples is lost. Without

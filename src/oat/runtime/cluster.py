@@ -34,7 +34,7 @@ from oat.errors import ActorError, ConfigError, LostError
 from oat.runtime import guard
 from oat.runtime.cluster_checks import no_cluster, refuse_silent, refuse_taken_port
 from oat.runtime.crew import Pending
-from oat.runtime.gpus import own_index
+from oat.runtime.gpus import RESERVED_S, own_index
 from oat.runtime.pipe import Pipe
 
 _START_S = 120.0
@@ -51,6 +51,8 @@ _LOG = "cluster.log"
 """The file of what the broker prints."""
 _TOKEN = secrets.token_hex(32)
 """The token of the clusters that this process starts."""
+_SILENT = f"without a word, Ray ended, or has not answered for {_START_S:g} s"
+"""What is said of a cluster that has not started, and has printed nothing."""
 _HEAD = re.compile(r"^\[[^\]]*\] \S+:\d+: ")
 """How a line of Ray's log begins: the time, the processes, and the place in Ray's sources."""
 _SHORT = "/tmp"
@@ -88,6 +90,7 @@ class Cluster:
         self._waiting: dict[int, Future[memoryview]] = {}
         self._dropped: deque[int] = deque()
         self._end: str | None = None
+        self._is_closed = False
         self._guard: subprocess.Popen[bytes] | None = None
         self._folder = folder = ""
         if address is None:
@@ -115,24 +118,40 @@ class Cluster:
             self.close()
             raise
 
-    def refuse_too_many(self, cpus: float, whose: str) -> None:
+    def refuse_too_many(self, cpus: Sequence[float], whose: str) -> None:
         """Refuse more processes than the cluster has free logical CPUs for.
 
         Args:
-            cpus: logical CPUs of all processes.
+            cpus: logical CPUs of each process.
             whose: their parts, in words.
 
         Raises:
-            ConfigError: it has too few, or others use them.
+            ConfigError: it has too few, or its machines are too small, or others use them.
         """
-        self._refuse_missing("CPU", cpus, f"{whose} need {cpus:g} logical CPUs", FEWER_CPUS)
+        need = f"{whose} need {sum(cpus):g} logical CPUs"
+        self._refuse_missing("CPU", sum(cpus), need, FEWER_CPUS)
+        for least in {*cpus}:
+            room, large = self.places(least), sum(each >= least for each in cpus)
+            if large > room:
+                raise ConfigError(
+                    f"{need}, and {room} of the {large} processes with {least:g} or more have room on the "
+                    f"machines of the cluster, since each runs on one of them; {FEWER_CPUS}"
+                )
 
-    def reserve(self, gpus: int, actors: Sequence[int], learner: int, cpus: float) -> "Reservation":
+    def places(self, cpus: float) -> int:
+        """Return for how many processes with so many logical CPUs each the machines have room if nothing
+        else uses them."""
+        nodes, _ = self.ask("resources")
+        return sum(int((node.get("CPU", 0.0) + _LEAST_SHARE) / cpus) for node in nodes)
+
+    def reserve(
+        self, gpus: int, actors: Sequence[int], learner: int, cpus: float, learner_cpus: float
+    ) -> "Reservation":
         """Reserve the GPUs of a run.
 
         Args:
             gpus: number of GPUs that the run asks for, of which some may stay idle.
-            actors, learner, cpus: see `gpus.ReservedGpus`.
+            actors, learner, cpus, learner_cpus: see `gpus.ReservedGpus`.
 
         Raises:
             ConfigError: the cluster has too few, others use them, or `ReservedGpus` refuses.
@@ -141,7 +160,8 @@ class Cluster:
         way = "lower compute.gpus, or give compute.address a cluster with more"
         self._refuse_missing("GPU", gpus, f"compute.gpus is {gpus}", way, used)
         number = next(self._numbers)
-        self.ask("reserve", number, list(actors), learner, cpus)
+        arguments = list(actors), learner, cpus, learner_cpus
+        self.ask("reserve", number, *arguments, within_s=RESERVED_S + _ALIVE_S)
         return Reservation(self, number)
 
     def launcher(self, cpus: float, places: tuple[int, str] | None = None) -> "RayLauncher":
@@ -211,7 +231,10 @@ class Cluster:
         self.ask("store_some", within_s=_ALIVE_S)
 
     def close(self) -> None:
-        """Leave the cluster. If it was started here, end it."""
+        """Leave the cluster. If it was started here, end it. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._end = self._end or "the run has left its cluster"
         if self._guard is None:
             with suppress(FutureTimeoutError):
@@ -226,10 +249,12 @@ class Cluster:
             with suppress(subprocess.TimeoutExpired):
                 self._broker.wait(_END_S)
         self._broker.kill()
-        self._broker.wait()
         if self._guard is not None:
-            self._guard.communicate(b"end")
+            guard.end(self._broker.pid)  # here too, since the guard may hang
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._guard.kill()
+            self._guard.communicate()
+        self._broker.wait()
 
     def let_go(self) -> None:
         """Close what a forked child of this process has of the cluster. Otherwise the cluster would live as
@@ -278,12 +303,12 @@ class Cluster:
         Raises:
             OatError: the broker raised one, or the cluster has ended, or has not answered in time.
         """
-        seconds = self.deadline_s if within_s is None else within_s
+        seconds, named = (self.deadline_s, " (compute.deadline_s)") if within_s is None else (within_s, "")
         try:
             return wire.decode(self._sent(what, *arguments).result(seconds))
         except FutureTimeoutError:
             raise ActorError(
-                self._ended(f"a part of it hangs, and has not answered `{what}` for {seconds:g} s")
+                self._ended(f"a part of it hangs, and has not answered `{what}` for {seconds:g} s{named}")
             ) from None
 
     def _refuse_missing(
@@ -297,7 +322,8 @@ class Cluster:
         """
         used, until = asked if used is None else used, time.monotonic() + _FREE_S
         while True:
-            total, free = (found.get(what, 0.0) for found in self.ask("resources"))
+            nodes, all_free = self.ask("resources")
+            total, free = sum(node.get(what, 0.0) for node in nodes), all_free.get(what, 0.0)
             if asked > total:
                 raise ConfigError(f"{need}, and the cluster has {total:g} {what}s; {way}")
             if used <= free:
@@ -340,7 +366,7 @@ class Cluster:
         with (self._logs / _LOG).open("rb") as log:
             log.seek(self._begin_of_log)
             lines = log.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "Ray ended without a word")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), _SILENT)
         return _HEAD.sub("", last)
 
     def _ended(self, reason: str) -> str:
@@ -381,8 +407,9 @@ class Reservation:
 
         Raises:
             ConfigError: this process does not see it.
+            ActorError: Ray did not give it in time.
         """
-        return own_index(self._cluster.ask("hold", self._number))
+        return own_index(self._cluster.ask("hold", self._number, within_s=RESERVED_S + _ALIVE_S))
 
     def close(self) -> None:
         """Give all GPUs back. Processes that use them are ended."""
@@ -416,6 +443,8 @@ class RayRemote:
         seconds, named = self._deadline_s, " (compute.deadline_s)"
         if what == "prepare" and seconds > _START_S:
             seconds, named = _START_S, ", since it has not started"
+        if what == "prepare":
+            named += "; perhaps no machine of the cluster has enough free logical CPUs for it"
 
         def wait() -> memoryview:
             try:
@@ -450,6 +479,8 @@ class RayLauncher:
         if self._places is not None:  # in the reservation
             return 1
         _, free = self._cluster.ask("resources")
+        if not self._cluster.places(self._cpus):
+            return 0
         return int((free.get("CPU", 0.0) + _LEAST_SHARE) / self._cpus)
 
     def shared(self, parts: Sequence[bytes | memoryview]) -> Shared:

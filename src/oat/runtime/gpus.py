@@ -15,7 +15,7 @@ from typing import Any
 from oat.errors import ActorError, ConfigError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_RESERVED_S = 30.0
+RESERVED_S = 30.0
 """Longest time in seconds until a cluster has reserved GPUs that were free."""
 
 
@@ -68,6 +68,7 @@ class ReservedGpus:
         actors: the GPU of each actor, by number.
         learner: the GPU of the learner, which is on the machine of the run's own process.
         cpus: logical CPUs that each actor takes.
+        learner_cpus: logical CPUs that the learner takes; 0 if it is in the run's own process.
 
     Attributes:
         actors: the places of the actors.
@@ -77,29 +78,39 @@ class ReservedGpus:
         ConfigError: the cluster cannot reserve them together.
     """
 
-    def __init__(self, ray: ModuleType, actors: Sequence[int], learner: int, cpus: float):
+    def __init__(
+        self, ray: ModuleType, actors: Sequence[int], learner: int, cpus: float, learner_cpus: float
+    ):
         self._ray = ray
         numbers = [learner, *(gpu for gpu in actors if gpu != learner)]
         bundles: list[dict[str, float]] = [
-            {"GPU": 1.0, **({"CPU": cpus} if gpu in actors else {})} for gpu in numbers
+            {"GPU": 1.0, "CPU": cpus * (gpu in actors) + learner_cpus * (gpu == learner)} for gpu in numbers
         ]
         bundles[0][f"node:{_address(ray)}"] = 0.001
         self._group = ray.util.placement_group(bundles, strategy="PACK")
-        if not self._group.wait(_RESERVED_S):
+        if not self._group.wait(RESERVED_S):
             raise ConfigError(
                 "the cluster cannot reserve the GPUs: one must be free on this machine, and each GPU of an "
-                f"actor needs {cpus:g} free logical CPUs beside it; start the run on a machine with a free "
-                "GPU, or lower compute.gpus or compute.actor_cpus"
+                f"actor needs {cpus:g} free logical CPUs beside it, and that of the learner "
+                f"{learner_cpus:g}; start the run on a machine with a free GPU, or lower compute.gpus, "
+                "compute.actor_cpus or compute.learner_cpus"
             )
         shares = dict(zip(map(numbers.index, actors), shares_of(actors, learner), strict=True))
         strategy = partial(ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy, self._group)
         self.actors, self.learner = Places(strategy, shares), Places(strategy, {0: shares.get(0, 1.0)})
 
     def hold(self) -> str:
-        """Hold the GPU of the learner for the run's own process, and return Ray's name of it."""
+        """Hold the GPU of the learner for the run's own process, and return Ray's name of it.
+
+        Raises:
+            ActorError: the process that holds it has not started in time.
+        """
         options = self.learner.options(self.learner.take())
         self._holder = self._ray.remote(num_cpus=0)(_Holder).options(**options).remote()
-        visible: str = self._ray.get(self._holder.visible.remote(), timeout=_RESERVED_S)
+        try:
+            visible: str = self._ray.get(self._holder.visible.remote(), timeout=RESERVED_S)
+        except self._ray.exceptions.RayError as error:
+            raise ActorError(f"the cluster gave this run's own process no GPU ({error})") from None
         return visible
 
     def close(self) -> None:

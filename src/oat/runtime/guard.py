@@ -1,8 +1,8 @@
 """Ends the processes of a cluster when the process that started it has ended, even if that was killed.
 
 This file is run as a program of its own: `python guard.py FOLDER PARENT`. Its standard input has a line with
-the number of a session. When more of the input comes, or the input or the process PARENT ends, it kills every
-process of this session, and removes FOLDER.
+the number of a session. When the input or the process PARENT ends, it kills every process of this session,
+and removes FOLDER.
 """
 
 import os
@@ -53,22 +53,26 @@ def _waited(parent: int) -> bytes:
             return b""
 
 
-def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    folder, parent = sys.argv[1], int(sys.argv[2])
-    session, _, more = _waited(parent).partition(b"\n")
-    if session and not more:
-        _waited(parent)
+def end(session: int) -> None:
+    """Kill all processes of a session, within `_PATIENCE_S` seconds."""
     until = time.monotonic() + _PATIENCE_S
-    while session and time.monotonic() < until:
-        found = [process.number for process in processes() if process.session == int(session)]
+    while time.monotonic() < until:
+        found = [process.number for process in processes() if process.session == session]
         if not found:
             break
         for process in found:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    folder, parent = sys.argv[1], int(sys.argv[2])
+    if session := _waited(parent):
+        _waited(parent)
+        end(int(session))
     shutil.rmtree(folder, ignore_errors=True)
 
 

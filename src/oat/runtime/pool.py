@@ -10,6 +10,7 @@ what the lost one did not return. So no response is missing, and none comes twic
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -25,6 +26,19 @@ _MOST_FLYING = 2
 """Most buckets that are on their way to an actor at the same time."""
 _MOST_THREADS = 1024
 """Most actors that a pool waits for at the same time. Each wait takes a thread."""
+
+
+@dataclass
+class _Sent:
+    """What was sent to fill a slot.
+
+    Attributes:
+        calls: the calls, each with its name, in their order.
+        receipt: what each actor has answered to the last of them; None: not all have answered yet.
+    """
+
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    receipt: Receipt | None = None
 
 
 class ActorPool:
@@ -56,7 +70,7 @@ class ActorPool:
         self._lock = Lock()
         self._worked: dict[Member, Work] = {}
         self._past = Work()
-        self._transfers: dict[str, list[tuple[str, Any]]] = {}
+        self._sent: dict[str, _Sent] = {}
         self._flying: dict[Member, deque[Callable[[], Any]]] = defaultdict(deque)
         self._replies: dict[Member, Any] = {}
 
@@ -109,19 +123,27 @@ class ActorPool:
         """Send a call of a transfer of weights to all actors. It stays at hand for actors that come later."""
         if what == "begin":
             for other in loaded_with(slot, self.shared):
-                self._transfers.pop(other, None)
-            self._transfers[slot] = []
+                self._sent.pop(other, None)
+            self._sent[slot] = _Sent()
         call = what, self.crew.launcher.shared(parts_of(what, slot, *arguments))
-        self._transfers[slot].append(call)
+        self._sent[slot].calls.append(call)
         for member in list(self.crew.members):
             self._flying[member].append(member.ask(*call))
             self._arrive(member, _MOST_FLYING)
 
-    def landed(self) -> list[Any]:
-        """Wait until all calls of transfers have arrived, and return the last reply of each actor."""
+    def receipt(self, slot: str) -> Receipt:
+        """Wait until all actors have switched to what was sent, and return their receipt.
+
+        Raises:
+            WeightsError: two actors have different weights.
+        """
         for member in list(self.crew.members):
             self._arrive(member, 0)
-        return [self._replies[member] for member in self.crew.members]
+        first: Receipt = self._replies[self.crew.members[0]]
+        for member in self.crew.members:
+            _refuse_other_weights(slot, member, self._replies[member], first)
+        self._sent[slot].receipt = first
+        return first
 
     def _ask_all(self, what: str) -> list[Any]:
         """Call a method of all actors at the same time, and return their results."""
@@ -164,15 +186,22 @@ class ActorPool:
             self._past += self._worked.pop(member, Work())
 
     def _give(self, member: Member) -> None:
-        """Send an actor all weights that actors have, and what has been sent of those that they get."""
+        """Send an actor all weights that actors have, and what has been sent of those that they get.
+
+        Raises:
+            WeightsError: the actor then has other weights than the others.
+            LostError: the actor has ended.
+        """
         flying: deque[Callable[[], Any]] = deque()
-        for calls in list(self._transfers.values()):
-            for call in calls:
+        for slot, sent in list(self._sent.items()):
+            for call in sent.calls:
                 flying.append(member.ask(*call))
                 if len(flying) > _MOST_FLYING:
                     flying.popleft()()
-        while flying:
-            self._replies[member] = flying.popleft()()
+            while flying:
+                self._replies[member] = flying.popleft()()
+            if sent.receipt is not None:
+                _refuse_other_weights(slot, member, self._replies[member], sent.receipt)
 
     def _follow_wanted(self) -> None:
         """Begin to use the actors that were added and are ready, and end those that are not wanted. Further
@@ -281,11 +310,12 @@ class ActorPool:
         for trajectory in group.trajectories:
             asked = self.versions.get(trajectory.slot, 0)
             for segment in trajectory.segments:
-                if segment.versions is not None and (segment.versions != asked).any():
-                    found = sorted({*segment.versions.tolist()})
+                found = segment.versions
+                if segment.author == "model" and (found is None or (found != asked).any()):
+                    said = "no version" if found is None else f"version {found[found != asked].min()}"
                     raise WeightsError(
-                        f"slot {trajectory.slot}: an actor answered with version {found[0]} of the weights, "
-                        f"and version {asked} was asked; nothing is learned from it"
+                        f"slot {trajectory.slot}: an actor answered with {said} of the weights, and version "
+                        f"{asked} was asked; nothing is learned from it"
                     )
 
 
@@ -308,14 +338,20 @@ class PoolInbox:
             WeightsError: two actors have different weights.
         """
         self._pool.transfer(self._slot, "commit")
-        receipts: list[Receipt] = self._pool.landed()
-        for number, receipt in enumerate(receipts):
-            if receipt != receipts[0]:
-                raise WeightsError(
-                    f"slot {self._slot}: actor {number} has other weights than actor 0 after the same "
-                    "transfer; do not trust this run's newest samples, and check the machine's memory"
-                )
-        return receipts[0]
+        return self._pool.receipt(self._slot)
+
+
+def _refuse_other_weights(slot: str, member: Member, held: Receipt, expected: Receipt) -> None:
+    """Refuse an actor whose receipt differs from that of the other actors.
+
+    Raises:
+        WeightsError: it does.
+    """
+    if held != expected:
+        raise WeightsError(
+            f"slot {slot}: {member.name} has other weights than another actor after the same transfer; do "
+            "not trust this run's newest samples, and check the machine's memory"
+        )
 
 
 def _unjoined(scores: Mapping[str, Sequence[np.ndarray]]) -> list[dict[str, np.ndarray]]:

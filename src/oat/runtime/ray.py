@@ -80,20 +80,24 @@ class Broker:
 
     def _connect(self, address: str | None, folder: str) -> None:
         self._folder = folder
-        self._ray = _connected(address, folder)
+        # Ray lets everybody write into the folder that it is given; nobody else can enter the one around it
+        self._ray = _connected(address, f"{folder}/ray")
         if address is None:
             threading.Thread(target=self._watch, args=[_parts()], daemon=True).start()
 
-    def _resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        return dict(self._ray.cluster_resources()), dict(self._ray.available_resources())
+    def _resources(self) -> tuple[list[dict[str, float]], dict[str, float]]:
+        nodes = [dict(node["Resources"]) for node in self._ray.nodes() if node["Alive"]]
+        return nodes, dict(self._ray.available_resources())
 
     def _store_some(self) -> None:
         """Store a megabyte, which only a cluster does in which no part hangs."""
         data = np.zeros(2**20, np.uint8)
         self._ray.put(data)
 
-    def _reserve(self, reservation: int, actors: Sequence[int], learner: int, cpus: float) -> None:
-        self._gpus[reservation] = ReservedGpus(self._ray, actors, learner, cpus)
+    def _reserve(
+        self, reservation: int, actors: Sequence[int], learner: int, cpus: float, learner_cpus: float
+    ) -> None:
+        self._gpus[reservation] = ReservedGpus(self._ray, actors, learner, cpus, learner_cpus)
 
     def _hold(self, reservation: int) -> str:
         return self._gpus[reservation].hold()
@@ -122,7 +126,7 @@ class Broker:
 
         def reply(future: "Future[bytes]") -> None:
             error = future.exception()
-            self._reply(number, future.result() if error is None else LostError(_reason(error)))
+            self._reply(number, future.result() if error is None else _failed(error))
 
         if process not in self._processes:
             self._reply(number, LostError("it was ended"))
@@ -195,9 +199,15 @@ def _parts() -> dict[int, str]:
     return {each.number: each.name for each in processes() if each.parent == os.getpid()}
 
 
-def _reason(error: BaseException) -> str:
-    """Return the words of an error of Ray that say what happened."""
-    return str(error).strip().splitlines()[-1].split(". ")[0]
+def _failed(error: BaseException) -> OatError:
+    """Return the error of a call that a process has not answered: it has ended, or could not be made."""
+    reason = str(error).strip().splitlines()[-1].split(". ")[0]
+    if not getattr(error, "actor_init_failed", False):
+        return LostError(reason)
+    return ConfigError(
+        f"a machine of the cluster cannot start a process of oat ({reason}); install the same versions of "
+        "oat and its packages on every machine of the cluster"
+    )
 
 
 if __name__ == "__main__":
