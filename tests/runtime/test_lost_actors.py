@@ -228,6 +228,36 @@ def test_two_actors_with_different_weights(
     assert cluster.calls["sample"] == 0
 
 
+class Damaged(ActorWorker):
+    """An actor that gets one bucket damaged."""
+
+    def call(self, name: str, arguments: Any) -> Any:
+        self.puts = getattr(self, "puts", 0) + (name == "put")
+        if name != "put" or self.puts != 9:
+            return super().call(name, arguments)
+        slot, bucket = arguments
+        first = next(iter(bucket.tensors))
+        damaged = {**bucket.tensors, first: bucket.tensors[first] + 1}
+        return super().call(name, (slot, replace(bucket, tensors=damaged)))
+
+
+def test_a_bucket_that_is_damaged_on_its_way_ends_the_run(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    local: Any,
+) -> None:
+    """The same command continues it, and it ends as the local run."""
+    with monkeypatch.context() as patched:
+        patched.setattr("oat.build.apart._ACTOR", f"{__file__}:Damaged")
+        assert train(world, tmp_path, patched, ForkedCluster()) == 1
+    assert "1 tensors changed on the way" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert train(world, tmp_path, monkeypatch, ForkedCluster()) == 0
+    assert digest_run(tmp_path / "run") == local["grpo"]
+
+
 class Unversioned(ActorWorker):
     """An actor whose responses do not say with which weights they were sampled."""
 
