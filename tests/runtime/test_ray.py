@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fixtures import Finished, World, oat
+from pretended import pretended_gpu
+from ray_runs import RayStrikes
 
 from oat.commands.export import digest_run
 from oat.errors import OatWarning
@@ -77,6 +80,27 @@ def test_more_oracle_clients_than_the_cluster_has_room_for(
     error = capsys.readouterr().err
     assert "1 actor at 1, 999 oracle clients at 0.5 need 500.5 logical CPUs, and the" in error
     assert "lower their number, or the CPUs of each" in error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_gpus_that_the_cluster_does_not_have(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strikes: RayStrikes,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run's own process sees a GPU, and its cluster has none. The run is refused before it learns, and
+    nothing of the cluster is left."""
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
+    changes = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 1}
+    with pretended_gpu():
+        assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "compute.gpus is 1, and the cluster has 0 GPUs; lower compute.gpus" in said
+    assert (strikes.left(), strikes.files_left()) == ([], [])
+    assert not (tmp_path / "grpo" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
