@@ -23,6 +23,7 @@ from fixtures import (  # noqa: F401 (fixtures for every test)
     world,
 )
 from hypothesis import settings
+from ray_nodes import nodes  # noqa: F401
 from ray_runs import strikes  # noqa: F401
 from suites import mark_slow
 

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fixtures import Finished, World, oat
+from pretended import pretended_gpu
+from ray_runs import RayStrikes
 
 from oat.commands.export import digest_run
 from oat.errors import OatWarning
@@ -99,6 +102,27 @@ def test_a_refusal_when_the_cluster_works_already_is_a_message(
     said = capsys.readouterr().err
     assert "put the files back as they were, or begin a new run" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_gpus_that_the_cluster_does_not_have(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strikes: RayStrikes,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run's own process sees a GPU, and its cluster has none. The run is refused before it learns, and
+    nothing of the cluster is left."""
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
+    changes = {"compute.runtime": "ray", "compute.profile": "gpu", "compute.gpus": 1}
+    with pretended_gpu():
+        assert oat("train", world.config("grpo", tmp_path, changes)) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "compute.gpus is 1, and the cluster has 0 GPUs; lower compute.gpus" in said
+    assert (strikes.left(), strikes.files_left()) == ([], [])
+    assert not (tmp_path / "grpo" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow

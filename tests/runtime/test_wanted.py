@@ -2,13 +2,17 @@
 
 import signal
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import World, oat
+from apart_runs import ACTORS, pair
+from fixtures import Finished, World, oat
 from forked_cluster import ForkedCluster, Kill
+from ray_runs import RayStrikes, gone
 
+from oat.build.apart import Processes
 from oat.commands.export import digest_run
 from oat.errors import ConfigError
 from oat.runtime.pool import ActorPool
@@ -25,9 +29,19 @@ APART: dict[str, Any] = {"compute.runtime": "ray", "compute.actors": 2}
 
 
 class Asking:
-    """Runs `oat actors` at some calls for samples, and notes how many actors then sample."""
+    """Runs `oat actors` at some calls for samples, and notes how many actors then sample.
 
-    def __init__(self, run_dir: Path, plan: dict[int, int | None], monkeypatch: pytest.MonkeyPatch):
+    Args:
+        start_s: longest wait before a call for the added actors; 0: they come when they are ready.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: dict[int, int | None],
+        monkeypatch: pytest.MonkeyPatch,
+        start_s: float = 0.0,
+    ):
         self.counts: list[int] = []
         sample = ActorPool.sample
 
@@ -35,7 +49,7 @@ class Asking:
             if len(self.counts) in plan:
                 number = plan[len(self.counts)]
                 assert oat("actors", run_dir, *([] if number is None else [number])) == 0
-            time.sleep(0.1)
+            wait(pool._coming.values(), start_s) if start_s else time.sleep(0.1)
             found = sample(pool, *arguments)
             self.counts.append(len(pool.crew.members))
             return found
@@ -66,6 +80,34 @@ def test_actors_come_and_go(
     assert said[0] == (
         "the run shall sample with 2 actors; when the run is continued, it begins with compute.actors (2)"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 2])
+def test_actors_come_and_go_on_ray(
+    first: int, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strikes: RayStrikes
+) -> None:
+    """On a real cluster, a run gets one more actor while it works, and then only one stays."""
+    run = pair(finished, "grpo", tmp_path, {}, {**ACTORS, "compute.actors": first})
+    asking = Asking(run.run_dir, {2: first + 1, 6: 1}, monkeypatch, start_s=60.0)
+    further, close = run.run_dir / "logs" / f"actor-{first}.log", Processes.close
+    has_log, stay = [], list[str]()
+
+    def ending(processes: Processes) -> None:
+        names = [f"actor {number}" for number in range(first + 1)]
+        gone(lambda: any(map(strikes.worker, names[1:])), 10.0)
+        stay.extend(filter(strikes.worker, names))
+        close(processes)
+
+    monkeypatch.setattr(Processes, "close", ending)
+    strikes.doing["sample", 0] = lambda: has_log.append(further.exists())
+    assert run.train() == 0
+    assert asking.counts[:7] == [first, first, first, *[first + 1] * 3, 1]
+    assert {*asking.counts[6:]} == {1}
+    assert (has_log, stay) == ([False], ["actor 0"])
+    assert " process " in further.read_text().splitlines()[0]
+    assert run.is_equal
+    assert (strikes.left(), strikes.files_left()) == ([], [])
 
 
 def test_an_actor_that_cannot_be_started_is_not_used(
