@@ -102,7 +102,7 @@ def noted(folder: Path) -> list[list[str]]:
     return [file.read_text(encoding="utf-8").split() for file in sorted(folder.glob("*.txt"))]
 
 
-@pytest.mark.sample("a function", seconds=6)
+@pytest.mark.sample("a function", "a mixture", seconds=12)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_clients_is_the_local_run(name: str, runs: Runs) -> None:
     recipe, make = RUNS[name]
