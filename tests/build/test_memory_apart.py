@@ -1,6 +1,7 @@
 """The estimated memory of a run whose actors are processes of their own, and what `oat check` says of it."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from oat.build.actor_side import ActorPlan, open_actor_side
 from oat.build.estimate import SURE, Lengths, estimate
 from oat.build.memory_apart import IMPORTS, RAY, Needs, estimate_actor, needs_of
+from oat.build.places import size_of
 from oat.build.resolve import resolve
 from oat.build.resolved import Resolved
 from oat.config.load import load_config
@@ -32,7 +34,7 @@ def weights(world: World) -> int:
 
 def test_the_own_process_has_no_engine(world: World, tmp_path: Path) -> None:
     local = estimate(resolved(world, tmp_path, {}), LENGTHS)
-    own = needs_of(resolved(world, tmp_path, APART), LENGTHS).own
+    own = needs_of(resolved(world, tmp_path, APART), LENGTHS).learner
     assert "sampling" in local.phases
     assert own.phases.keys() == local.phases.keys() - {"sampling"}
     assert own.parts == {**local.parts, "keys and values": 0}
@@ -93,9 +95,9 @@ def test_what_is_needed_together(world: World, tmp_path: Path) -> None:
         return needs.together(config.config.compute)[0], needs
 
     here, needs = together(**{"compute.standby": 1})
-    assert here == needs.own.peak + IMPORTS + 4 * (needs.actor.peak + IMPORTS) + RAY + needs.stored
+    assert here == needs.learner.peak + IMPORTS + 4 * (needs.actor.peak + IMPORTS) + RAY + needs.stored
     elsewhere, needs = together(**{"compute.address": "10.0.0.1:6379"})
-    assert elsewhere == needs.own.peak
+    assert elsewhere == needs.learner.peak
     gpus = {"compute.profile": "gpu", "compute.gpus": 2, "compute.actors": None}
     with pretended_gpu():
         for changes in (gpus, {**gpus, "compute.collocate": True}):
@@ -103,9 +105,56 @@ def test_what_is_needed_together(world: World, tmp_path: Path) -> None:
                 *load_config(world.config("grpo", tmp_path, {"compute.runtime": "ray", **_given(changes)}))
             )
             needs = needs_of(config, LENGTHS)
-            peaks = needs.own.peak, needs.actor.peak
+            peaks = needs.learner.peak, needs.actor.peak
             expected = sum(peaks) if config.config.compute.collocate else max(peaks)
             assert needs.together(config.config.compute)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        ({}, (1, 2)),
+        ({"checkpoint.background": False}, (1, 1)),
+        ({"checkpoint.every": 4}, (1, 1)),
+        ({"model.reference_update": {"mix": 0.3}, "algorithm.kl_coef": 0.1}, (4 / 3, 2)),
+    ],
+    ids=str,
+)
+def test_what_the_own_process_fetches_of_a_learner_elsewhere(
+    world: World, tmp_path: Path, changes: dict[str, Any], shares: tuple[float, int]
+) -> None:
+    """For a checkpoint it has the weights that learn and two moments of each, and a copy while a thread
+    writes. It has each share of them twice more while it arrives."""
+    config = resolved(world, tmp_path, {**APART, "compute.learner": "actor", **changes})
+    needs = needs_of(config, LENGTHS)
+    states, copies = shares
+    state = needs.learner.state
+    assert state == pytest.approx(states * 3 * weights(world), rel=0.01)
+    assert needs.fetched == copies * state + 2 * state
+    here, _ = needs.together(config.config.compute)
+    others = needs.learner.peak + 3 * needs.actor.peak + 5 * IMPORTS + RAY + needs.stored
+    assert here == others + needs.fetched
+    assert "beside a checkpoint" not in needs.learner.phases
+    elsewhere = replace(config.config.compute, address="10.0.0.1:6379")
+    assert needs.together(elsewhere)[0] == needs.fetched
+
+
+def test_what_the_own_process_fetches_for_a_transfer(world: World, tmp_path: Path) -> None:
+    """With an adapter, a transfer has all weights and a checkpoint few. The copy in the precision of the
+    engine, and older weights that are kept, are there beside them."""
+    own = {"compute.learner": "actor", "model.lora": {"rank": 2}, "checkpoint.background": False}
+    adapted = resolved(world, tmp_path, {**APART, **own})
+    needs = needs_of(adapted, LENGTHS)
+    sent = needs.stored
+    assert needs.learner.state < weights(world) < sent
+    assert needs.fetched == 3 * sent
+    late = needs_of(resolved(world, tmp_path, {**APART, **own, "learner.sync_every": 2}), LENGTHS)
+    assert late.fetched == pytest.approx(3 * sent + needs.learner.state / 3, rel=0.01)
+    assert late.learner.parts == needs.learner.parts
+
+
+def test_the_own_process_learns_and_fetches_nothing(world: World, tmp_path: Path) -> None:
+    assert needs_of(resolved(world, tmp_path, APART), LENGTHS).fetched == 0
 
 
 def _given(changes: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +168,7 @@ def test_actors_that_do_not_fit_on_this_machine(
     needs = needs_of(resolved(world, tmp_path, APART), LENGTHS)
     limit = {"compute.memory_gb": 0.9 * SURE * (IMPORTS * 4 + RAY) / 1e9}
     config = world.config("grpo", tmp_path, {**APART, **limit, "compute.actor_cpus": 0.25})
-    assert needs.own.peak < 0.1 * IMPORTS
+    assert needs.learner.peak < 0.1 * IMPORTS
     for command in ("check", "train"):
         assert oat(command, config) == 2
         error = capsys.readouterr().err
@@ -177,17 +226,20 @@ def test_oat_check_names_further_processes(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A learner and oracle clients in processes of their own are said, and counted in all."""
-    beside = []
+    in_all = []
     cpus = {"compute.actor_cpus": 0.25, "compute.learner_cpus": 0.5, "compute.oracle_cpus": 0.5}
     for further in ({}, {"compute.learner": "actor", "compute.oracle_clients": 2, **cpus}):
         changes = {"compute.runtime": "ray", "compute.actors": 2, **further}
         assert oat("check", world.config("grpo", tmp_path, changes)) == 0
         found = lines_of(capsys.readouterr().out)
-        beside.append("300 MB for each of 3 without tensors" in found["in all"])
-    assert found["this process"] == "ledger; about 300 MB without tensors"
+        in_all.append(found["in all"])
+    fetched = needs_of(resolved(world, tmp_path, changes), LENGTHS).fetched
+    about = f"about {size_of(IMPORTS + fetched)}, {size_of(fetched)} of it for tensors of the learner"
+    assert found["this process"] == f"ledger; {about}"
     assert found["for learning"].startswith("1, with 0.5 of the cluster's logical CPUs; about ")
     assert found["clients"].startswith("2, each with 0.5 of the cluster's logical CPUs; about 300 MB without")
-    assert beside == [False, True]
+    beside = " for this process", "300 MB for each of 2 without tensors"
+    assert [[text in line for text in beside] for line in in_all] == [[False, False], [True, True]]
 
 
 def test_a_cluster_that_this_machine_cannot_start(
@@ -202,6 +254,11 @@ def test_a_cluster_that_this_machine_cannot_start(
     assert said in capsys.readouterr().err
     assert oat("check", config, "--compute.address", "127.0.0.1:1") == 0
     assert oat("check", config, "--compute.actor_cpus", "0.5") == 0
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    learning = {"compute.runtime": "ray", "compute.actors": 1, "compute.learner": "actor"}
+    assert oat("check", world.config("grpo", tmp_path, learning)) == 2
+    assert "1 actor at 1, 1 learner at 1 need 2 logical CPUs" in capsys.readouterr().err
+    config = world.config("grpo", tmp_path, {**changes, "compute.actors": 1, "compute.standby": 0})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert oat("check", config, "--compute.actor_cpus", "0.5") == 2
     assert "needs the package ray, which is not installed" in capsys.readouterr().err

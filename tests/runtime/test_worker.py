@@ -1,7 +1,9 @@
 """A process of its own makes the side that samples from the run's configuration. It samples what the run's
 own process samples."""
 
+import importlib.metadata
 import multiprocessing
+import shutil
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from oat.build.actor_side import ActorPlan
 from oat.build.resolve import resolve
 from oat.build.run import build
 from oat.config.load import load_config
+from oat.runtime import worker as workers
 from oat.runtime.calls import call_of, value_of
 from oat.runtime.transfer import buckets
-from oat.runtime.worker import Worker
+from oat.runtime.worker import Worker, versions
 from oat.types import Shipment
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,3 +101,20 @@ def test_a_worker_samples_and_scores_what_the_runs_own_process_does(
     finally:
         worker.close()
         run.ledger.close()
+
+
+def test_what_must_be_equal_in_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The versions are those of oat, torch, transformers and numpy. That of oat changes with the content and
+    the name of each source file."""
+    shutil.copytree(workers._SOURCES / "tracking", tmp_path / "oat")
+    monkeypatch.setattr(workers, "_SOURCES", tmp_path / "oat")
+    first = versions()
+    assert first.keys() == {"oat", "torch", "transformers", "numpy"}
+    assert first["torch"] == importlib.metadata.version("torch")
+    assert versions() == first
+    file = next((tmp_path / "oat").glob("*.py"))
+    file.write_text(file.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    edited = versions()
+    assert edited == {**first, "oat": edited["oat"]} != first
+    file.rename(file.with_name("renamed.py"))
+    assert versions()["oat"] not in (first["oat"], edited["oat"])

@@ -51,11 +51,14 @@ class Estimate:
         parts: the bytes of each kind of tensors, such as "weights that learn".
         phases: the most bytes that are alive at once, by part of a step. If a step goes on while a checkpoint
             is written, there is an entry "beside a checkpoint": the largest of the other entries, plus the
-            bytes of the weights and moments that a checkpoint copies.
+            bytes of the weights and moments that a checkpoint copies. There is none if the learner has a
+            process of its own, since another process writes checkpoints.
+        state: bytes of the tensors of the learner's state, which is what a checkpoint has of it.
     """
 
     parts: dict[str, int]
     phases: dict[str, int]
+    state: int = 0
 
     @property
     def peak(self) -> int:
@@ -88,8 +91,8 @@ class _Imitated:
 
     Attributes:
         sampler: the model of the engine's slot `sampler`; the policy if the engine is in other processes.
-        kept: older weights of the policy that the run keeps for the sampler (`learner.sync_every` above 1);
-            otherwise empty.
+        kept: older weights of the policy that the run's own process keeps for the sampler
+            (`learner.sync_every` above 1); empty if there are none, or if another process learns.
         ensemble: not read; this field keeps the ensemble's tensors alive.
     """
 
@@ -118,8 +121,8 @@ def most_questions(config: Config, plan: Plan) -> int:
 
 
 def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
-    """Estimate the memory of a run's own process. It has no engine if actors have processes of their own
-    (`estimate_actor`).
+    """Estimate the memory of the process that learns: the run's own, or, with `compute.learner: actor`,
+    another one. It has no engine if actors have processes of their own (`estimate_actor`).
 
     Raises:
         ConfigError, ModelError: a part cannot be made as configured.
@@ -134,9 +137,10 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
         weights = live.live
         loads = {} if _is_apart(resolved) else loads_of(resolved, lengths, run.sampler)
         phases = _phases(resolved, lengths, run, loads, live)
-        if _saves_in_background(resolved.config):
-            copied = _copied(run, learned) + live.live - weights
-            phases["beside a checkpoint"] = max(phases.values()) + copied
+        state = learned + live.live - weights + _followed(run)
+        if saves_in_background(resolved.config) and _sends(resolved.config):
+            kept = sum(tensor.nbytes for tensor in run.kept)
+            phases["beside a checkpoint"] = max(phases.values()) + state + kept
         memory = resolved.engine.memory
         cached = (memory.cache_bytes(run.sampler, load) for load in loads.values())
         parts = {
@@ -146,7 +150,7 @@ def estimate(resolved: Resolved, lengths: Lengths) -> Estimate:
             "keys and values": max(cached, default=0),
         }
         del run
-    return Estimate(parts, phases)
+    return Estimate(parts, phases, state)
 
 
 def _imitated(resolved: Resolved) -> _Imitated:
@@ -157,9 +161,14 @@ def _imitated(resolved: Resolved) -> _Imitated:
     ensemble = make_ensemble(resolved.explorer, features, seeds, has_weights=False)
     learner = make_learner(resolved, lms, make_renderer(config, lms["policy"]), seeds, ensemble)
     sampler = lms["policy"] if _is_apart(resolved) else load_slots(resolved, lms, seeds, load)["sampler"]
-    is_late = config.learner.sync_every > 1
+    is_late = config.learner.sync_every > 1 and _sends(config)
     kept = [tensor.clone() for tensor in lms["policy"].trainable().values()] if is_late else []
     return _Imitated(lms, learner, sampler, kept, ensemble)
+
+
+def _sends(config: Config) -> bool:
+    """Return True if the process that learns is the run's own, which sends weights and writes checkpoints."""
+    return config.compute.learner == "driver"
 
 
 def sent_bytes(resolved: Resolved, lm: CausalLM) -> int:
@@ -218,22 +227,22 @@ def _phases(
         phases |= _learning(resolved, lengths, run, sampling, live)
     if run.sampler is not run.lms["policy"]:
         phases["new weights"] = live.live + sum(tensor.nbytes for tensor in run.sampler.tensors().values())
-    elif _is_apart(resolved) and slot_dtypes(resolved.engine):
+    elif _is_apart(resolved) and slot_dtypes(resolved.engine) and _sends(resolved.config):
         phases["new weights"] = live.live + sent_bytes(resolved, run.sampler)
     later = {name: load for name, load in loads.items() if name not in phases}
     return phases | sampling_phases(engine, sampling, run.sampler, later, live)
 
 
-def _saves_in_background(config: Config) -> bool:
+def saves_in_background(config: Config) -> bool:
     """Return True if a step goes on while a checkpoint is written."""
     last = config.stop.max_steps
     return config.checkpoint.background and (last is None or config.checkpoint.every < last)
 
 
-def _copied(run: _Imitated, learned: int) -> int:
-    """Return the number of bytes of weights that a checkpoint copies."""
+def _followed(run: _Imitated) -> int:
+    """Return the bytes of a reference that follows the policy; 0: there is none."""
     moving = run.lms["reference"].trainable().values() if run.learner.following is not None else ()
-    return learned + sum(tensor.nbytes for tensor in (*moving, *run.kept))
+    return sum(tensor.nbytes for tensor in moving)
 
 
 def _learning(

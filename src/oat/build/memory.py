@@ -106,8 +106,8 @@ def refuse_short_cache(
 
 
 def memory_lines(resolved: Resolved, lengths: Lengths) -> list[str]:
-    """Return the lines of the tables of estimated memory: of this process, and of one actor if actors have
-    processes of their own."""
+    """Return the lines of the tables of estimated memory: of the process that learns, and of one actor if
+    actors have processes of their own."""
     lines = _table(estimate(resolved, lengths), "memory of tensors")
     if resolved.config.compute.runtime == "ray":
         lines += _table(estimate_actor(resolved, lengths), "memory of the tensors of one actor")

@@ -1,5 +1,9 @@
 """The memory of a run whose actors have processes of their own. Each of them has its own copy of the models
-with which it samples."""
+with which it samples.
+
+If the learner has a process of its own too, the run's own process fetches from it what it sends to actors,
+and what it writes into checkpoints.
+"""
 
 from dataclasses import dataclass
 
@@ -8,8 +12,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from oat.build.arithmetic import Lines
 from oat.build.engine import make_sampling
 from oat.build.ensemble import make_ensemble, make_features
-from oat.build.estimate import SURE, Estimate, Lengths, estimate, loads_of, sampling_phases, sent_bytes
-from oat.build.models import load_models, load_slots
+from oat.build.estimate import (
+    SURE,
+    Estimate,
+    Lengths,
+    estimate,
+    loads_of,
+    sampling_phases,
+    saves_in_background,
+    sent_bytes,
+)
+from oat.build.models import load_models, load_slots, slot_dtypes
 from oat.build.placement import placement_of
 from oat.build.places import size_of
 from oat.build.resolved import Resolved
@@ -18,6 +31,8 @@ from oat.config.load import where
 from oat.config.settings import Config
 from oat.errors import ConfigError
 from oat.learner.limits import GB, LiveBytes
+from oat.models.causal_lm import CausalLM
+from oat.runtime.transfer import BUCKET_BYTES
 from oat.seeds import Seeds
 
 IMPORTS = 3 * GB // 10
@@ -31,39 +46,47 @@ class Needs:
     """The estimated memory of a run, by process.
 
     Attributes:
-        own: of the run's own process, which has the learner.
+        learner: of the process that learns, which is the run's own unless `compute.learner` is `actor`.
         actor: of one actor.
         stored: bytes of the weights that the cluster keeps for actors that take the place of lost ones.
+        fetched: the most bytes of the learner's tensors that the run's own process has at once, if another
+            process learns; otherwise 0.
     """
 
-    own: Estimate
+    learner: Estimate
     actor: Estimate
     stored: int
+    fetched: int
 
     def together(self, compute: ComputeConfig) -> tuple[int, str]:
         """Return the bytes that are needed of one memory, and a text about them. The memory is that of this
         machine, if the cluster is started here; on a cluster elsewhere, only this process is counted. With
         GPUs, it is that of the GPU that needs most."""
-        own, actor = self.own.peak, self.actor.peak
+        learner, actor = self.learner.peak, self.actor.peak
         placed = placement_of(compute)
         if placed is not None and placed.is_shared:
             return (
-                own + actor,
-                f"{size_of(own)} for the learner and {size_of(actor)} for an actor on the same GPU",
+                learner + actor,
+                f"{size_of(learner)} for the learner and {size_of(actor)} for an actor on the same GPU",
             )
         if placed is not None:
             return max(
-                own, actor
-            ), f"{size_of(own)} for the learner, {size_of(actor)} for each actor on its GPU"
+                learner, actor
+            ), f"{size_of(learner)} for the learner, {size_of(actor)} for each actor on its GPU"
+        is_apart = compute.learner == "actor"
         others = _others_here(compute)
         if not others:
+            own = self.fetched if is_apart else learner
             return own, f"{size_of(own)} for this process"
-        further = compute.oracle_clients + (compute.learner == "actor")
+        further = compute.oracle_clients
         beside = f", {size_of(IMPORTS)} for each of {further} without tensors" if further else ""
+        own = IMPORTS + self.fetched if is_apart else 0
+        this = f", {size_of(own)} for this process" if is_apart else ""
         return (
-            own + others * (actor + IMPORTS) + (1 + further) * IMPORTS + RAY + self.stored,
-            f"{size_of(own + IMPORTS)} for the learner, {size_of(actor + IMPORTS)} for each of {others} that "
-            f"sample{beside}, {size_of(RAY)} for Ray, and {size_of(self.stored)} for weights that it keeps",
+            own + learner + others * (actor + IMPORTS) + (1 + further) * IMPORTS + RAY + self.stored,
+            f"{size_of(learner + IMPORTS)} for the learner{this}, {size_of(actor + IMPORTS)} for each of "
+            f"{others} that sample{beside}, {size_of(RAY)} for Ray, and {size_of(self.stored)} for weights "
+            "that it keeps",
         )
 
     def refuse_too_large(self, resolved: Resolved, limit: int, has: str) -> None:
@@ -85,6 +108,8 @@ class Needs:
             way = "take more GPUs without compute.collocate, or a smaller model"
         elif compute.actors + compute.standby == 1:
             way = "set compute.runtime to local, where learner and engine share the weights"
+        if compute.learner == "actor" and not compute.gpus:
+            way = f"set compute.learner to driver, {way}"
         place = where(("compute", "gpus" if compute.gpus else "actors"), resolved.origins)
         raise ConfigError(
             f"{place}: {has}, and this run needs about {size_of(total)} ({text}): {way}; to go on all the "
@@ -92,28 +117,55 @@ class Needs:
         )
 
 
-def needs_of(resolved: Resolved, lengths: Lengths, own: Estimate | None = None) -> Needs:
+def needs_of(resolved: Resolved, lengths: Lengths, learner: Estimate | None = None) -> Needs:
     """Estimate the memory of each process.
 
     Args:
-        own: the estimate of the run's own process, if it was made; None: it is made here.
+        learner: the estimate of the process that learns, if it was made; None: it is made here.
 
     Raises:
         ConfigError, ModelError: a part cannot be made as configured.
     """
+    config, learner = resolved.config, learner or estimate(resolved, lengths)
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes():
-        policy = load_models(resolved.config, (), Seeds(resolved.config.seed), resolved.outlines.fake)[
-            "policy"
-        ]
-        stored = _copies(resolved.config) * sent_bytes(resolved, policy)
-    return Needs(own or estimate(resolved, lengths), estimate_actor(resolved, lengths), stored)
+        policy = load_models(config, (), Seeds(config.seed), resolved.outlines.fake)["policy"]
+        stored = _copies(config) * sent_bytes(resolved, policy)
+        fetched = _fetched(resolved, policy, learner.state) if config.compute.learner == "actor" else 0
+    return Needs(learner, estimate_actor(resolved, lengths), stored, fetched)
+
+
+def _fetched(resolved: Resolved, policy: CausalLM, state: int) -> int:
+    """Return the most bytes of tensors that the run's own process has at once, if another process learns.
+
+    It fetches the weights of a model for each transfer, and the learner's state for each checkpoint, in
+    shares (`runtime/remote_learner.py`). While a share arrives, the process has the reply and its decoded
+    bytes, beside the tensors that are made of them.
+
+    Args:
+        state: bytes of the tensors of the learner's state.
+    """
+    config = resolved.config
+    sizes = [tensor.nbytes for tensor in policy.tensors().values()]
+    is_late = config.learner.sync_every > 1
+    kept = sum(tensor.nbytes for tensor in policy.trainable().values()) if is_late else 0
+    cast = sent_bytes(resolved, policy) if slot_dtypes(resolved.engine) else 0
+
+    def arriving(size: int) -> int:
+        return 2 * max(min(BUCKET_BYTES, size), *sizes)
+
+    copied = state + kept if saves_in_background(config) else 0
+    sent = sum(sizes) + max(arriving(sum(sizes)), cast, kept)
+    return kept + copied + max(sent, state + arriving(state))
 
 
 def of_all_here(compute: ComputeConfig, of_one: int) -> int:
     """Return the bytes of all processes that share the memory of this machine, from the bytes that one
     needs."""
     others = _others_here(compute)
-    return of_one + others * (of_one + IMPORTS) + (IMPORTS + RAY if others else 0)
+    if not others:
+        return of_one
+    others += compute.learner == "actor"
+    return of_one + others * (of_one + IMPORTS) + (1 + compute.oracle_clients) * IMPORTS + RAY
 
 
 def estimate_actor(resolved: Resolved, lengths: Lengths) -> Estimate:
@@ -150,16 +202,18 @@ def process_lines(resolved: Resolved, lengths: Lengths) -> Lines:
     needs = needs_of(resolved, lengths)
     on = "its GPU" if placed else "the machine"
     where_learner = f"; GPU {placed.learner} of the run" if placed else ""
-    needed = f"{where_learner}; about {size_of(needs.own.peak)} for tensors"
+    needed = f"{where_learner}; about {size_of(needs.learner.peak)} for tensors"
     has = [*(["learner"] if compute.learner == "driver" else []), "ledger"]
     has += [] if compute.oracle_clients else ["oracles"]
-    imports = f"; about {size_of(IMPORTS)} without tensors"
-    yield "this process", f"{', '.join(has)}{needed if compute.learner == 'driver' else imports}"
+    fetched = f"{size_of(needs.fetched)} of it for tensors of the learner"
+    own = needed if compute.learner == "driver" else f"; about {size_of(IMPORTS + needs.fetched)}, {fetched}"
+    yield "this process", f"{', '.join(has)}{own}"
     if compute.learner == "actor":
         yield "for learning", f"1, with {compute.learner_cpus:g} of the cluster's logical CPUs{needed}"
     if compute.oracle_clients:
         each = f"each with {compute.oracle_cpus:g} of the cluster's logical CPUs"
-        yield "clients", f"{compute.oracle_clients}, {each}{imports}, and what their oracles load"
+        loaded = f"about {size_of(IMPORTS)} without tensors, and what their oracles load"
+        yield "clients", f"{compute.oracle_clients}, {each}; {loaded}"
     gpus = ""
     if placed is not None:
         half = ", shared with the learner on one" if placed.is_shared else ""
