@@ -262,3 +262,13 @@ def test_a_cluster_that_this_machine_cannot_start(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert oat("check", config, "--compute.actor_cpus", "0.5") == 2
     assert "needs the package ray, which is not installed" in capsys.readouterr().err
+
+
+def test_a_learner_elsewhere_is_not_compared_with_the_memory_here(world: World, tmp_path: Path) -> None:
+    """What this process fetches from it is compared."""
+    apart = {"compute.runtime": "ray", "compute.learner": "actor", "compute.address": "127.0.0.1:1"}
+    needs = needs_of(resolved(world, tmp_path, apart), LENGTHS)
+    assert 1.2 * needs.fetched < needs.learner.peak
+    config = world.config("grpo", tmp_path, apart)
+    for share, code in ((1.1, 0), (0.9, 2)):
+        assert oat("check", config, "--compute.memory_gb", f"{share * SURE * needs.fetched / 1e9}") == code

@@ -58,6 +58,9 @@ def refuse_too_large(resolved: Resolved, lengths: Lengths, policy: ModelOutline)
         if of_all_here(config.compute, _at_most(resolved, lengths, policy)) <= limit:
             return f"small for the machine ({has}); --memory estimates it"
     found = estimate(resolved, lengths)
+    if config.compute.address and config.compute.learner == "actor":
+        needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
+        return f"not compared on the machines of the cluster; here {has}"
     if SURE * found.peak <= limit:
         if config.compute.runtime == "ray":
             needs_of(resolved, lengths, found).refuse_too_large(resolved, limit, has)
