@@ -77,6 +77,9 @@ def test_more_oracle_clients_than_the_cluster_has_room_for(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"compute.runtime": "ray", "compute.oracle_clients": 999, "compute.oracle_cpus": 0.5}
+    assert oat("train", world.config("grpo", tmp_path, {**changes, "compute.memory_gb": 100})) == 2
+    assert "lower compute.oracle_clients, or set compute.runtime to local" in capsys.readouterr().err
+    changes["compute.memory_gb"] = 1000
     assert oat("train", world.config("grpo", tmp_path, changes)) == 2
     error = capsys.readouterr().err
     assert "1 actor at 1, 999 oracle clients at 0.5 need 500.5 logical CPUs, and the" in error

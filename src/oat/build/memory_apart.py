@@ -109,7 +109,9 @@ class Needs:
         elif compute.actors + compute.standby == 1:
             way = "set compute.runtime to local, where learner and engine share the weights"
         if compute.learner == "actor" and not compute.gpus:
-            way = f"set compute.learner to driver, {way}"
+            way = f"set compute.learner to driver, or {way}"
+        if compute.oracle_clients and not compute.gpus:
+            way = f"lower compute.oracle_clients, or {way}"
         place = where(("compute", "gpus" if compute.gpus else "actors"), resolved.origins)
         raise ConfigError(
             f"{place}: {has}, and this run needs about {size_of(total)} ({text}): {way}; to go on all the "
