@@ -33,7 +33,8 @@ def free(address: str, logs: Path) -> tuple[float, float]:
     cluster = Cluster(address, logs, 60.0)
 
     def cpus() -> tuple[float, float]:
-        total, unused = (found.get("CPU", 0.0) for found in cluster.ask("resources"))
+        nodes, left = cluster.ask("resources")
+        total, unused = sum(node.get("CPU", 0.0) for node in nodes), left.get("CPU", 0.0)
         return total, unused
 
     try:
