@@ -1,4 +1,4 @@
-"""R15 on a Ray cluster of two nodes, of which one is lost with its actor."""
+"""R15 on Ray clusters of several nodes: one is lost with its actor, or they cannot do the work of a run."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
