@@ -254,6 +254,8 @@ def test_a_cluster_that_this_machine_cannot_start(
     assert said in capsys.readouterr().err
     assert oat("check", config, "--compute.address", "127.0.0.1:1") == 0
     assert oat("check", config, "--compute.actor_cpus", "0.5") == 0
+    twenty = {"compute.runtime": "ray", "compute.actors": 20, "compute.actor_cpus": 0.1}
+    assert oat("check", world.config("grpo", tmp_path, {**twenty, "compute.memory_gb": 1000})) == 0
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     learning = {"compute.runtime": "ray", "compute.actors": 1, "compute.learner": "actor"}
     assert oat("check", world.config("grpo", tmp_path, learning)) == 2

@@ -1,6 +1,7 @@
 """Processes of a Ray cluster that work for a run (`compute.runtime: ray`)."""
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -215,7 +216,7 @@ def refuse_without_cluster(resolved: Resolved) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(NO_RAY)
     (each, whose), has = cpus_of(compute), os.cpu_count() or 1
-    cpus = sum(each)
+    cpus = math.fsum(each)
     with resolved.blame("compute.actors"):
         if compute.address is None and cpus > has:
             raise ConfigError(f"{whose} need {cpus:g} logical CPUs, and this machine has {has}; {FEWER_CPUS}")

@@ -9,6 +9,7 @@ A thread sends the messages: so an interrupted run leaves no message half sent, 
 `compute.deadline_s` for a broker that hangs.
 """
 
+import math
 import os
 import re
 import secrets
@@ -128,8 +129,9 @@ class Cluster:
         Raises:
             ConfigError: it has too few, or its machines are too small, or others use them.
         """
-        need = f"{whose} need {sum(cpus):g} logical CPUs"
-        self._refuse_missing("CPU", sum(cpus), need, FEWER_CPUS)
+        all_cpus = math.fsum(cpus)
+        need = f"{whose} need {all_cpus:g} logical CPUs"
+        self._refuse_missing("CPU", all_cpus, need, FEWER_CPUS)
         for least in {*cpus}:
             room, large = self.places(least), sum(each >= least for each in cpus)
             if large > room:
